@@ -1,0 +1,93 @@
+"""Every error peagle raises on purpose.
+
+PeagleError
+├── ConfigError            a deployment file, option or checkpoint that cannot work (names field, value and fix)
+├── StartupError           the machine cannot run it now: port, memory, missing model, unknown vLLM
+├── RequestError           a client's mistake, answered in OpenAI's error object
+│   ├── NotFoundError      404: unknown model or path
+│   └── TooLargeError      413: body over the limit
+├── OverloadedError        429 with Retry-After
+└── ReplicaLostError       502: a replica ended before it answered
+
+Each passes all its arguments to `Exception.__init__`, so that it crosses a Ray process boundary whole.
+"""
+
+from typing import ClassVar
+
+
+class PeagleError(Exception):
+    """Base of the tree. `http_status` is what a client sees, `code` OpenAI's machine-readable reason."""
+
+    http_status: ClassVar[int] = 500
+    kind: ClassVar[str] = "server_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class ConfigError(PeagleError):
+    """Something configured cannot work.
+
+    Args:
+        field: Where, as a path: `deployments/x.yaml: speculation.depth_max`.
+        value: What stands there.
+        problem: What is wrong with it.
+        fix: What to write or run instead.
+    """
+
+    http_status = 400
+    kind = "invalid_request_error"
+
+    def __init__(self, field: str, value: object, problem: str, fix: str) -> None:
+        Exception.__init__(self, field, value, problem, fix)
+        self.field, self.value, self.problem, self.fix = field, value, problem, fix
+        self.message = f"{field} = {value!r}: {problem}. {fix}"
+
+
+class StartupError(PeagleError):
+    """The platform cannot start on this machine now: `problem` in one line, `fix` in another."""
+
+    http_status = 503
+
+    def __init__(self, problem: str, fix: str) -> None:
+        Exception.__init__(self, problem, fix)
+        self.problem, self.fix = problem, fix
+        self.message = f"{problem}. {fix}"
+
+
+class RequestError(PeagleError):
+    """A client's mistake. `param` names the request field at fault, `code` is OpenAI's code where it has one."""
+
+    http_status = 400
+    kind = "invalid_request_error"
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        Exception.__init__(self, message, param, code)
+        self.message, self.param, self.code = message, param, code
+
+
+class NotFoundError(RequestError):
+    http_status = 404
+
+
+class TooLargeError(RequestError):
+    http_status = 413
+
+
+class OverloadedError(PeagleError):
+    """Nothing can take the request now; `retry_after_s` becomes the Retry-After header."""
+
+    http_status = 429
+    kind = "rate_limit_error"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        Exception.__init__(self, message, retry_after_s)
+        self.message, self.retry_after_s = message, retry_after_s
+
+
+class ReplicaLostError(PeagleError):
+    http_status = 502
