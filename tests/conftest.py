@@ -1,0 +1,14 @@
+"""Fixtures that every test may use.
+
+`served` starts the whole platform once for the session: the real `peagle serve` in a process of its own, with two
+replicas of the embedded model on a free port. It yields a `Served`:
+
+    served.url         http://127.0.0.1:PORT (OpenAI's base address is served.url + "/v1")
+    served.model       the model's name
+    served.replicas    how many replicas answer
+    served.log         the file that holds Ray's and vLLM's logs
+    served.pid         the process of `peagle serve`
+
+When the session ends it is stopped as a user would stop it, and no process may be left. A test that uses it is `slow`.
+`PEAGLE_TEST_DEPLOYMENT` names another deployment file to serve; eager mode and two replicas are set here.
+"""
