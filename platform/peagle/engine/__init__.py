@@ -1,0 +1,1 @@
+"""Inside vLLM's processes: engine arguments, live depth, step statistics, drafter checks."""

@@ -1,0 +1,51 @@
+"""What a deployment means in vLLM's own words. Imports no vllm, so that validation works without it."""
+
+from typing import Any
+
+from peagle.config import Deployment
+
+# Resolved by name inside the engine core process; see plugin.live_depth_scheduler.
+SCHEDULER = "peagle.engine.plugin.live_depth_scheduler"
+# The key under vLLM's `additional_config` that carries settings to the scheduler in the engine core process.
+SETTINGS_KEY = "peagle"
+
+
+def engine_arguments(deployment: Deployment) -> dict[str, Any]:
+    """Keyword arguments for vLLM's `AsyncEngineArgs` (and `LLM`).
+
+    With live depth the drafter always drafts `depth_max` and the scheduler decides how much of it is verified, starting
+    from `depth_static`. Without it the drafter drafts `depth_static`, for good; at 0 there is no drafter at all.
+    """
+    arguments: dict[str, Any] = {
+        **deployment.engine,
+        "model": deployment.target.source,
+        "revision": deployment.target.revision,
+        "served_model_name": deployment.name,
+        "tensor_parallel_size": deployment.resources.tensor_parallel_size,
+        "disable_log_stats": False,
+    }
+    depth = drafted_depth(deployment)
+    if depth == 0:
+        return arguments
+    drafter = deployment.drafter
+    assert drafter is not None, "a deployment that speculates has a drafter"
+    arguments["speculative_config"] = {
+        "method": "eagle3",
+        "model": drafter.source,
+        "revision": drafter.revision,
+        "num_speculative_tokens": depth,
+        "parallel_drafting": drafter.method == "p-eagle",
+    }
+    if deployment.speculation.live_depth:
+        arguments["scheduler_cls"] = SCHEDULER
+        settings = {"depth_static": deployment.speculation.depth_static}
+        arguments["additional_config"] = {**arguments.get("additional_config", {}), SETTINGS_KEY: settings}
+    return arguments
+
+
+def drafted_depth(deployment: Deployment) -> int:
+    """How many tokens the drafter drafts each step; 0 where the engine runs without one."""
+    speculation = deployment.speculation
+    if not speculation.enabled:
+        return 0
+    return speculation.depth_max if speculation.live_depth else speculation.depth_static

@@ -1,0 +1,80 @@
+"""Talk to a running engine about its depth: set the table, read the step statistics."""
+
+from typing import Any
+
+from peagle.errors import ConfigError
+from peagle.router.snapshot import DepthTable, StepCell, StepStats
+
+SET_DEPTHS = "peagle_set_depths"
+STEP_STATS = "peagle_step_stats"
+
+
+async def set_depths(engine_client: Any, table: DepthTable) -> None:
+    """Apply `table` on an `AsyncLLM` from its next step on.
+
+    Raises:
+        ConfigError: The table is refused, or the engine runs without live depth.
+    """
+    _raise_refusal(await _call(engine_client, SET_DEPTHS, table.version, list(table.depths)))
+
+
+async def read_step_stats(engine_client: Any) -> StepStats:
+    """Everything an `AsyncLLM` has summed since it started.
+
+    Raises:
+        ConfigError: The engine runs without live depth.
+    """
+    return step_stats_from_plain(await _call(engine_client, STEP_STATS))
+
+
+def set_depths_sync(llm: Any, table: DepthTable) -> None:
+    """`set_depths` for a `vllm.LLM`."""
+    _raise_refusal(_call_sync(llm, SET_DEPTHS, table.version, list(table.depths)))
+
+
+def read_step_stats_sync(llm: Any) -> StepStats:
+    """`read_step_stats` for a `vllm.LLM`."""
+    return step_stats_from_plain(_call_sync(llm, STEP_STATS))
+
+
+def step_stats_from_plain(plain: dict[str, Any]) -> StepStats:
+    """Rebuild what the engine sent as lists and numbers."""
+    return StepStats(
+        table=DepthTable(plain["version"], tuple(plain["depths"])),
+        depth_max=plain["depth_max"],
+        cells=tuple(
+            StepCell(**{name: tuple(value) if isinstance(value, list) else value for name, value in cell.items()})
+            for cell in plain["cells"]
+        ),
+    )
+
+
+async def _call(engine_client: Any, method: str, *arguments: Any) -> Any:
+    try:
+        return await engine_client.engine_core.call_utility_async(method, *arguments)
+    except Exception as error:
+        raise _explained(error, method) from None
+
+
+def _call_sync(llm: Any, method: str, *arguments: Any) -> Any:
+    try:
+        return llm.llm_engine.engine_core.call_utility(method, *arguments)
+    except Exception as error:
+        raise _explained(error, method) from None
+
+
+def _explained(error: Exception, method: str) -> Exception:
+    """vLLM reports a method that its engine core lacks only in words."""
+    if "has no attribute" in str(error) and method in str(error):
+        return ConfigError(
+            "speculation",
+            "this engine",
+            "it runs without live depth",
+            "Serve a deployment with a drafter and speculation.live_depth: true.",
+        )
+    return error
+
+
+def _raise_refusal(refusal: list[Any] | None) -> None:
+    if refusal is not None:
+        raise ConfigError(*refusal)

@@ -1,0 +1,173 @@
+"""Live depth: vLLM's scheduler, verifying only the first K tokens of each draft.
+
+The drafter drafts `num_speculative_tokens` (Kmax) every step, whatever K is. Before each step this scheduler cuts every
+request's draft to the K that the depth table holds for the step's batch size, so the target verifies K + 1 positions.
+Everything behind the cut is vLLM's own: it schedules requests with fewer draft tokens than Kmax anyway, where a token
+budget or the context's end leaves no room. So outputs cannot change, K may differ by request, and no worker is patched.
+
+- The batch size that picks K is the number of running requests when the step is scheduled. Requests that the same step
+  admits have no draft to cut, so it is exact for decode-only steps.
+- KV slots are reserved for Kmax drafts whatever K is, since the drafter writes that many.
+- Grammars: vLLM validates a draft before this cut and masks only what is scheduled after it.
+- Asynchronous scheduling (GPU): the draft is a list of placeholders here and the worker reads its first K tokens from
+  the drafter's output, by request, at the stride that was drafted. The cut works the same; the tail's tokens are not
+  known to the scheduler, so cut tails are not scored.
+- K = 0 verifies nothing, yet the drafter still runs and keeps its cache in step, so that K can rise at any step.
+- On GPU, a step below Kmax is no uniform batch of Kmax + 1 tokens, so it replays piecewise CUDA graphs, not full ones.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from peagle.engine.arguments import SETTINGS_KEY
+from peagle.engine.depth_table import next_table
+from peagle.engine.step_sums import CellSums, CutDraft, CutTails, StepSums
+from peagle.router.snapshot import DepthTable
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step on its way through the workers. `cell` is None where the step is not decode-only."""
+
+    output: SchedulerOutput
+    scheduled_s: float
+    cell: CellSums | None
+
+
+class LiveDepthScheduler(Scheduler):  # type: ignore[misc]
+    """Adds to vLLM's scheduler a depth table that can be replaced between steps, and sums over decode-only steps.
+
+    A step's seconds run from the end of the step before it to its own end (the return of `update_from_output`), or,
+    if nothing was left to do then, from its own scheduling. Back-to-back steps therefore add up to wall time, with the
+    drafter's run, overlapped steps counted once, and no waiting for requests to arrive.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        settings = self.vllm_config.additional_config[SETTINGS_KEY]
+        self._table = DepthTable(version=0, depths=(settings["depth_static"],))
+        self._sums = StepSums(self.num_spec_tokens)
+        self._tails = CutTails()
+        # Steps overlap under asynchronous scheduling and pipeline parallelism; they end in the order of their start.
+        self._steps: deque[_Step] = deque(maxlen=self.vllm_config.max_concurrent_batches + 1)
+        self._ended_s = 0.0
+        self._had_more = False
+
+    def set_depths(self, version: int, depths: list[int]) -> None:
+        """Replace the table; the next step uses it.
+
+        Raises:
+            ConfigError: See `next_table`.
+        """
+        self._table = next_table(version, depths, self._table, self.num_spec_tokens, self.max_num_running_reqs)
+
+    def step_stats(self) -> dict[str, Any]:
+        """What `live_depth.step_stats_from_plain` reads."""
+        return {
+            "version": self._table.version,
+            "depths": list(self._table.depths),
+            "depth_max": self.num_spec_tokens,
+            "cells": self._sums.plain(),
+        }
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        scheduled_s = perf_counter()
+        depth = self._table.depth_at(len(self.running))
+        prefilling = any(request.is_prefill_chunk for request in self.running)
+        whole_drafts = self._cut_drafts(depth)
+        output = super().schedule(throttle_prefills)
+        self._restore_unscheduled(whole_drafts, output)
+        admits = output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids
+        cell = None
+        if output.num_scheduled_tokens and not prefilling and not admits:
+            cell = self._sums.cell(len(output.num_scheduled_tokens), depth)
+            self._keep_tails(whole_drafts, output, cell)
+        self._steps.append(_Step(output, scheduled_s, cell))
+        return output
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+        step = self._step_of(scheduler_output)
+        cell = step.cell if step is not None else None
+        if cell is not None:
+            # Before vLLM cuts the sampled tokens at a stop: acceptance is what the target said of the draft.
+            self._count_drafts(cell, scheduler_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for request_id in scheduler_output.num_scheduled_tokens if self._tails else ():
+            if (request := self.requests.get(request_id)) is not None:
+                self._tails.settle(request_id, request.all_token_ids)
+        ended_s = perf_counter()
+        if step is not None and cell is not None:
+            started_s = self._ended_s if self._had_more else max(self._ended_s, step.scheduled_s)
+            tokens = sum(len(one.new_token_ids) for client in outputs.values() for one in client.outputs)
+            cell.add_step(ended_s - started_s, tokens)
+        self._ended_s = ended_s
+        self._had_more = self.has_unfinished_requests()
+        return outputs
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        """Every way for a request to end passes here: stop, length, abort, error."""
+        self._tails.finish(request.request_id, request.all_token_ids)
+        return super()._free_request(request, *args, **kwargs)
+
+    def _cut_drafts(self, depth: int) -> dict[str, list[int]]:
+        """Cut every running request's draft to `depth` tokens; returns what was longer, whole, by request id."""
+        whole_drafts: dict[str, list[int]] = {}
+        for request in self.running:
+            draft = request.spec_token_ids
+            if len(draft) > depth:
+                whole_drafts[request.request_id] = draft
+                # A new list: under asynchronous scheduling all requests share one list of placeholders.
+                request.spec_token_ids = draft[:depth]
+        return whole_drafts
+
+    def _restore_unscheduled(self, whole_drafts: dict[str, list[int]], output: SchedulerOutput) -> None:
+        """A request that the step had no room for keeps its whole draft for a later step, which may be deeper."""
+        for request_id in whole_drafts.keys() - output.num_scheduled_tokens.keys():
+            request = self.requests.get(request_id)
+            if request is not None and request.status == RequestStatus.RUNNING:
+                request.spec_token_ids = whole_drafts[request_id]
+
+    def _keep_tails(self, whole_drafts: dict[str, list[int]], output: SchedulerOutput, cell: CellSums) -> None:
+        verified = output.scheduled_spec_decode_tokens
+        for request_id, draft in whole_drafts.items():
+            if request_id not in output.num_scheduled_tokens:
+                continue
+            request = self.requests[request_id]
+            # A resumable session rewrites its last tokens, so nothing later can be compared with a draft of before.
+            if not request.resumable:
+                start = request.num_tokens
+                self._tails.add(request_id, CutDraft(cell, start, len(verified.get(request_id, ())), draft))
+
+    def _count_drafts(self, cell: CellSums, output: SchedulerOutput, model_output: ModelRunnerOutput) -> None:
+        """The same counting as vLLM's own, kept by cell."""
+        invalid = output.num_invalid_spec_tokens or {}
+        sampled = model_output.sampled_token_ids
+        for request_id, draft in output.scheduled_spec_decode_tokens.items():
+            request = self.requests.get(request_id)
+            if not sampled or request is None or request.is_finished():
+                continue
+            emitted = len(sampled[model_output.req_id_to_index[request_id]])
+            if emitted:
+                cell.add_draft(len(draft) - invalid.get(request_id, 0), emitted - 1)
+
+    def _step_of(self, output: SchedulerOutput) -> _Step | None:
+        while self._steps:
+            step = self._steps.popleft()
+            if step.output is output:
+                return step
+        return None
+
+
+class AsyncLiveDepthScheduler(LiveDepthScheduler, AsyncScheduler):  # type: ignore[misc]
+    """Live depth where the next step is scheduled before the last one's output is known."""
+
+    def _keep_tails(self, whole_drafts: dict[str, list[int]], output: SchedulerOutput, cell: CellSums) -> None:
+        """Nothing to keep: drafts are placeholders here, their tokens stay on the device."""

@@ -1,0 +1,138 @@
+"""Sums over decode-only steps, and the scoring of drafts that were cut before verification. Imports no vllm."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class CellSums:
+    """Growing counterpart of `snapshot.StepCell`; its lists have one entry for each draft position."""
+
+    batch_size: int
+    depth: int
+    depth_max: int
+    steps: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    drafts: int = 0
+    drafted: list[int] = field(init=False)
+    accepted: list[int] = field(init=False)
+    tail_drafted: list[int] = field(init=False)
+    tail_matched: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.drafted = [0] * self.depth_max
+        self.accepted = [0] * self.depth_max
+        self.tail_drafted = [0] * self.depth_max
+        self.tail_matched = [0] * self.depth_max
+
+    def add_step(self, seconds: float, tokens: int) -> None:
+        self.steps += 1
+        self.seconds += seconds
+        self.tokens += tokens
+
+    def add_draft(self, drafted: int, accepted: int) -> None:
+        """Count one request's verified draft: `accepted` of its first `drafted` tokens were right."""
+        self.drafts += 1
+        for position in range(drafted):
+            self.drafted[position] += 1
+        for position in range(accepted):
+            self.accepted[position] += 1
+
+    def plain(self) -> dict[str, Any]:
+        """By the names of `StepCell`'s fields, of plain values only."""
+        return {
+            "batch_size": self.batch_size,
+            "depth": self.depth,
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "tokens": self.tokens,
+            "drafts": self.drafts,
+            "drafted": list(self.drafted),
+            "accepted": list(self.accepted),
+            "tail_drafted": list(self.tail_drafted),
+            "tail_matched": list(self.tail_matched),
+        }
+
+
+class StepSums:
+    """One cell for each (batch size, K) seen; at most `max_num_seqs` times `depth_max` + 1 of them."""
+
+    def __init__(self, depth_max: int) -> None:
+        self.depth_max = depth_max
+        self._cells: dict[tuple[int, int], CellSums] = {}
+
+    def cell(self, batch_size: int, depth: int) -> CellSums:
+        key = (batch_size, depth)
+        if (cell := self._cells.get(key)) is None:
+            cell = self._cells[key] = CellSums(batch_size, depth, self.depth_max)
+        return cell
+
+    def plain(self) -> list[dict[str, Any]]:
+        return [self._cells[key].plain() for key in sorted(self._cells)]
+
+
+@dataclass(frozen=True, slots=True)
+class CutDraft:
+    """A draft of which only the first `verified` tokens went to the target.
+
+    `start` is the index, in the request's tokens, of the position that `tokens[0]` was drafted for.
+    """
+
+    cell: CellSums
+    start: int
+    verified: int
+    tokens: Sequence[int]
+
+
+class CutTails:
+    """Scores cut tails against what the target emits next: acceptance beyond K, at no verification cost.
+
+    A position counts as matched if it and every position before it equal the emitted tokens; this is what verification
+    would have said, for greedy and for sampled requests alike, because a draft is accepted with the probability that
+    the target emits it. A position counts as drafted once the request has emitted that far, matched or not; so that a
+    request's end removes right and wrong guesses alike and the ratio stays unbiased.
+
+    Holds at most `depth_max` drafts a request: each step emits a token, and a draft is scored `depth_max` tokens on.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[CutDraft]] = {}
+
+    def add(self, request_id: str, draft: CutDraft) -> None:
+        self._waiting.setdefault(request_id, deque()).append(draft)
+
+    def settle(self, request_id: str, tokens: Sequence[int]) -> None:
+        """Score what `tokens`, all of the request's so far, suffice for."""
+        waiting = self._waiting.get(request_id)
+        if waiting is None:
+            return
+        while waiting and waiting[0].start + len(waiting[0].tokens) <= len(tokens):
+            _score(waiting.popleft(), tokens)
+        if not waiting:
+            del self._waiting[request_id]
+
+    def finish(self, request_id: str, tokens: Sequence[int]) -> None:
+        """Score the rest as far as `tokens` goes, and forget the request."""
+        for draft in self._waiting.pop(request_id, ()):
+            _score(draft, tokens)
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def waiting(self, request_id: str) -> int:
+        """How many of the request's drafts are not scored yet."""
+        return len(self._waiting.get(request_id, ()))
+
+
+def _score(draft: CutDraft, tokens: Sequence[int]) -> None:
+    emitted = tokens[draft.start : draft.start + len(draft.tokens)]
+    matched = 0
+    while matched < len(emitted) and emitted[matched] == draft.tokens[matched]:
+        matched += 1
+    for position in range(draft.verified, len(emitted)):
+        draft.cell.tail_drafted[position] += 1
+        if position < matched:
+            draft.cell.tail_matched[position] += 1
