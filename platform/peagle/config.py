@@ -1,13 +1,16 @@
 """Deployment files: one YAML per model, read here and nowhere else, into strict frozen models."""
 
-from collections.abc import Mapping
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-from peagle.errors import ConfigError
+from peagle.errors import CombinedConfigError, ConfigError
+from peagle.yaml_file import read_mapping
 
 # What the platform sets itself, and the field that sets it.
 PLATFORM_OWNED_ARGUMENTS: Mapping[str, str] = {
@@ -15,28 +18,54 @@ PLATFORM_OWNED_ARGUMENTS: Mapping[str, str] = {
     "revision": "target.revision",
     "served_model_name": "name",
     "speculative_config": "drafter and speculation",
+    "spec_method": "drafter.method",
+    "spec_model": "drafter.source",
+    "spec_tokens": "speculation.depth_max",
     "scheduler_cls": "speculation.live_depth",
     "tensor_parallel_size": "resources.tensor_parallel_size",
+    "data_parallel_size": "replicas.min and replicas.max",
     "disable_log_stats": "nothing: statistics are always on",
 }
+
+# Hugging Face's own rule: an organisation (older repositories have none) and a name.
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 Depth = Annotated[int, Field(ge=0, le=64)]
 
 
+def _wrong(field: str, value: object, problem: str, fix: str) -> PydanticCustomError:
+    """Return what a validator raises: `field` below the place it stands at, the rest as in ConfigError."""
+    return PydanticCustomError(
+        "peagle", "{problem}; {fix}", {"field": field, "value": value, "problem": problem, "fix": fix}
+    )
+
+
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Checkpoint(_Strict):
     """Weights: a Hugging Face repository (`org/name`) or a folder, relative to the deployment file."""
 
-    source: str = Field(min_length=1)
-    revision: str | None = None
+    source: str = Field(min_length=1, max_length=1024)
+    revision: str | None = Field(default=None, min_length=1, max_length=256)
 
     @property
     def is_local(self) -> bool:
         """Whether `source` names a folder: it starts with `.`, `/` or `~`."""
         return self.source.startswith((".", "/", "~"))
+
+    @model_validator(mode="after")
+    def _folder_or_repository(self) -> Self:
+        if not self.source.isprintable():
+            raise _wrong("source", self.source, "it holds a control character", "Write it without.")
+        if self.is_local and self.revision is not None:
+            raise _wrong("revision", self.revision, "a folder has no revision", "Remove it.")
+        if not self.is_local and not _REPOSITORY.fullmatch(self.source):
+            fix = f"Write org/name, or ./{self.source.lstrip('/')} for a folder."
+            raise _wrong("source", self.source, "it is neither a repository nor the path of a folder", fix)
+        return self
 
 
 class Drafter(Checkpoint):
@@ -57,8 +86,9 @@ class Speculation(_Strict):
     @model_validator(mode="after")
     def _static_within_max(self) -> Self:
         if self.depth_static > self.depth_max:
-            raise ValueError(
-                f"depth_static is {self.depth_static}, above depth_max {self.depth_max}; lower it or raise depth_max"
+            problem = f"it is above depth_max, which is {self.depth_max}"
+            raise _wrong(
+                "depth_static", self.depth_static, problem, f"Lower it to {self.depth_max} or raise depth_max."
             )
         return self
 
@@ -72,7 +102,7 @@ class Replicas(_Strict):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.max < self.min:
-            raise ValueError(f"max is {self.max}, below min {self.min}; raise max or lower min")
+            raise _wrong("max", self.max, f"it is below min, which is {self.min}", f"Write {self.min} or more.")
         return self
 
 
@@ -80,24 +110,33 @@ class Resources(_Strict):
     """What one replica takes. `accelerator_type` is Ray's name for a GPU model, such as `B200`."""
 
     accelerator: Literal["cpu", "gpu"] = "gpu"
-    accelerator_type: str | None = None
+    accelerator_type: str | None = Field(default=None, min_length=1, max_length=64)
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     cpus: float = Field(default=1.0, gt=0, le=1024)
 
     @model_validator(mode="after")
-    def _cpu_runs_one_rank(self) -> Self:
+    def _cpu_needs_no_gpu(self) -> Self:
         if self.accelerator == "cpu" and self.tensor_parallel_size > 1:
-            raise ValueError(
-                f"tensor_parallel_size is {self.tensor_parallel_size} on a CPU; set it to 1 or accelerator to gpu"
-            )
+            size = self.tensor_parallel_size
+            raise _wrong("tensor_parallel_size", size, "accelerator is cpu", "Write 1, or accelerator: gpu.")
+        if self.accelerator == "cpu" and self.accelerator_type is not None:
+            kind = self.accelerator_type
+            raise _wrong("accelerator_type", kind, "accelerator is cpu", "Remove it, or write accelerator: gpu.")
         return self
 
 
 class Routing(_Strict):
-    """Bounds on what one replica, and the queue before it, may hold."""
+    """Bounds on what one replica, and the queue before it (-1: no bound), may hold."""
 
     max_ongoing_requests: int = Field(default=256, ge=1, le=100_000)
     max_queued_requests: int = Field(default=1024, ge=-1, le=1_000_000)
+
+    @field_validator("max_queued_requests")
+    @classmethod
+    def _not_zero(cls, value: int) -> int:
+        if value == 0:
+            raise _wrong("", value, "Ray Serve takes no queue of 0", "Write 1 or more, or -1 for no bound.")
+        return value
 
 
 class Deployment(_Strict):
@@ -116,24 +155,35 @@ class Deployment(_Strict):
     @field_validator("engine")
     @classmethod
     def _only_what_is_free(cls, engine: dict[str, Any]) -> dict[str, Any]:
-        for key in engine:
+        for key, value in engine.items():
             if key in PLATFORM_OWNED_ARGUMENTS:
-                raise ValueError(f"{key} is set by {PLATFORM_OWNED_ARGUMENTS[key]}; remove it here")
-            if not key.isidentifier():
-                raise ValueError(f"{key} is no engine argument; write vLLM's flags with underscores, such as dtype")
+                raise _wrong(key, value, f"it is set by {PLATFORM_OWNED_ARGUMENTS[key]}", "Remove it here.")
+            if not key.isidentifier() or key.startswith("_"):
+                name = key.lstrip("-_").replace("-", "_")
+                raise _wrong(key, value, "it is no engine argument", f"Write it as vLLM names it in Python: {name}.")
         return engine
+
+    @field_validator("environment")
+    @classmethod
+    def _settable(cls, environment: dict[str, str]) -> dict[str, str]:
+        for name, value in environment.items():
+            if not _VARIABLE.fullmatch(name):
+                raise _wrong(name, None, "it is no name of a variable", "Use letters, digits and underscores.")
+            if "\0" in value:
+                raise _wrong(name, None, "its value holds a NUL character", "Write it without.")
+        return environment
 
     @model_validator(mode="after")
     def _depth_within_training(self) -> Self:
         if not self.speculates:
             return self
         if self.drafter is None:
-            raise ValueError("speculation.enabled is true but there is no drafter; add one or set it to false")
-        if self.speculation.depth_max > self.drafter.trained_depth:
-            raise ValueError(
-                f"speculation.depth_max is {self.speculation.depth_max}, above drafter.trained_depth "
-                f"{self.drafter.trained_depth}; lower depth_max to {self.drafter.trained_depth}"
-            )
+            fix = "Add a drafter, or write speculation: {enabled: false}."
+            raise _wrong("drafter", None, "it is required while speculation.enabled is true", fix)
+        depth, trained = self.speculation.depth_max, self.drafter.trained_depth
+        if depth > trained:
+            problem = f"it is above drafter.trained_depth, which is {trained}"
+            raise _wrong("speculation.depth_max", depth, problem, f"Lower it to {trained}.")
         return self
 
     @property
@@ -145,58 +195,101 @@ def load_deployment(path: Path) -> Deployment:
     """Read one deployment file; local checkpoints in it become absolute paths.
 
     Raises:
-        ConfigError: The file is missing, is not YAML, or a field is wrong; the message names all of it.
+        ConfigError: The file is missing, is not YAML, or a field is wrong; all wrong fields are named.
     """
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError("file", str(path), "there is no such file", "Name a file of deployments/.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError("file", str(path), f"it is not YAML ({error})", "Mend its syntax.") from None
-    except OSError as error:
-        raise ConfigError("file", str(path), f"it cannot be read ({error.strerror})", "Name a readable file.") from None
-    if not isinstance(raw, dict):
-        raise ConfigError("file", str(path), "it holds no mapping", "Start from a file of deployments/.")
-    return parse_deployment(raw, origin=str(path), base=path.parent)
+    return parse_deployment(read_mapping(path), origin=str(path), base=path.parent)
 
 
 def parse_deployment(raw: Mapping[str, Any], origin: str, base: Path | None = None) -> Deployment:
     """Validate a deployment given as plain values; `base` is what its relative paths start from.
 
     Raises:
-        ConfigError: A field is wrong; `origin` leads its path.
+        ConfigError: A field is wrong; all wrong fields are named, and `origin` leads each path.
     """
     try:
         deployment = Deployment.model_validate(dict(raw))
     except ValidationError as error:
-        raise _first_problem(error, origin) from None
-    if base is None:
-        return deployment
+        raise CombinedConfigError.of([_problem(details) for details in error.errors()]).under(origin) from None
     changes: dict[str, Checkpoint] = {}
     for field in ("target", "drafter"):
         checkpoint: Checkpoint | None = getattr(deployment, field)
-        if checkpoint is not None and checkpoint.is_local:
-            folder = (base / Path(checkpoint.source).expanduser()).resolve()
+        if base is not None and checkpoint is not None and checkpoint.is_local:
+            try:
+                folder = (base / Path(checkpoint.source).expanduser()).resolve()
+            except (OSError, RuntimeError) as error:
+                place = f"{origin}: {field}.source"
+                raise ConfigError(place, checkpoint.source, f"it is no path ({error})", "Name a folder.") from None
             changes[field] = checkpoint.model_copy(update={"source": str(folder)})
     return deployment.model_copy(update=changes)
 
 
-def _first_problem(error: ValidationError, origin: str) -> ConfigError:
-    problems = error.errors()
-    first = problems[0]
-    place = ".".join(str(part) for part in first["loc"])
-    field = f"{origin}: {place}" if place else origin
-    message = first["msg"].removeprefix("Value error, ")
-    more = f" ({len(problems) - 1} more after this one)" if len(problems) > 1 else ""
-    value = first["input"] if not isinstance(first["input"], dict) else "…"
-    match first["type"]:
-        case "missing":
-            return ConfigError(field, None, "it is required", f"Add it.{more}")
-        case "extra_forbidden":
-            known = ", ".join(Deployment.model_fields) if "." not in place else "the fields the README lists"
-            return ConfigError(field, value, "there is no such field", f"Remove it; known here: {known}.{more}")
-        case "value_error":
-            problem, _, fix = message.partition("; ")
-            return ConfigError(field, value, problem, f"{fix[:1].upper()}{fix[1:]}.{more}")
-        case _:
-            return ConfigError(field, value, message[:1].lower() + message[1:], f"Correct that field.{more}")
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the one of `known` that `name` is most likely a slip of, if any is near enough."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)), None)
+
+
+# Problem and fix for each kind of error that pydantic finds, filled in from the error's own context.
+_ADVICE: Mapping[str, tuple[str, str]] = {
+    "missing": ("it is required", "Add it."),
+    "string_type": ("it must be text", "Put it in quotes."),
+    "string_too_short": ("it is empty", "Write it, or remove the field."),
+    "string_too_long": ("it is longer than {max_length} characters", "Shorten it."),
+    "string_pattern_mismatch": (
+        "it must start with a letter or digit and hold only these and . _ / -, at most 128",
+        "Rename it.",
+    ),
+    "int_type": ("it must be a whole number", "Write one, without quotes and without a fraction."),
+    "float_type": ("it must be a number", "Write one, without quotes."),
+    "finite_number": ("it must be a finite number", "Write one."),
+    "bool_type": ("it must be true or false", "Write true or false, without quotes."),
+    "greater_than": ("it must be above {gt}", "Raise it."),
+    "greater_than_equal": ("it must be at least {ge}", "Raise it."),
+    "less_than_equal": ("it must be at most {le}", "Lower it."),
+    "literal_error": ("it must be {expected}", "Write one of these."),
+    "model_type": ("it must hold fields", "Write fields under it, or remove it."),
+    "dict_type": ("it must hold fields", "Write fields under it, or remove it."),
+    "invalid_key": ("a field's name must be text", "Put it in quotes."),
+    "invalid-json-value": ("it is no plain value", "Write text in quotes, a number, true, false, a list or fields."),
+}
+
+
+def _problem(details: ErrorDetails) -> ConfigError:
+    """Put one of pydantic's errors in the project's words; `details["loc"]` becomes the field's path."""
+    place = [str(part)[:80] for part in details["loc"]]
+    if place[:1] == ["engine"]:
+        place = place[:2]  # below, pydantic names the kinds of value that it tried
+    value, context = details["input"], details.get("ctx", {})
+    if details["type"] == "peagle":
+        place += [context["field"]] if context["field"] else []
+        value, problem, fix = context["value"], context["problem"], context["fix"]
+    elif details["type"] == "extra_forbidden":
+        problem, fix = "there is no such field", _known_fields(place)
+    else:
+        problem, fix = _ADVICE.get(details["type"], (details["msg"], "Correct it."))
+        problem, fix = problem.format(**context), fix.format(**context)
+    if details["type"] == "missing" or place[:1] == ["environment"]:
+        value = None  # nothing stands there, or it may be a secret
+    return ConfigError(".".join(place), value, problem, fix)
+
+
+def _known_fields(place: list[str]) -> str:
+    """Say what the unknown last part of `place` may have meant, and what its section knows."""
+    *parents, name = place
+    sections = dict(_sections())
+    section, known = ".".join(parents), sections[tuple(parents)]
+    near = closest(name, known)
+    if near is None:
+        near = next((".".join((*path, name)) for path, fields in sections.items() if name in fields), None)
+    meant = f"Did you mean {near}? " if near else ""
+    return f"{meant}Known in {section or 'a deployment'}: {', '.join(known)}."
+
+
+def _sections(
+    model: type[BaseModel] = Deployment, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Yield the path of every section of a deployment, and the fields it knows."""
+    yield path, tuple(model.model_fields)
+    for name, field in model.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _sections(kind, (*path, name))

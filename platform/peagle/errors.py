@@ -2,6 +2,7 @@
 
 PeagleError
 ├── ConfigError            a deployment file, option or checkpoint that cannot work (names field, value and fix)
+│   └── CombinedConfigError       several of these at once
 ├── StartupError           the machine cannot run it now: port, memory, missing model, unknown vLLM
 ├── RequestError           a client's mistake, answered in OpenAI's error object
 │   ├── NotFoundError      404: unknown model or path
@@ -12,7 +13,14 @@ PeagleError
 Each passes all its arguments to `Exception.__init__`, so that it crosses a Ray process boundary whole.
 """
 
+import reprlib
+from collections.abc import Sequence
 from typing import ClassVar
+
+# A message shows this much of a value or of a field's path: either may come from outside, at any length.
+_SHOWN_CHARACTERS = 120
+_show = reprlib.Repr()
+_show.maxstring = _show.maxother = _show.maxlong = _SHOWN_CHARACTERS
 
 
 class PeagleError(Exception):
@@ -34,9 +42,9 @@ class ConfigError(PeagleError):
 
     Args:
         field: Where, as a path: `deployments/x.yaml: speculation.depth_max`.
-        value: What stands there.
+        value: What stands there; None where nothing does.
         problem: What is wrong with it.
-        fix: What to write or run instead.
+        fix: What to write or run instead, as a sentence.
     """
 
     http_status = 400
@@ -45,7 +53,48 @@ class ConfigError(PeagleError):
     def __init__(self, field: str, value: object, problem: str, fix: str) -> None:
         Exception.__init__(self, field, value, problem, fix)
         self.field, self.value, self.problem, self.fix = field, value, problem, fix
-        self.message = f"{field} = {value!r}: {problem}. {fix}"
+        stands = "" if value is None else f" = {_show.repr(value)}"
+        self.message = f"{_printable(field)}{stands}: {_printable(problem)}. {_printable(fix)}"
+
+    @property
+    def problems(self) -> "tuple[ConfigError, ...]":
+        """Every single problem, so that a caller prints one or many alike."""
+        return (self,)
+
+    def under(self, origin: str) -> "ConfigError":
+        """Return the same problem with `origin`, such as a file's path, leading its field."""
+        return ConfigError(f"{origin}: {self.field}", self.value, self.problem, self.fix)
+
+
+class CombinedConfigError(ConfigError):
+    """Several things configured cannot work; field, value, problem and fix are the first one's, the message has all.
+
+    Args:
+        problems: At least one, each a single problem.
+    """
+
+    def __init__(self, *problems: ConfigError) -> None:
+        first = problems[0]
+        super().__init__(first.field, first.value, first.problem, first.fix)
+        self.args = problems
+        self.message = "\n".join(problem.message for problem in problems)
+
+    @property
+    def problems(self) -> tuple[ConfigError, ...]:
+        return self.args
+
+    def under(self, origin: str) -> "CombinedConfigError":
+        return CombinedConfigError(*(problem.under(origin) for problem in self.problems))
+
+    @classmethod
+    def of(cls, problems: Sequence[ConfigError]) -> ConfigError:
+        """Return `problems` (at least one) as one exception to raise."""
+        return problems[0] if len(problems) == 1 else cls(*problems)
+
+
+def _printable(text: str) -> str:
+    """Return `text` on one line, with no control character in it."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 class StartupError(PeagleError):

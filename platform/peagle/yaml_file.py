@@ -1,0 +1,91 @@
+"""Reads a YAML file that a person wrote, strictly: what YAML would quietly guess or expand is refused."""
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from peagle.errors import ConfigError
+
+# Far above any deployment file, far below what could exhaust the parser.
+MAX_BYTES = 256 * 1024
+MAX_DEPTH = 32
+
+_START = "Start from a file of deployments/."
+
+
+def read_mapping(path: Path) -> dict[Any, Any]:
+    """Read the one mapping that the file at `path` holds.
+
+    Raises:
+        ConfigError: There is no such file, it is not YAML, or it holds something else than one mapping.
+    """
+    text = _read_text(path)
+    try:
+        value = yaml.load(text, Loader=_StrictLoader)
+    except _Refused as error:
+        raise ConfigError(f"{path}, line {error.line}", None, error.problem, error.fix) from None
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        problem = f"it is not YAML: {error.problem or error.context}"
+        raise ConfigError(f"{path}{line}", None, problem, "Correct that line.") from None
+    except (yaml.YAMLError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(str(path), None, f"it is not YAML: {reason}", "Correct that place.") from None
+    if not isinstance(value, dict):
+        problem = "it is empty" if value is None else f"it holds a {type(value).__name__}, not fields"
+        raise ConfigError(str(path), None, problem, _START)
+    return value
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(str(path), None, "there is no such file", "Name a file of deployments/.") from None
+    except IsADirectoryError:
+        raise ConfigError(str(path), None, "it is a folder", "Name a file in it.") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(str(path), None, f"it cannot be read: {reason}", "Name a readable file.") from None
+    if len(content) > MAX_BYTES:
+        raise ConfigError(str(path), None, f"it is larger than {MAX_BYTES} bytes", "Name a deployment file.")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), None, f"byte {error.start} is not UTF-8", "Save it as UTF-8.") from None
+
+
+class _Refused(Exception):  # noqa: N818 - not an error of YAML's: this file's own rule
+    def __init__(self, place: yaml.Node | yaml.Event, problem: str, fix: str) -> None:
+        super().__init__(problem)
+        self.line = place.start_mark.line + 1 if place.start_mark else 1
+        self.problem, self.fix = problem, fix
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML's plain values only: no key twice, no alias (`*x`, which can expand without bound), no deep nesting."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            raise _Refused(event, f"the alias *{event.anchor} is not allowed here", "Write the value out.")
+        if self._depth == MAX_DEPTH:
+            raise _Refused(event, f"it is nested more than {MAX_DEPTH} levels deep", "Flatten it.")
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            name = (key.tag, str(key.value))
+            if name in seen:
+                raise _Refused(key, f"{key.value} stands there twice", "Keep one of them.")
+            seen.add(name)
+        return super().construct_mapping(node, deep)
