@@ -78,9 +78,21 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
+def special_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of one of `SPECIAL_TOKENS`.
+
+    Raises:
+        ValueError: The tokenizer does not have it.
+    """
+    found: int | None = tokenizer.token_to_id(token)
+    if found is None:
+        raise ValueError(f"the tokenizer has no {token}; train it with peagle drafter target")
+    return found
+
+
 def token_stream(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
     """Return every text's tokens, each text ended by `END_OF_TEXT`: int32, shape [tokens]."""
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    end = special_id(tokenizer, END_OF_TEXT)
     ids: list[int] = []
     for encoding in tokenizer.encode_batch(list(texts)):
         ids.extend(encoding.ids)

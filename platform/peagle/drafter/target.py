@@ -1,10 +1,12 @@
 """Trains the embedded model: a deep, narrow Llama, so that its forward pass costs far more than a drafter's."""
 
+import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,17 +14,18 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from peagle.drafter.corpus import END_OF_TEXT, Corpus, token_stream, train_tokenizer
-
-CHECKPOINT = "checkpoint.pt"
+from peagle.drafter.corpus import END_OF_TEXT, Corpus, special_id, token_stream, train_tokenizer
+from peagle.drafter.training import Progress, Rates, make_optimizers, restore_checkpoint, save_checkpoint, update
 
 # The model completes text; a conversation is simply its messages, one under the other.
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{{ '\\n' }}{% endfor %}"
 
+TARGET_RATES = Rates(matrix=6e-3, other=3e-3, warmup_steps=60, decay_steps=700)
+
 
 @dataclass(frozen=True, slots=True)
 class TargetPlan:
-    """Shape and schedule. The rate warms up, holds, then falls linearly over `decay_steps` on longer sequences."""
+    """Shape and schedule. Sequences are short while the rate holds, which is faster, and whole while it falls."""
 
     vocab_size: int = 2048
     hidden_size: int = 192
@@ -30,38 +33,21 @@ class TargetPlan:
     layers: int = 16
     head_size: int = 64
     context_tokens: int = 1024
-    batch_tokens: int = 4096
     sequence_tokens: int = 512
+    batch_tokens: int = 4096
     steps: int = 3100
-    warmup_steps: int = 60
-    decay_steps: int = 700
-    matrix_rate: float = 6e-3
-    other_rate: float = 3e-3
-    weight_decay: float = 0.1
+    rates: Rates = TARGET_RATES
     seed: int = 20
 
     def sequence_tokens_at(self, step: int) -> int:
-        """Tokens a sequence: the full context while the rate decays, shorter and so faster before."""
-        return self.context_tokens if step >= self.steps - self.decay_steps else self.sequence_tokens
-
-    def rate_at(self, step: int) -> float:
-        """Factor in (0, 1] on both learning rates."""
-        return min(1.0, (step + 1) / self.warmup_steps, (self.steps - step) / self.decay_steps)
-
-
-@dataclass(frozen=True, slots=True)
-class TargetProgress:
-    step: int
-    steps: int
-    loss: float
-    tokens_per_s: float
+        return self.context_tokens if step >= self.steps - self.rates.decay_steps else self.sequence_tokens
 
 
 def train_target(
     corpus: Corpus,
     out: Path,
     plan: TargetPlan,
-    report: Callable[[TargetProgress], None],
+    report: Callable[[Progress], None],
     checkpoint_every_steps: int = 100,
 ) -> float:
     """Train on `corpus` into `out` (a Hugging Face folder); continue from `out`'s checkpoint where there is one.
@@ -77,14 +63,15 @@ def train_target(
     torch.manual_seed(plan.seed)
     model = _model(plan, tokenizer)
     optimizers = _optimizers(model, plan)
-    first = _restore(out / CHECKPOINT, model, optimizers)
+    first = restore_checkpoint(out, model, optimizers)
     compiled = torch.compile(model)
     for step in range(first, plan.steps):
         started = time.monotonic()
-        loss = _step(compiled, optimizers, tokens, plan, step)
-        report(TargetProgress(step + 1, plan.steps, loss, plan.batch_tokens / (time.monotonic() - started)))
+        loss = _backward(compiled, tokens, plan, step)
+        update(optimizers, plan.rates.factor_at(step, plan.steps))
+        report(Progress(step + 1, plan.steps, loss, plan.batch_tokens / (time.monotonic() - started)))
         if (step + 1) % checkpoint_every_steps == 0 or step + 1 == plan.steps:
-            _save(out / CHECKPOINT, model, optimizers, step + 1)
+            save_checkpoint(out, model, optimizers, step + 1)
     export_target(model, tokenizer, out)
     return held_out_loss(model, token_stream(tokenizer, corpus.held_out), plan.sequence_tokens)
 
@@ -104,10 +91,9 @@ def held_out_loss(model: LlamaForCausalLM, tokens: np.ndarray, sequence_tokens: 
 
 
 def export_target(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
-    """Write `model` in bfloat16, with tokenizer and chat template, as a folder vLLM loads as is."""
-    weights = {name: value.to(torch.bfloat16) for name, value in model.state_dict().items()}
-    model.config.dtype = "bfloat16"
-    model.save_pretrained(out, state_dict=weights)
+    """Write `model` in bfloat16, with tokenizer and chat template, as a folder that vLLM loads as is."""
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END_OF_TEXT,
@@ -131,7 +117,7 @@ def _tokenizer(corpus: Corpus, out: Path, plan: TargetPlan) -> Tokenizer:
 
 def _model(plan: TargetPlan, tokenizer: Tokenizer) -> LlamaForCausalLM:
     heads = plan.hidden_size // plan.head_size
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    end = special_id(tokenizer, END_OF_TEXT)
     config = LlamaConfig(
         vocab_size=plan.vocab_size,
         hidden_size=plan.hidden_size,
@@ -150,36 +136,20 @@ def _model(plan: TargetPlan, tokenizer: Tokenizer) -> LlamaForCausalLM:
 
 
 def _optimizers(model: LlamaForCausalLM, plan: TargetPlan) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon for the layers' matrices, which needs about half of AdamW's steps here, AdamW for all else."""
-    matrices, others = [], []
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         in_layer = parameter.ndim == 2 and name.startswith("model.layers.")
         (matrices if in_layer else others).append(parameter)
-    return (
-        torch.optim.Muon(
-            matrices, lr=plan.matrix_rate, weight_decay=plan.weight_decay, adjust_lr_fn="match_rms_adamw"
-        ),
-        torch.optim.AdamW(others, lr=plan.other_rate, betas=(0.9, 0.95), weight_decay=0.01),
-    )
+    return make_optimizers(matrices, others, plan.rates)
 
 
-def _step(
-    model: Callable[..., object],
-    optimizers: tuple[torch.optim.Optimizer, ...],
-    tokens: torch.Tensor,
-    plan: TargetPlan,
-    step: int,
-) -> float:
+def _backward(model: Callable[..., Any], tokens: torch.Tensor, plan: TargetPlan, step: int) -> float:
     inputs, labels = _batch(tokens, plan, step)
     with torch.autocast("cpu", torch.bfloat16):
-        logits = model(input_ids=inputs).logits  # type: ignore[attr-defined]
+        logits = model(input_ids=inputs).logits
         loss = functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
-    loss.backward()
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group.setdefault("full_lr", group["lr"]) * plan.rate_at(step)
-        optimizer.step()
-        optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
     return float(loss.item())
 
 
@@ -190,28 +160,3 @@ def _batch(tokens: torch.Tensor, plan: TargetPlan, step: int) -> tuple[torch.Ten
     starts = draw.integers(0, len(tokens) - length - 1, plan.batch_tokens // length)
     windows = torch.stack([tokens[start : start + length + 1] for start in starts])
     return windows[:, :-1], windows[:, 1:]
-
-
-def _save(
-    path: Path, model: LlamaForCausalLM, optimizers: tuple[torch.optim.Optimizer, ...], step: int
-) -> None:
-    partial = path.with_suffix(".partial")
-    torch.save(
-        {"step": step, "model": model.state_dict(), "optimizers": [each.state_dict() for each in optimizers]}, partial
-    )
-    partial.replace(path)  # a kill while writing leaves the last whole checkpoint
-
-
-def _restore(path: Path, model: LlamaForCausalLM, optimizers: tuple[torch.optim.Optimizer, ...]) -> int:
-    if not path.exists():
-        return 0
-    state = torch.load(path, weights_only=True)
-    model.load_state_dict(state["model"])
-    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(saved)
-    return int(state["step"])
-
-
-def describe(plan: TargetPlan) -> dict[str, object]:
-    """The plan as plain values, for the model card."""
-    return asdict(plan)

@@ -1,0 +1,153 @@
+"""`peagle drafter`: train a target's draft heads, and the embedded model from nothing."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from peagle.drafter.training import Progress as TrainingProgress
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Train draft heads. From nothing: corpus, then target, generate, train (once per method), prompts.",
+)
+console = Console(stderr=True)
+
+TARGET = Annotated[Path, typer.Argument(help="Folder of the target model.", exists=True, file_okay=False)]
+OUT = Annotated[Path, typer.Option(help="Where the result goes; an interrupted run found there goes on.")]
+THREADS = Annotated[int, typer.Option(help="CPU threads to use; 0 takes PyTorch's choice.", min=0)]
+
+
+@app.command()
+def target(out: OUT, steps: Annotated[int, typer.Option(min=1)] = 0, threads: THREADS = 0) -> None:
+    """Train the embedded model on the standard library of this Python.
+
+    Example: peagle drafter target --out deployments/embedded/target
+    """
+    from dataclasses import replace
+
+    from peagle.drafter.corpus import standard_library
+    from peagle.drafter.target import TargetPlan, train_target
+
+    _use_threads(threads)
+    plan = TargetPlan()
+    if steps:
+        plan = replace(plan, steps=steps)
+    corpus = standard_library()
+    console.print(f"{corpus.source}: {len(corpus.train)} files to train on, {len(corpus.held_out)} held out")
+    with _Bar("target", plan.steps) as bar:
+        loss = train_target(corpus, out, plan, bar.report)
+    console.print(f"held-out loss {loss:.3f} nats per token; {out} is ready")
+
+
+@app.command()
+def generate(target: TARGET, out: OUT, prompts: Annotated[int, typer.Option(min=1)] = 0) -> None:
+    """Let the target continue its corpus: the text its heads are trained on.
+
+    Example: peagle drafter generate deployments/embedded/target --out generated.npy
+    """
+    from dataclasses import replace
+
+    import numpy as np
+
+    from peagle.drafter.corpus import standard_library, token_stream
+    from peagle.drafter.generate import GenerationPlan
+    from peagle.drafter.generate import generate as generate_rows
+
+    plan = GenerationPlan()
+    if prompts:
+        plan = replace(plan, prompts=prompts)
+    rows = generate_rows(target, token_stream(_tokenizer(target), standard_library().train), plan)
+    np.save(out, rows)
+    console.print(f"{len(rows)} of {plan.prompts} rows kept (the others loop), {rows.size} tokens, in {out}")
+
+
+@app.command()
+def train(
+    target: TARGET,
+    generated: Annotated[Path, typer.Argument(help="Rows from `peagle drafter generate`.", exists=True)],
+    out: OUT,
+    method: Annotated[str, typer.Option(help="p-eagle or eagle3.")] = "p-eagle",
+    layers: Annotated[int, typer.Option(help="Layers of the head; 0 means 2 for p-eagle, 1 for eagle3.", min=0)] = 0,
+    steps: Annotated[int, typer.Option(min=1)] = 0,
+    threads: THREADS = 0,
+) -> None:
+    """Train a draft head for a target, on the target's own text and a share of the corpus.
+
+    Example: peagle drafter train deployments/embedded/target generated.npy --out deployments/embedded/p-eagle
+    """
+    from dataclasses import replace
+
+    import numpy as np
+
+    from peagle.drafter.corpus import MASK, special_id, standard_library, token_stream
+    from peagle.drafter.heads import HeadPlan, train_head
+    from peagle.errors import ConfigError
+
+    if method not in ("p-eagle", "eagle3"):
+        raise ConfigError("--method", method, "there is no such method", "Write p-eagle or eagle3.")
+    _use_threads(threads)
+    plan = HeadPlan(method, layers or (2 if method == "p-eagle" else 1))  # type: ignore[arg-type]
+    if steps:
+        plan = replace(plan, steps=steps)
+    tokenizer = _tokenizer(target)
+    corpus = token_stream(tokenizer, standard_library().train)
+    with _Bar(method, plan.steps) as bar:
+        train_head(target, np.load(generated), corpus, special_id(tokenizer, MASK), out, plan, bar.report)
+    console.print(f"{out} is ready")
+
+
+@app.command()
+def prompts(out: OUT, count: Annotated[int, typer.Option(min=1)] = 128) -> None:
+    """Write held-out prompts, one JSON object a line: what tests and benchmarks run on.
+
+    Example: peagle drafter prompts --out platform/peagle/bench/data/held_out.jsonl
+    """
+    from peagle.drafter.corpus import standard_library
+    from peagle.drafter.prompts import held_out_prompts
+
+    lines = [json.dumps({"prompt": prompt}) for prompt in held_out_prompts(standard_library(), count)]
+    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    console.print(f"{len(lines)} prompts in {out}")
+
+
+def _tokenizer(target: Path) -> "Tokenizer":
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(target / "tokenizer.json"))
+
+
+def _use_threads(threads: int) -> None:
+    import torch
+
+    if threads:
+        torch.set_num_threads(threads)
+
+
+class _Bar:
+    """A progress bar that shows loss, speed and, for a head, accuracy by draft position; one log line in a pipe."""
+
+    def __init__(self, name: str, steps: int) -> None:
+        columns = (TextColumn(name), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn())
+        self._progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
+        self._task = self._progress.add_task(name, total=steps, note="")
+
+    def __enter__(self) -> "_Bar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def report(self, progress: "TrainingProgress") -> None:
+        accuracy = " ".join(f"{each:.2f}" for each in progress.accuracy)
+        note = f"loss {progress.loss:.3f}  {progress.tokens_per_s:.0f} tokens/s  {accuracy}"
+        self._progress.update(self._task, completed=progress.step, note=note)
+        if not console.is_terminal and progress.step % 20 == 0:
+            console.print(f"{progress.step}/{progress.steps} {note}")

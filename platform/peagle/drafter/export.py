@@ -1,0 +1,61 @@
+"""Writes a trained head as the checkpoint that vLLM loads as is."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import save_file
+
+if TYPE_CHECKING:
+    from speculators.models.eagle3 import Eagle3DraftModel
+
+    from peagle.drafter.heads import HeadPlan
+
+# The target's own matrices, which only training needs.
+_TRAINING_ONLY = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.", "t2d", "d2t")
+
+
+def export_head(head: "Eagle3DraftModel", out: Path, plan: "HeadPlan", mask_token: int) -> None:
+    """Write `config.json` and bfloat16 `model.safetensors` into `out`."""
+    weights = {
+        name: value.detach().to(torch.bfloat16).contiguous()
+        for name, value in head.state_dict().items()
+        if not name.startswith(_TRAINING_ONLY)
+    }
+    if "mask_hidden" in weights:
+        weights["mask_hidden"] = weights["mask_hidden"].reshape(1, -1)
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)
+    layer = head.config.transformer_layer_config
+    taps = list(plan.tapped_layers)
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "dtype": "bfloat16",
+        "vocab_size": layer.vocab_size,
+        "draft_vocab_size": head.config.draft_vocab_size,
+        "hidden_size": layer.hidden_size,
+        "intermediate_size": layer.intermediate_size,
+        "num_hidden_layers": plan.layers,
+        "num_attention_heads": layer.num_attention_heads,
+        "num_key_value_heads": layer.num_key_value_heads,
+        "head_dim": layer.head_dim,
+        "hidden_act": layer.hidden_act,
+        "rms_norm_eps": layer.rms_norm_eps,
+        "rope_parameters": layer.rope_parameters,
+        "max_position_embeddings": layer.max_position_embeddings,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "bos_token_id": layer.bos_token_id,
+        "eos_token_id": layer.eos_token_id,
+        "norm_before_residual": head.config.norm_before_residual,
+        "fc_norm": head.config.fc_norm,
+        "norm_output": head.config.norm_output,
+        "eagle_aux_hidden_state_layer_ids": taps,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": taps},
+        "trained_depth": plan.trained_depth,
+    }
+    if plan.method == "p-eagle":
+        config["ptd_token_id"] = mask_token
+    (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

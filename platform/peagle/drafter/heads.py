@@ -1,0 +1,174 @@
+"""Trains draft heads for a target with `speculators`: P-EAGLE, and EAGLE-3 as the baseline everyone compares with."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from speculators.losses import resolve_loss_config
+from speculators.models.eagle3 import Eagle3DraftModel
+from speculators.models.peagle import PEagleDraftModel
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from peagle.drafter.export import export_head
+from peagle.drafter.training import Progress, Rates, make_optimizers, restore_checkpoint, save_checkpoint, update
+
+Method = Literal["p-eagle", "eagle3"]
+HEAD_RATES = Rates(matrix=4e-3, other=1.5e-3, warmup_steps=50, decay_steps=800, weight_decay=0.01)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPlan:
+    """Shape and schedule of a head. Both methods see the same rows in the same order.
+
+    `depth_ratio` is the share of positions that each further depth keeps (COD sampling, arXiv 2602.01469).
+    """
+
+    method: Method
+    layers: int
+    trained_depth: int = 8
+    tapped_layers: tuple[int, int, int] = (2, 8, 13)
+    depth_ratio: float = 0.8
+    generated_ratio: float = 0.8
+    rows_per_step: int = 2
+    steps: int = 2000
+    rates: Rates = HEAD_RATES
+    seed: int = 11
+
+
+def train_head(
+    target: Path,
+    generated: np.ndarray,
+    corpus: np.ndarray,
+    mask_token: int,
+    out: Path,
+    plan: HeadPlan,
+    report: Callable[[Progress], None],
+    checkpoint_every_steps: int = 100,
+) -> None:
+    """Train a head on the target's own text into `out`; go on from `out`'s checkpoint where there is one.
+
+    Args:
+        target: Folder of the target.
+        generated: Rows the target wrote: int, [rows, tokens].
+        corpus: Text that it did not write, as one stream: int, [tokens].
+        mask_token: Id that stands for a token yet to be drafted.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(plan.seed)
+    head = _make_head(target, mask_token, plan)
+    tap = _TargetTap(target, plan.tapped_layers)
+    optimizers = _optimizers(head, plan)
+    first = restore_checkpoint(out, head, optimizers)
+    for step in range(first, plan.steps):
+        started = time.monotonic()
+        torch.manual_seed(plan.seed * 1_000_003 + step)  # so that a resumed run samples the same positions
+        rows = _rows(generated, corpus, plan, step)
+        measures = [_backward(head, tap(row), plan) for row in rows]
+        update(optimizers, plan.rates.factor_at(step, plan.steps))
+        report(_progress(measures, step + 1, plan.steps, rows.size / (time.monotonic() - started)))
+        if (step + 1) % checkpoint_every_steps == 0 or step + 1 == plan.steps:
+            save_checkpoint(out, head, optimizers, step + 1)
+    export_head(head, out, plan, mask_token)
+
+
+class _TargetTap:
+    """Runs the target over one row and returns what a head is trained on, shifted as it meets it when drafting."""
+
+    def __init__(self, target: Path, tapped_layers: tuple[int, ...]) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+        self._tapped_layers = tapped_layers
+        self._last: torch.Tensor | None = None
+        # Hugging Face's own last hidden state has been through the final norm; the head applies that norm itself.
+        self._model.model.layers[-1].register_forward_hook(self._keep_last)
+
+    def _keep_last(self, _module: torch.nn.Module, _inputs: object, output: Any) -> None:
+        self._last = output[0] if isinstance(output, tuple) else output
+
+    def __call__(self, row: np.ndarray) -> dict[str, torch.Tensor]:
+        tokens = torch.from_numpy(row).long()[None]
+        with torch.no_grad():
+            states = self._model(tokens, output_hidden_states=True).hidden_states
+        assert self._last is not None
+        length = tokens.shape[1] - 1
+        return {
+            "input_ids": tokens[:, 1:],
+            "hidden_states": torch.cat([states[layer] for layer in self._tapped_layers], dim=-1)[:, :-1],
+            "verifier_last_hidden_states": self._last[:, 1:],
+            "document_ids": torch.zeros(1, length, dtype=torch.long),
+            "position_ids": torch.arange(1, length + 1)[None],
+            "loss_mask": torch.ones(1, length),
+        }
+
+
+def _make_head(target: Path, mask_token: int, plan: HeadPlan) -> Eagle3DraftModel:
+    config = AutoConfig.from_pretrained(target)
+    config.num_hidden_layers = plan.layers
+    shape: dict[str, Any] = {
+        "draft_vocab_size": config.vocab_size,
+        "norm_before_residual": True,
+        "fc_norm": True,
+        "norm_output": True,
+        "target_layer_ids": list(plan.tapped_layers),
+        "verifier_name_or_path": str(target),
+        "draft_attn_impl": "sdpa",  # flex attention has no backward pass on CPU
+    }
+    if plan.method == "p-eagle":
+        head = PEagleDraftModel.from_training_args(
+            config, mask_token_id=mask_token, num_depths=plan.trained_depth, **shape
+        )
+    else:
+        head = Eagle3DraftModel.from_training_args(config, ttt_steps=plan.trained_depth - 1, **shape)
+    # speculators keeps the target's output matrix; a head this small drafts better with one of its own
+    head.lm_head.weight.requires_grad_(True)
+    return head.float()
+
+
+def _optimizers(head: torch.nn.Module, plan: HeadPlan) -> tuple[torch.optim.Optimizer, ...]:
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
+    for name, parameter in head.named_parameters():
+        if parameter.requires_grad:
+            hidden = parameter.ndim == 2 and not name.startswith(("embed_tokens", "lm_head"))
+            (matrices if hidden else others).append(parameter)
+    return make_optimizers(matrices, others, plan.rates)
+
+
+def _rows(generated: np.ndarray, corpus: np.ndarray, plan: HeadPlan, step: int) -> np.ndarray:
+    """The rows of one step, [rows_per_step, tokens]: they depend on the step number alone."""
+    draw = np.random.default_rng((plan.seed, step))
+    length = generated.shape[1]
+    rows = []
+    for _ in range(plan.rows_per_step):
+        if draw.random() < plan.generated_ratio:
+            rows.append(generated[draw.integers(len(generated))])
+        else:
+            start = draw.integers(len(corpus) - length)
+            rows.append(corpus[start : start + length])
+    return np.stack(rows)
+
+
+def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: HeadPlan) -> dict[str, float]:
+    loss_config = resolve_loss_config("kl_div", "eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        if plan.method == "p-eagle":
+            sampling = {"down_sample_ratio": plan.depth_ratio, "down_sample_ratio_min": 0.1}
+            _, loss, metrics = head(**batch, loss_config=loss_config, num_depths=plan.trained_depth, **sampling)
+        else:
+            _, loss, metrics = head(**batch, loss_config=loss_config, ttt_steps=plan.trained_depth - 1)
+            loss = loss / (plan.trained_depth - 1)  # it comes summed over the steps
+    (loss / plan.rows_per_step).backward()
+    return {name: float(value) for name, value in metrics.items()} | {"loss": float(loss)}
+
+
+def _progress(measures: list[dict[str, float]], step: int, steps: int, tokens_per_s: float) -> Progress:
+    accuracy: list[float] = []
+    while f"position_{len(accuracy)}_acc_sum" in measures[0]:
+        at = f"position_{len(accuracy)}_acc"
+        total = sum(each[f"{at}_total"] for each in measures)
+        accuracy.append(sum(each[f"{at}_sum"] for each in measures) / max(total, 1.0))
+    loss = sum(each["loss"] for each in measures) / len(measures)
+    return Progress(step, steps, loss, tokens_per_s, tuple(accuracy))

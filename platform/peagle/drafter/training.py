@@ -1,0 +1,82 @@
+"""What target and head training share: the optimizers, the rate schedule, and checkpoints that survive a kill."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+CHECKPOINT = "checkpoint.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Learning rates: warm up, hold, then fall linearly to zero over the last `decay_steps`."""
+
+    matrix: float
+    other: float
+    warmup_steps: int
+    decay_steps: int
+    weight_decay: float = 0.1
+
+    def factor_at(self, step: int, steps: int) -> float:
+        """Factor in (0, 1] on both rates at `step` (0-based) of `steps`."""
+        return min(1.0, (step + 1) / self.warmup_steps, (steps - step) / self.decay_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One finished step: `loss` in nats, `accuracy` by draft position where a head is trained."""
+
+    step: int
+    steps: int
+    loss: float
+    tokens_per_s: float
+    accuracy: tuple[float, ...] = ()
+
+
+def make_optimizers(
+    matrices: Sequence[torch.nn.Parameter], others: Sequence[torch.nn.Parameter], rates: Rates
+) -> tuple[torch.optim.Optimizer, ...]:
+    """Muon for hidden matrices, which needs fewer steps than AdamW at these sizes, and AdamW for everything else."""
+    return (
+        torch.optim.Muon(
+            list(matrices), lr=rates.matrix, weight_decay=rates.weight_decay, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(list(others), lr=rates.other, betas=(0.9, 0.95), weight_decay=0.01),
+    )
+
+
+def update(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
+    """Apply the gradients at `factor` times the full rates, and clear them."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group.setdefault("full_lr", group["lr"]) * factor
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def save_checkpoint(
+    folder: Path, model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer], step: int
+) -> None:
+    """Replace the folder's checkpoint in one move: a kill while writing leaves the last whole one."""
+    partial = folder / f"{CHECKPOINT}.partial"
+    state = {"step": step, "model": model.state_dict(), "optimizers": [each.state_dict() for each in optimizers]}
+    torch.save(state, partial)
+    partial.replace(folder / CHECKPOINT)
+
+
+def restore_checkpoint(folder: Path, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+    """Load the folder's checkpoint where there is one.
+
+    Returns:
+        The step to go on from; 0 without a checkpoint.
+    """
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return 0
+    state = torch.load(path, weights_only=True)
+    model.load_state_dict(state["model"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    return int(state["step"])
