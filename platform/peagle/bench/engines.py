@@ -1,0 +1,152 @@
+"""Real vLLM engines to measure, each with its core and worker in processes of their own."""
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+from vllm import AsyncEngineArgs, SamplingParams
+from vllm.config import VllmConfig
+from vllm.inputs import TokensPrompt
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from peagle.bench.plan import EnginePlan
+from peagle.bench.statistics import NO_DRAFTS, DraftCounts
+from peagle.engine import live_depth
+from peagle.errors import StartupError
+from peagle.router.snapshot import DepthTable
+from peagle.serve.arguments import engine_settings
+
+
+class DraftCounter(StatLoggerBase):  # type: ignore[misc]
+    """Sums vLLM's statistics of verified drafts, step by step."""
+
+    def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
+        self.counts = NO_DRAFTS
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
+        stats = scheduler_stats.spec_decoding_stats if scheduler_stats else None
+        if stats is not None:
+            self.counts += DraftCounts(
+                stats.num_drafts, tuple(stats.num_draft_tokens_per_pos), tuple(stats.num_accepted_tokens_per_pos)
+            )
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
+class Engine:
+    """One running engine. `start` needs a running event loop and blocks until the engine answers."""
+
+    def __init__(self, plan: EnginePlan, llm: AsyncLLM, counters: Sequence[DraftCounter], output_tokens: int) -> None:
+        self.plan = plan
+        self._llm = llm
+        self._counters = counters
+        self._output_tokens = output_tokens
+        self._request_numbers = itertools.count()
+        self._depth_versions = itertools.count(1)
+
+    @classmethod
+    def start(cls, plan: EnginePlan, output_tokens: int, log: Path) -> "Engine":
+        """Raises StartupError where vLLM does not start; what it printed is in `log`."""
+        counters: list[DraftCounter] = []
+
+        def new_counter(vllm_config: VllmConfig, engine_index: int = 0) -> DraftCounter:
+            counters.append(DraftCounter(vllm_config, engine_index))
+            return counters[-1]
+
+        arguments = engine_settings(plan.deployment)
+        # Forking a process that already runs an engine's threads can deadlock.
+        environment = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", **plan.deployment.environment}
+        try:
+            with _environment(environment):
+                llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[new_counter])
+        except (RuntimeError, ValueError, OSError) as error:
+            first_line = str(error).strip().partition("\n")[0]
+            raise StartupError(
+                f"the engine for {plan.name} did not start ({first_line})", f"{log} says why."
+            ) from error
+        return cls(plan, llm, counters, output_tokens)
+
+    @property
+    def context_tokens(self) -> int:
+        """Longest prompt and answer together."""
+        return int(self._llm.model_config.max_model_len)
+
+    @property
+    def requests_at_once(self) -> int:
+        return int(self._llm.vllm_config.scheduler_config.max_num_seqs)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._llm.get_tokenizer().encode(text))
+
+    def counts(self) -> DraftCounts:
+        """Drafts verified since the engine started."""
+        return sum((counter.counts for counter in self._counters), NO_DRAFTS)
+
+    async def prepare(self, depth: int) -> None:
+        """Set K and forget cached prompts, so that every pass starts alike and all its statistics have arrived."""
+        if self.plan.live:
+            await live_depth.set_depths(self._llm, DepthTable(next(self._depth_versions), (depth,)))
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Clear the prefix cache. The answer comes back behind every earlier output and its statistics."""
+        if not await self._llm.reset_prefix_cache():
+            raise RuntimeError("the prefix cache is in use between two passes")
+
+    async def stream(self, prompt: list[int]) -> AsyncIterator[Sequence[int]]:
+        """Generate greedily to the fixed length, end-of-text tokens included."""
+        parameters = SamplingParams(
+            temperature=0.0,
+            max_tokens=self._output_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        request = f"{self.plan.name}-{next(self._request_numbers)}"
+        async for output in self._llm.generate(TokensPrompt(prompt_token_ids=prompt), parameters, request):
+            tokens = output.outputs[0].token_ids
+            if tokens:
+                yield tokens
+
+    def stop(self) -> None:
+        self._llm.shutdown()
+
+
+async def idle_cpu_ratio(seconds: float) -> float:
+    """CPU time that this process's children use while nothing is asked of them, in cores."""
+    before = _children_cpu_s()
+    await asyncio.sleep(seconds)
+    return max(0.0, _children_cpu_s() - before) / seconds
+
+
+def _children_cpu_s() -> float:
+    total = 0.0
+    for child in psutil.Process().children(recursive=True):
+        try:
+            times = child.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system
+    return total
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

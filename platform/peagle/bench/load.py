@@ -1,0 +1,62 @@
+"""Closed-loop load: a fixed number of requests in flight, each timed by when its tokens arrive."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+Stream = Callable[[list[int]], AsyncIterator[Sequence[int]]]
+"""Generates from prompt tokens; each item holds the tokens of one output, at least one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One request. `arrivals_s[i]` is the time from its start to its i-th output, which may carry several tokens."""
+
+    tokens: tuple[int, ...]
+    arrivals_s: tuple[float, ...]
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to first token."""
+        return self.arrivals_s[0]
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Times between outputs: what a reader of the stream waits for."""
+        return [later - earlier for earlier, later in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One prompt set through one engine: wall-clock seconds, and a trace for each prompt in order."""
+
+    seconds: float
+    traces: tuple[Trace, ...]
+
+
+async def run_pass(stream: Stream, prompts: Sequence[list[int]], concurrency: int) -> Pass:
+    """Send every prompt, `concurrency` at a time, the next as soon as one ends."""
+    traces: list[Trace | None] = [None] * len(prompts)
+    queue = iter(enumerate(prompts))
+
+    async def lane() -> None:
+        for index, prompt in queue:
+            traces[index] = await _timed(stream, prompt)
+
+    start = time.perf_counter()
+    async with asyncio.TaskGroup() as lanes:
+        for _ in range(min(concurrency, len(prompts))):
+            lanes.create_task(lane())
+    seconds = time.perf_counter() - start
+    return Pass(seconds, tuple(trace for trace in traces if trace is not None))
+
+
+async def _timed(stream: Stream, prompt: list[int]) -> Trace:
+    tokens: list[int] = []
+    arrivals: list[float] = []
+    start = time.perf_counter()
+    async for output in stream(prompt):
+        arrivals.append(time.perf_counter() - start)
+        tokens.extend(output)
+    return Trace(tuple(tokens), tuple(arrivals))

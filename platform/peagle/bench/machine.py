@@ -1,0 +1,59 @@
+"""What was measured on, and with what: a figure without these means nothing."""
+
+import os
+import platform
+import subprocess
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+import torch
+import vllm
+
+from peagle import __version__
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, cores, memory, GPUs, and how busy the machine already was."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "system": platform.platform(),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"peagle": __version__, "python": platform.python_version()}
+    found |= {"vllm": vllm.__version__, "torch": torch.__version__}
+    with suppress(PackageNotFoundError):
+        found["ray"] = version("ray")
+    return found
+
+
+def commit() -> str | None:
+    """The checkout's commit, with `+changes` where files differ from it; None outside a checkout."""
+    folder = Path(__file__).parent
+    try:
+        head = _git(folder, "rev-parse", "--short=12", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{head}+changes" if changed else head
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

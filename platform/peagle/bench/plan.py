@@ -1,0 +1,101 @@
+"""What to measure: which engines a comparison needs, and which (engine, K) pairs it times. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from peagle.config import Deployment, parse_deployment
+from peagle.errors import ConfigError
+
+NONE, EAGLE3, PEAGLE = "none", "eagle3", "p-eagle"
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """One engine to start. With `live` it takes any K of `depths` while it runs, else it has exactly one."""
+
+    method: str
+    deployment: Deployment
+    depths: tuple[int, ...]
+    live: bool
+
+    @property
+    def name(self) -> str:
+        return self.method if self.method == NONE or self.live else f"{self.method} K={self.depths[0]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One engine at one K: a row of the result. `engine` indexes the list of plans; K is 0 without speculation."""
+
+    engine: int
+    method: str
+    depth: int
+
+    @property
+    def name(self) -> str:
+        return self.method if self.method == NONE else f"{self.method} K={self.depth}"
+
+
+def plan_engines(
+    deployment: Deployment,
+    baseline: Deployment | None,
+    methods: Sequence[str],
+    depths: Sequence[int],
+    *,
+    eager: bool,
+) -> list[EnginePlan]:
+    """Engines for `methods`, or for all that the two files offer where `methods` is empty.
+
+    A P-EAGLE drafter drafts all positions in one pass, so one engine of the largest K serves every K by verifying
+    less. An EAGLE-3 drafter takes one pass a position: cutting its drafts would charge it for passes that a real
+    deployment of that K does not make, so it gets an engine for each K.
+
+    Raises:
+        ConfigError: A method that no file offers, a K above the trained depth, or files with different targets.
+    """
+    offered = {file.drafter.method: file for file in (baseline, deployment) if file is not None and file.drafter}
+    if baseline is not None and baseline.target != deployment.target:
+        raise ConfigError(
+            "--baseline", baseline.target.source, "its target is another", "Compare drafters of one target."
+        )
+    wanted = list(methods) or [NONE, *sorted(offered)]
+    plans = []
+    for method in dict.fromkeys(wanted):
+        if method == NONE:
+            plans.append(EnginePlan(NONE, _derive(deployment, None, eager), (0,), live=False))
+            continue
+        if method not in offered:
+            known = ", ".join([NONE, *sorted(offered)])
+            raise ConfigError("--methods", method, f"no file offers it (there are {known})", "Add one with --baseline.")
+        file = offered[method]
+        if method == PEAGLE and file.speculation.live_depth:
+            plans.append(EnginePlan(method, _derive(file, max(depths), eager), tuple(depths), live=True))
+        else:
+            plans.extend(EnginePlan(method, _derive(file, depth, eager), (depth,), live=False) for depth in depths)
+    return plans
+
+
+def variants_of(plans: Sequence[EnginePlan]) -> list[Variant]:
+    """Every engine at every K it can take."""
+    return [Variant(index, plan.method, depth) for index, plan in enumerate(plans) for depth in plan.depths]
+
+
+def rotated(variants: Sequence[Variant], turn: int) -> list[Variant]:
+    """The variants in an order that starts one further each turn, so that none always goes first."""
+    start = turn % len(variants)
+    return [*variants[start:], *variants[:start]]
+
+
+def _derive(deployment: Deployment, depth: int | None, eager: bool) -> Deployment:
+    """`deployment` at a fixed K, or without speculation where K is None; in one compile mode for all."""
+    raw: dict[str, Any] = deployment.model_dump()
+    raw["engine"] = {**raw["engine"], "enforce_eager": eager}
+    if depth is None:
+        # This argument is refused by an engine that does not speculate.
+        raw["engine"].pop("per_request_spec_decode_metrics", None)
+        raw |= {"drafter": None, "speculation": {"enabled": False}}
+    else:
+        live = raw["speculation"]["live_depth"] and raw["drafter"]["method"] == PEAGLE
+        raw["speculation"] = {"live_depth": live, "depth_max": depth, "depth_static": depth}
+    return parse_deployment(raw, origin=deployment.name)

@@ -1,0 +1,87 @@
+"""The arithmetic of a measurement. Pure: numbers in, numbers out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median and extremes over repeats."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Raises ValueError where there are no values."""
+        return cls(median(values), min(values), max(values))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """Drafts verified, and for position j+1 (0-based index) how many reached it and how many were accepted there."""
+
+    drafts: int
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+    def __add__(self, other: "DraftCounts") -> "DraftCounts":
+        return DraftCounts(
+            self.drafts + other.drafts, _sum(self.drafted, other.drafted), _sum(self.accepted, other.accepted)
+        )
+
+    def __sub__(self, earlier: "DraftCounts") -> "DraftCounts":
+        return DraftCounts(
+            self.drafts - earlier.drafts,
+            _sum(self.drafted, tuple(-count for count in earlier.drafted)),
+            _sum(self.accepted, tuple(-count for count in earlier.accepted)),
+        )
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens per verification of a draft, the bonus token included; None where nothing was drafted."""
+        return 1 + sum(self.accepted) / self.drafts if self.drafts else None
+
+    @property
+    def depth_effective(self) -> float | None:
+        """Draft tokens verified per draft."""
+        return sum(self.drafted) / self.drafts if self.drafts else None
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """Probability that the first j drafts are all accepted, for each j that was verified at all."""
+        return tuple(hit / tried for hit, tried in zip(self.accepted, self.drafted, strict=True) if tried)
+
+
+NO_DRAFTS = DraftCounts(0, (), ())
+
+
+def percentile(values: Sequence[float], ratio: float) -> float:
+    """The value that `ratio` (0 to 1) of the values lie below, interpolated between neighbours."""
+    if not values:
+        raise ValueError("no values")
+    ordered = sorted(values)
+    place = ratio * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
+    """Spread of the ratios of values measured in the same repeat, which cancels what drifts between repeats."""
+    return Spread.of([a / b for a, b in zip(numerators, denominators, strict=True)])
+
+
+def distinct_share(tokens: Sequence[int], width: int = 1) -> float:
+    """Distinct n-grams of `width` tokens as a share of all of them: near 1 for text, near 0 for a loop."""
+    grams = [tuple(tokens[start : start + width]) for start in range(len(tokens) - width + 1)]
+    return len(set(grams)) / len(grams) if grams else 1.0
+
+
+def _sum(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    size = max(len(left), len(right))
+    return tuple(
+        (left[place] if place < len(left) else 0) + (right[place] if place < len(right) else 0) for place in range(size)
+    )

@@ -1,0 +1,181 @@
+"""The `peagle` command. Heavy libraries load only inside the command that needs them, so that help is instant."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from peagle import __version__
+from peagle.errors import ConfigError, PeagleError
+
+EXIT_STARTUP, EXIT_CONFIGURATION = 1, 2
+EXTRAS = {"vllm": "peagle[cpu] or peagle[gpu]", "torch": "peagle[cpu] or peagle[gpu]", "speculators": "peagle[train]"}
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+app = typer.Typer(
+    name="peagle",
+    help="Serve large language models with vLLM and P-EAGLE speculative decoding on Ray Serve.",
+    epilog="Start here: peagle serve deployments/embedded.yaml, then peagle chat in another terminal.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Deployment files, one for each model.")]
+Url = Annotated[str, typer.Option(help="Where the server listens.", envvar="PEAGLE_URL")]
+FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command()
+def serve(
+    files: Files,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster to join, such as ray://head:10001; without it one starts here.")
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Web origin that browsers may call from; repeat it for more. None by default."),
+    ] = None,
+) -> None:
+    """Serve models over an OpenAI-compatible API.
+
+    Runs until Ctrl-C. Checks the files, the checkpoints and the machine, starts every replica and prints the address once all of them
+    answer. Several files make one server with several models.
+
+    Example: peagle serve deployments/embedded.yaml --port 8000
+    """
+    from peagle.api.settings import ApiSettings
+    from peagle.serve import launch
+
+    settings = ApiSettings(cors_origins=tuple(cors_origin or ()))
+    raise typer.Exit(launch.run(files, host=host, port=port, api=settings, address=address))
+
+
+@app.command()
+def validate(files: Files) -> None:
+    """Check deployment files.
+
+    Needs no GPU and downloads nothing. Reads every field, and for local checkpoints compares the drafter with its target: hidden size, vocabulary, mask
+    token, tapped layers, trained depth. Prints one line for each file; exits with 2 if any of them cannot work.
+
+    Example: peagle validate deployments/*.yaml
+    """
+    from peagle.config import load_deployment
+    from peagle.engine.drafter_checks import check_checkpoints
+
+    failed = False
+    for path in files:
+        try:
+            deployment = load_deployment(path)
+            check_checkpoints(deployment)
+        except ConfigError as error:
+            failed = True
+            typer.echo(f"wrong  {path}\n       {error}", err=True)
+            continue
+        drafts = deployment.drafter if deployment.speculates else None
+        speculation = (
+            f"{drafts.method}, K = {deployment.speculation.depth_static} of at most {deployment.speculation.depth_max}"
+            if drafts
+            else "no speculation"
+        )
+        typer.echo(f"ok     {path}: {deployment.name}, {speculation}")
+    if failed:
+        raise typer.Exit(EXIT_CONFIGURATION)
+
+
+@app.command()
+def chat(
+    url: Url = DEFAULT_URL,
+    model: Annotated[str | None, typer.Option(help="Model to talk to; by default the first one served.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=2.0, help="0 always takes the likeliest token; default: the model's own."),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message that leads the conversation.")] = None,
+) -> None:
+    """Talk to a served model in the terminal.
+
+    After each answer: tokens per second, time to first token, and how many tokens each verification step gave
+    (acceptance length). Ctrl-C stops an answer, Ctrl-D leaves. Reads lines from a pipe as well.
+
+    Example: echo 'def fibonacci(n):' | peagle chat --temperature 0
+    """
+    from peagle.cli_chat import run_chat
+
+    raise typer.Exit(run_chat(url, model, max_tokens=max_tokens, temperature=temperature, system=system))
+
+
+@app.command()
+def status(
+    url: Url = DEFAULT_URL,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, max=60.0, help="Seconds between two reads.")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the server's answer as JSON and leave.")] = False,
+) -> None:
+    """Show models and replicas: state, K, load, speed.
+
+    AL is the acceptance length, the tokens that one verification step gives. Speed is counted between two reads, so the table takes one interval to appear.
+
+    Example: peagle status --watch
+    """
+    from peagle.cli_status import run_status
+
+    run_status(url, watch=watch, interval_s=interval, as_json=as_json)
+
+
+@app.command(context_settings=FORWARD, add_help_option=False)
+def drafter(context: typer.Context) -> None:
+    """Train P-EAGLE and EAGLE-3 draft heads.
+
+    Example: peagle drafter --help
+    """
+    _forward("peagle.drafter.cli", context)
+
+
+@app.command(context_settings=FORWARD, add_help_option=False)
+def bench(context: typer.Context) -> None:
+    """Measure what speculation gives on this machine.
+
+    Example: peagle bench speculation deployments/embedded.yaml
+    """
+    _forward("peagle.bench.cli", context)
+
+
+@app.command()
+def version() -> None:
+    """Print the version.
+
+    Example: peagle version
+    """
+    typer.echo(__version__)
+
+
+def _forward(module: str, context: typer.Context) -> None:
+    """Hand the rest of the command line to a command group that is imported only now."""
+    group: typer.Typer = import_module(module).app
+    group(args=context.args or ["--help"], prog_name=context.command_path)
+
+
+def main() -> None:
+    """Run the command line. A mistake that a user can mend is one line on stderr: exit 2 for configuration, else 1."""
+    try:
+        app()
+    except PeagleError as error:
+        print(f"peagle: {error}", file=sys.stderr)
+        sys.exit(EXIT_CONFIGURATION if isinstance(error, ConfigError) else EXIT_STARTUP)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        print(f"peagle: {error.name} is not installed. Install {extra}.", file=sys.stderr)
+        sys.exit(EXIT_STARTUP)
+
+
+if __name__ == "__main__":
+    main()
