@@ -1,0 +1,1 @@
+"""The adapter to Ray: server class, application builder, launcher. It decides nothing about depth or routing."""

@@ -1,0 +1,123 @@
+"""Builds the Serve application from deployment files.
+
+`serve run peagle.serve.app:build_app deployments=deployments/embedded.yaml` and a RayService's `import_path` both take
+`build_app`; its arguments are plain values, so that they can stand in YAML.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray import serve
+from ray.llm._internal.serve.core.configs.openai_api_models import to_model_metadata
+from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
+from ray.serve.llm import LLMConfig, build_llm_deployment
+
+from peagle.api.app import ENDPOINTS, build_http
+from peagle.api.ingress import PeagleIngress
+from peagle.api.settings import ApiSettings
+from peagle.config import Deployment
+from peagle.errors import ConfigError
+from peagle.serve.arguments import engine_settings, read_deployments, read_settings
+from peagle.serve.server import LocalCheckpoint, PeagleServer
+
+# Open requests at which one more ingress process is started: each is one Python event loop that relays streams.
+INGRESS_TARGET_REQUESTS = 64
+
+
+def build_app(args: Mapping[str, Any]) -> serve.Application:
+    """Build one application that serves every deployment in `args`.
+
+    Args:
+        args: `deployments`, a list of paths or mappings, or one of them; `api`, the fields of `ApiSettings`.
+
+    Raises:
+        ConfigError: An argument or a deployment is wrong, or two deployments have one name.
+    """
+    unknown = sorted(set(args) - {"deployments", "api"})
+    if unknown:
+        name = unknown[0]
+        raise ConfigError(f"args.{name}", args[name], "there is no such argument", "Use deployments or api.")
+    return compose(read_deployments(args.get("deployments")), read_settings(args.get("api")))
+
+
+def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.Application:
+    """Bind one server deployment for each model behind one ingress."""
+    configs = {deployment.name: llm_config(deployment) for deployment in deployments}
+    servers = {
+        deployment.name: build_llm_deployment(configs[deployment.name], bind_kwargs={"deployment": deployment})
+        for deployment in deployments
+    }
+    ingress = make_fastapi_ingress(PeagleIngress, endpoint_map=ENDPOINTS, app=build_http(settings))
+    options = ingress_options(deployments)
+    return serve.deployment(ingress, name="Ingress", **options).bind(
+        llm_deployments=servers,
+        model_cards={name: to_model_metadata(name, config) for name, config in configs.items()},
+    )
+
+
+def ingress_options(deployments: Sequence[Deployment]) -> dict[str, Any]:
+    """Serve options of the ingress: it holds what all replicas may hold, and grows with open requests."""
+    bounds = [
+        deployment.replicas.max * deployment.routing.max_ongoing_requests
+        + max(0, deployment.routing.max_queued_requests)
+        for deployment in deployments
+    ]
+    return {
+        "max_ongoing_requests": sum(bounds),
+        "autoscaling_config": {
+            "min_replicas": 1,
+            "max_replicas": sum(deployment.replicas.max for deployment in deployments),
+            "target_ongoing_requests": INGRESS_TARGET_REQUESTS,
+        },
+    }
+
+
+def llm_config(deployment: Deployment) -> LLMConfig:
+    """Ray Serve LLM's configuration of one deployment."""
+    engine = engine_settings(deployment)
+    source = engine.pop("model")
+    engine.pop("served_model_name", None)
+    resources = deployment.resources
+    on_gpu = resources.accelerator == "gpu"
+    options: dict[str, Any] = {}
+    if resources.accelerator_type is not None:
+        options["accelerator_type"] = resources.accelerator_type
+    if deployment.target.is_local:
+        options["callback_config"] = {"callback_class": LocalCheckpoint}
+    if deployment.environment:
+        options["runtime_env"] = {"env_vars": dict(deployment.environment)}
+    return LLMConfig(
+        model_loading_config={"model_id": deployment.name, "model_source": source},
+        engine_kwargs=engine,
+        accelerator_config={"kind": resources.accelerator},
+        # Ray merges the replica's own share into the first worker's bundle.
+        placement_group_config={"bundle_per_worker": {"GPU": 1} if on_gpu else {"CPU": resources.cpus}},
+        deployment_config={
+            **replica_count(deployment),
+            "max_ongoing_requests": deployment.routing.max_ongoing_requests,
+            "max_queued_requests": deployment.routing.max_queued_requests,
+            "ray_actor_options": {"num_cpus": resources.cpus if on_gpu else 0},
+        },
+        server_cls=PeagleServer,
+        # Ray otherwise holds every token of a stream back for up to 50 ms.
+        experimental_configs={"stream_batching_interval_ms": 0},
+        **options,
+    )
+
+
+def replica_count(deployment: Deployment) -> dict[str, Any]:
+    """A fixed count, or bounds between which Serve scales on open requests."""
+    replicas = deployment.replicas
+    if replicas.min == replicas.max:
+        return {"num_replicas": replicas.min}
+    max_num_seqs = deployment.engine.get("max_num_seqs")
+    limit = deployment.routing.max_ongoing_requests
+    # Full batches before a new replica: one more engine costs more than a longer batch.
+    target = min(limit, max_num_seqs) if isinstance(max_num_seqs, int) else limit
+    return {
+        "autoscaling_config": {
+            "min_replicas": replicas.min,
+            "max_replicas": replicas.max,
+            "target_ongoing_requests": target,
+        }
+    }

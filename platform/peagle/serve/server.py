@@ -1,0 +1,141 @@
+"""One replica: Ray Serve LLM's server around vLLM, with the calls by which depth is set and measured."""
+
+import os
+from typing import Any
+
+from ray import serve
+from ray.llm._internal.common.callbacks.base import CallbackBase
+from ray.serve.llm import LLMConfig
+from ray.serve.llm.deployment import LLMServer
+from ray.util import get_node_ip_address
+
+from peagle.config import Deployment
+from peagle.router.snapshot import DepthTable, StepStats
+from peagle.serve.cores import claim_cores
+
+READY = "ready"
+
+
+class LocalCheckpoint(CallbackBase):  # type: ignore[misc]  # Ray ships no types
+    """Skips Ray's download step, which starts a process of its own, where the checkpoint is a folder already here."""
+
+    async def on_before_node_init(self) -> None:
+        self.ctx.run_init_node = False
+
+
+class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
+    """A replica of one deployment. It applies the depths it is given and reports; it chooses none."""
+
+    async def __init__(self, llm_config: LLMConfig, *, deployment: Deployment) -> None:  # type: ignore[misc]
+        self._deployment = deployment
+        self._listener: Any = None
+        await super().__init__(llm_config)
+
+    async def start(self) -> None:
+        """Start the engine; return when it has answered a request."""
+        if self._deployment.resources.accelerator == "cpu":
+            _bind_to_cores(int(self._deployment.resources.cpus))
+        await super().start()
+        # Imported here: vLLM takes seconds, and only a replica needs it.
+        from peagle.serve.load import LoadListener
+
+        self._listener = LoadListener()
+        self._client.logger_manager.stat_loggers.append(self._listener)
+        await self._answer_once()
+
+    @property
+    def _client(self) -> Any:
+        return self.engine._engine_client
+
+    async def _answer_once(self) -> None:
+        from vllm import SamplingParams
+
+        async for _ in self._client.generate(
+            {"prompt_token_ids": [0]}, SamplingParams(max_tokens=2, temperature=0.0), request_id="peagle-readiness"
+        ):
+            pass
+
+    async def set_depths(self, version: int, depths: list[int]) -> None:
+        """Apply a depth table from the next step on: `depths[b]` is K for a step of b requests."""
+        from peagle.engine.live_depth import set_depths
+
+        await set_depths(self._client, DepthTable(version=version, depths=tuple(depths)))
+
+    async def step_stats(self) -> dict[str, Any]:
+        """The engine's step statistics since it started; a `StepStats` as plain values."""
+        from dataclasses import asdict
+
+        return asdict(await self._read_step_stats())
+
+    async def _read_step_stats(self) -> StepStats:
+        from peagle.engine.live_depth import read_step_stats
+
+        stats: StepStats = await read_step_stats(self._client)
+        return stats
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """What the request router may weigh, polled by Serve's controller."""
+        load = self._listener.load
+        return {
+            **await super().record_routing_stats(),
+            "running_requests": load.running_requests,
+            "waiting_requests": load.waiting_requests,
+            "kv_usage_ratio": load.kv_usage_ratio,
+        }
+
+    async def replica_status(self) -> dict[str, Any]:
+        """This replica's row of `GET /fleet`: load, the depth table it applies, and what drafting has yielded.
+
+        `depth_effective` is draft tokens per draft and `acceptance_length` tokens per verification, over the engine's
+        life; both are null before the first draft and where the engine does not speculate with live depth.
+        """
+        load = self._listener.load
+        return {
+            "id": serve.get_replica_context().replica_id.unique_id,
+            "node": get_node_ip_address(),
+            "state": READY,
+            "running_requests": load.running_requests,
+            "waiting_requests": load.waiting_requests,
+            "kv_usage_ratio": load.kv_usage_ratio,
+            "generation_tokens": load.generation_tokens,
+            **await self._depth_status(),
+        }
+
+    async def _depth_status(self) -> dict[str, Any]:
+        deployment = self._deployment
+        if not (deployment.speculates and deployment.speculation.live_depth):
+            return depth_status(None)
+        return depth_status(await self._read_step_stats())
+
+    async def __del__(self) -> None:
+        """Serve calls this as it stops a replica: the engine's processes end before the replica's does."""
+        engine = getattr(self, "engine", None)
+        client = getattr(engine, "_engine_client", None)
+        if client is not None:
+            client.shutdown()
+        await super().__del__()
+
+
+def depth_status(stats: StepStats | None) -> dict[str, Any]:
+    """The depth fields of a replica's status; null or empty where nothing is known."""
+    cells = stats.cells if stats else ()
+    drafts = sum(cell.drafts for cell in cells)
+    drafted = sum(sum(cell.drafted) for cell in cells)
+    accepted = sum(sum(cell.accepted) for cell in cells)
+    return {
+        "depth_version": stats.table.version if stats else None,
+        "depths": list(stats.table.depths) if stats else [],
+        "drafted": drafted,
+        "accepted": accepted,
+        "depth_effective": drafted / drafts if drafts else None,
+        "acceptance_length": 1.0 + accepted / drafts if drafts else None,
+    }
+
+
+def _bind_to_cores(count: int) -> None:
+    """Tell vLLM's CPU worker which cores are its own; an operator's own setting wins."""
+    if "VLLM_CPU_OMP_THREADS_BIND" in os.environ:
+        return
+    cores = claim_cores(max(1, count))
+    # With every core taken, threads that float share them more evenly than threads pinned to one busy core.
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores)) if cores else "nobind"
