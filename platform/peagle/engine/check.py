@@ -1,0 +1,40 @@
+"""One thing looked at before an engine starts, and what came of it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from peagle.errors import CombinedConfigError, ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was looked at (`subject`: file, engine, target or drafter), for what (`name`), and what came of it.
+
+    `detail` says what was found, or why nothing was looked at. `problems` is empty unless `outcome` is wrong.
+    """
+
+    subject: str
+    name: str
+    outcome: Literal["ok", "wrong", "not checked"]
+    detail: str
+    problems: tuple[ConfigError, ...] = ()
+
+
+def run_check(subject: str, name: str, look: Callable[[], str]) -> Check:
+    """Call `look`, which returns what it found or raises ConfigError."""
+    try:
+        return Check(subject, name, "ok", look())
+    except ConfigError as error:
+        return Check(subject, name, "wrong", error.problem, error.problems)
+
+
+def raise_problems(checks: Iterable[Check]) -> None:
+    """Raise what the checks found wrong, if anything.
+
+    Raises:
+        ConfigError: At least one check is wrong; all problems are in it.
+    """
+    problems = [problem for check in checks for problem in check.problems]
+    if problems:
+        raise CombinedConfigError.of(problems)

@@ -1,0 +1,151 @@
+"""Reads what a checkpoint folder says about itself: config.json and the headers of its safetensors files.
+
+No weight is read and no torch is needed, so a checkpoint of any size is read in well under a second.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peagle.errors import ConfigError
+
+INDEX = "model.safetensors.index.json"
+OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.gguf")
+AGAIN = "Download or copy the checkpoint again."
+
+# The bound that the safetensors format itself sets.
+MAX_HEADER_BYTES = 100_000_000
+MAX_JSON_BYTES = 256 * 1024 * 1024
+
+# Bytes of one element, by the format's name of its type; of others only the extent is checked.
+_ELEMENT_BYTES: Mapping[str, int] = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor's type, in the format's words (`BF16`), and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A local checkpoint; `field` is the deployment's field that names it."""
+
+    path: Path
+    field: str
+
+    def wrong(self, file: str, value: object, problem: str, fix: str) -> ConfigError:
+        """Return the error that `value` at `file` (`config.json: hidden_size`) is `problem`."""
+        return ConfigError(f"{self.field}: {_shown(self.path / file)}", value, problem, fix)
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Read the JSON object in the file `name`.
+
+        Raises:
+            ConfigError: There is no such file, or it holds no JSON object.
+        """
+        try:
+            if not self.path.is_dir():
+                what = "it is a file, not a folder" if self.path.exists() else "there is no such folder"
+                fix = "Name a folder with config.json and weights, or a repository as org/name."
+                raise ConfigError(self.field, _shown(self.path), what, fix)
+            with (self.path / name).open("rb") as file:
+                content = file.read(MAX_JSON_BYTES)
+            value = json.loads(content)
+        except FileNotFoundError:
+            raise self.wrong(name, None, "there is no such file", AGAIN) from None
+        except OSError as error:
+            raise self.wrong(name, None, f"it cannot be read: {error.strerror}", "Make it readable.") from None
+        except (ValueError, RecursionError) as error:
+            raise self.wrong(name, None, f"it is not JSON: {error}", AGAIN) from None
+        if not isinstance(value, dict):
+            raise self.wrong(name, None, f"it holds a {type(value).__name__}, not a JSON object", AGAIN)
+        return value
+
+    def read_tensors(self) -> dict[str, Tensor] | None:
+        """Read every tensor's type and shape; None where the weights are in another format than safetensors.
+
+        Raises:
+            ConfigError: There are no weights, a shard is missing, or a file is damaged or cut short.
+        """
+        try:
+            if (self.path / INDEX).exists():
+                return self._read_indexed()
+            files = sorted(self.path.glob("*.safetensors"))
+            if not files and any(any(self.path.glob(pattern)) for pattern in OTHER_FORMATS):
+                return None
+        except OSError as error:
+            raise self.wrong("", None, f"it cannot be read: {error.strerror}", "Make it readable.") from None
+        if not files:
+            raise self.wrong("model.safetensors", None, "there are no weights", AGAIN)
+        return {name: tensor for file in files for name, tensor in self._read_header(file.name).items()}
+
+    def _read_indexed(self) -> dict[str, Tensor]:
+        places = self.read_json(INDEX).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
+            raise self.wrong(f"{INDEX}: weight_map", places, "it must map tensors to files", AGAIN)
+        shards = {shard: self._read_header(shard) for shard in sorted(set(places.values()))}
+        for name, shard in places.items():
+            if name not in shards[shard]:
+                raise self.wrong(shard, None, f"it lacks the tensor {name}, which {INDEX} puts there", AGAIN)
+        return {name: shards[shard][name] for name, shard in places.items()}
+
+    def _read_header(self, name: str) -> dict[str, Tensor]:
+        try:
+            with (self.path / name).open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                start = file.read(8)
+                length = int.from_bytes(start, "little")
+                if start == b"version ":
+                    raise self.wrong(name, None, "it is a Git LFS pointer, not the weights", "Run git lfs pull.")
+                if len(start) < 8 or length > MAX_HEADER_BYTES or 8 + length > size:
+                    raise self.wrong(name, None, f"it is no whole safetensors file ({size} bytes)", AGAIN)
+                header = json.loads(file.read(length))
+            tensors = {key: _tensor(entry, size - 8 - length) for key, entry in header.items() if key != "__metadata__"}
+        except FileNotFoundError:
+            raise self.wrong(name, None, "there is no such file", AGAIN) from None
+        except OSError as error:
+            raise self.wrong(name, None, f"it cannot be read: {error.strerror}", "Make it readable.") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise self.wrong(name, None, "its header is damaged", AGAIN) from None
+        for key, tensor in tensors.items():
+            if tensor is None:
+                raise self.wrong(name, None, f"it is cut short: {key} ends after the file's {size} bytes", AGAIN)
+        return {key: tensor for key, tensor in tensors.items() if tensor is not None}
+
+
+def _tensor(entry: Any, data_bytes: int) -> Tensor | None:
+    """Read one header entry; None where its data end after the file's `data_bytes`.
+
+    Raises:
+        ValueError, KeyError, TypeError: The entry is not what the format asks for.
+    """
+    tensor = Tensor(str(entry["dtype"]), tuple(int(length) for length in entry["shape"]))
+    begin, end = entry["data_offsets"]
+    expected = _ELEMENT_BYTES.get(tensor.dtype)
+    if begin < 0 or end < begin or (expected is not None and end - begin != tensor.elements * expected):
+        raise ValueError("offsets and shape disagree")
+    return tensor if end <= data_bytes else None
+
+
+def _shown(path: Path) -> str:
+    """Return `path` as short as it can be written from the current folder."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
