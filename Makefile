@@ -1,0 +1,54 @@
+# make serve   serve the embedded model on this machine
+# make test    run every test that needs no GPU
+# make check   lint, formatting and types
+# make lock    resolve the pinned versions anew
+# Settings: FILE=deployments/x.yaml  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"
+
+FILE ?= deployments/embedded.yaml
+PORT ?= 8000
+ENGINE ?= cpu
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+TESTS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready-$(ENGINE)
+
+# uv reads none of pip's settings, so they are handed on. Without a folder of wheels, PyTorch's own CPU index has torch.
+FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
+UV := UV_FIND_LINKS="$(FIND_LINKS)" UV_DEFAULT_INDEX="$(or $(UV_DEFAULT_INDEX),$(PIP_INDEX_URL))" $(BIN)/uv pip
+ifeq ($(ENGINE),cpu)
+PINS := --constraint .constraints.txt
+TORCH := $(if $(FIND_LINKS),,--torch-backend cpu)
+endif
+
+.PHONY: serve test check lock clean
+.DEFAULT_GOAL := serve
+
+serve: $(READY)
+	@$(BIN)/peagle serve $(FILE) --port $(PORT)
+
+test: $(READY)
+	@$(BIN)/python -m pytest $(TESTS)
+
+check: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+$(READY): pyproject.toml .constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
+	  { echo "peagle needs Python 3.11 or 3.12; $(PYTHON) is another. Run: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Building the environment in $(VENV) (about 4 GB; a minute or two plus the download) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9,<1'
+	@$(UV) install --python $(BIN)/python $(TORCH) $(PINS) --editable '.[$(ENGINE),train,dev]'
+	@touch $@
+	@echo "The environment is ready."
+
+lock: $(READY)
+	@$(UV) compile --quiet --python-version 3.11 pyproject.toml --extra cpu --extra train --extra dev $(TORCH) --upgrade \
+	  --no-header --no-annotate --no-emit-index-url --no-emit-find-links --output-file .constraints.txt
+
+clean:
+	rm -rf $(VENV)
