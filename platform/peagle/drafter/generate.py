@@ -11,7 +11,7 @@ import numpy as np
 class GenerationPlan:
     """Prompts are windows of the corpus; `greedy_ratio` of the answers are greedy, the rest sampled."""
 
-    prompts: int = 3072
+    prompts: int = 2304
     prompt_tokens_min: int = 24
     prompt_tokens_max: int = 160
     sequence_tokens: int = 416

@@ -69,7 +69,7 @@ def train_head(
         rows = _rows(generated, corpus, plan, step)
         measures = [_backward(head, tap(row), plan) for row in rows]
         update(optimizers, plan.rates.factor_at(step, plan.steps))
-        report(_progress(measures, step + 1, plan.steps, rows.size / (time.monotonic() - started)))
+        report(_progress(measures, plan, step + 1, plan.steps, rows.size / (time.monotonic() - started)))
         if (step + 1) % checkpoint_every_steps == 0 or step + 1 == plan.steps:
             save_checkpoint(out, head, optimizers, step + 1)
     export_head(head, out, plan, mask_token)
@@ -164,11 +164,14 @@ def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: Head
     return {name: float(value) for name, value in metrics.items()} | {"loss": float(loss)}
 
 
-def _progress(measures: list[dict[str, float]], step: int, steps: int, tokens_per_s: float) -> Progress:
-    accuracy: list[float] = []
-    while f"position_{len(accuracy)}_acc_sum" in measures[0]:
-        at = f"position_{len(accuracy)}_acc"
-        total = sum(each[f"{at}_total"] for each in measures)
-        accuracy.append(sum(each[f"{at}_sum"] for each in measures) / max(total, 1.0))
+def _progress(measures: list[dict[str, float]], plan: HeadPlan, step: int, steps: int, tokens_per_s: float) -> Progress:
+    """Accuracy by position is that of the head's first choice, whatever the positions before it got."""
+    name = "position_{}_acc" if plan.method == "p-eagle" else "full_acc_{}"  # as speculators calls them
+    names = [name.format(depth) for depth in range(plan.trained_depth)]
+    accuracy = [
+        sum(each[f"{name}_sum"] for each in measures) / max(sum(each[f"{name}_total"] for each in measures), 1.0)
+        for name in names
+        if f"{name}_sum" in measures[0]
+    ]
     loss = sum(each["loss"] for each in measures) / len(measures)
     return Progress(step, steps, loss, tokens_per_s, tuple(accuracy))
