@@ -42,11 +42,13 @@ def step_stats_from_plain(plain: dict[str, Any]) -> StepStats:
     return StepStats(
         table=DepthTable(plain["version"], tuple(plain["depths"])),
         depth_max=plain["depth_max"],
-        cells=tuple(
-            StepCell(**{name: tuple(value) if isinstance(value, list) else value for name, value in cell.items()})
-            for cell in plain["cells"]
-        ),
+        cells=tuple(_step_cell(cell) for cell in plain["cells"]),
     )
+
+
+def _step_cell(plain: dict[str, Any]) -> StepCell:
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
+    return StepCell(**fields)
 
 
 async def _call(engine_client: Any, method: str, *arguments: Any) -> Any:

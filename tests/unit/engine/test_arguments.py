@@ -1,0 +1,76 @@
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from peagle.config import Deployment, parse_deployment
+from peagle.engine.arguments import drafted_depth, engine_arguments
+
+
+def deployment(**changes: Any) -> Deployment:
+    raw = {
+        "name": "tiny",
+        "target": {"source": "org/target", "revision": "abc"},
+        "drafter": {"source": "org/head", "revision": "def", "trained_depth": 8},
+        "speculation": {"depth_max": 7, "depth_static": 5},
+        "engine": {"dtype": "float32", "max_num_seqs": 8},
+        "resources": {"accelerator": "gpu", "tensor_parallel_size": 2},
+    }
+    return parse_deployment({**raw, **changes}, origin="test")
+
+
+def test_live_depth_drafts_the_deepest_and_starts_at_the_static_depth() -> None:
+    arguments = engine_arguments(deployment())
+    assert arguments["speculative_config"] == {
+        "method": "eagle3",
+        "model": "org/head",
+        "revision": "def",
+        "num_speculative_tokens": 7,
+        "parallel_drafting": True,
+    }
+    assert arguments["scheduler_cls"] == "peagle.engine.plugin.live_depth_scheduler"
+    assert arguments["additional_config"] == {"peagle": {"depth_static": 5}}
+
+
+def test_target_name_and_engine_settings_reach_vllm() -> None:
+    arguments = engine_arguments(deployment())
+    assert arguments["model"] == "org/target"
+    assert arguments["revision"] == "abc"
+    assert arguments["served_model_name"] == "tiny"
+    assert arguments["tensor_parallel_size"] == 2
+    assert arguments["dtype"] == "float32"
+    assert arguments["max_num_seqs"] == 8
+
+
+def test_without_live_depth_the_static_depth_is_drafted_by_vllms_own_scheduler() -> None:
+    arguments = engine_arguments(deployment(speculation={"live_depth": False, "depth_max": 7, "depth_static": 5}))
+    assert arguments["speculative_config"]["num_speculative_tokens"] == 5
+    assert "scheduler_cls" not in arguments
+    assert "additional_config" not in arguments
+
+
+@pytest.mark.parametrize("speculation", [{"enabled": False}, {"live_depth": False, "depth_max": 7, "depth_static": 0}])
+def test_an_engine_that_never_speculates_starts_without_a_drafter(speculation: dict[str, Any]) -> None:
+    off = deployment(speculation=speculation)
+    assert drafted_depth(off) == 0
+    assert not {"speculative_config", "scheduler_cls", "additional_config"} & engine_arguments(off).keys()
+
+
+def test_an_autoregressive_head_drafts_one_token_at_a_time() -> None:
+    eagle = deployment(drafter={"source": "org/head", "method": "eagle3", "trained_depth": 7})
+    assert engine_arguments(eagle)["speculative_config"]["parallel_drafting"] is False
+
+
+def test_a_deployments_own_additional_config_is_kept() -> None:
+    mine = deployment(engine={"additional_config": {"mine": 1}})
+    assert engine_arguments(mine)["additional_config"] == {"mine": 1, "peagle": {"depth_static": 5}}
+    assert mine.engine == {"additional_config": {"mine": 1}}
+
+
+def test_arguments_and_plugin_import_no_engine() -> None:
+    code = (
+        "import peagle.engine.arguments, peagle.engine.plugin, peagle.engine.live_depth, sys;"
+        "sys.exit(bool({'vllm', 'torch', 'ray'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,112 @@
+import random
+
+import pytest
+
+from peagle.engine.live_depth import step_stats_from_plain
+from peagle.engine.step_sums import CellSums, CutDraft, CutTails, StepSums
+
+DEPTH_MAX = 7
+
+
+def common_prefix(draft: list[int], emitted: list[int]) -> int:
+    length = 0
+    for guess, truth in zip(draft, emitted, strict=False):
+        if guess != truth:
+            break
+        length += 1
+    return length
+
+
+def test_tail_counts_only_what_follows_an_unbroken_match() -> None:
+    cell, tails = CellSums(1, 2, DEPTH_MAX), CutTails()
+    tails.add("a", CutDraft(cell, start=3, verified=2, tokens=[10, 11, 12, 99, 14, 15, 16]))
+    tails.settle("a", [0, 0, 0, 10, 11, 12, 13, 14, 15, 16])
+    assert cell.tail_drafted == [0, 0, 1, 1, 1, 1, 1]
+    assert cell.tail_matched == [0, 0, 1, 0, 0, 0, 0]
+
+
+def test_tail_behind_a_rejected_draft_counts_as_drafted_and_not_matched() -> None:
+    cell, tails = CellSums(1, 2, DEPTH_MAX), CutTails()
+    tails.add("a", CutDraft(cell, start=0, verified=2, tokens=[10, 99, 12, 13, 14, 15, 16]))
+    tails.settle("a", [10, 11, 12, 13, 14, 15, 16])
+    assert cell.tail_drafted == [0, 0, 1, 1, 1, 1, 1]
+    assert cell.tail_matched == [0] * DEPTH_MAX
+
+
+def test_tail_waits_until_the_request_has_emitted_as_far_as_the_draft() -> None:
+    cell, tails = CellSums(1, 0, DEPTH_MAX), CutTails()
+    tails.add("a", CutDraft(cell, start=1, verified=0, tokens=list(range(DEPTH_MAX))))
+    tails.settle("a", [9, *range(DEPTH_MAX - 1)])
+    assert tails.waiting("a") == 1
+    assert cell.tail_drafted == [0] * DEPTH_MAX
+    tails.settle("a", [9, *range(DEPTH_MAX)])
+    assert not tails
+    assert cell.tail_matched == [1] * DEPTH_MAX
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_requests_end_removes_right_and_wrong_guesses_alike(right: bool) -> None:
+    cell, tails = CellSums(1, 0, DEPTH_MAX), CutTails()
+    tails.add("a", CutDraft(cell, start=1, verified=0, tokens=[1 if right else 2] * DEPTH_MAX))
+    tails.finish("a", [0, 1, 1, 1])
+    assert cell.tail_drafted == [1, 1, 1, 0, 0, 0, 0]
+    assert cell.tail_matched == ([1, 1, 1, 0, 0, 0, 0] if right else [0] * DEPTH_MAX)
+    assert not tails
+
+
+def test_finishing_an_unknown_request_does_nothing() -> None:
+    CutTails().finish("nobody", [1, 2, 3])
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_tails_agree_with_a_full_replay(seed: int) -> None:
+    rng = random.Random(seed)
+    prompt, text = [0] * rng.randint(1, 9), [rng.randint(0, 2) for _ in range(rng.randint(1, 60))]
+    tokens, tails, cell = list(prompt), CutTails(), CellSums(1, 0, DEPTH_MAX)
+    expected_drafted, expected_matched = [0] * DEPTH_MAX, [0] * DEPTH_MAX
+    while len(tokens) < len(prompt) + len(text):
+        start, verified = len(tokens), rng.randint(0, DEPTH_MAX - 1)
+        draft = [rng.randint(0, 2) for _ in range(rng.randint(verified + 1, DEPTH_MAX))]
+        truth = text[start - len(prompt) :][: len(draft)]
+        for position in range(verified, len(truth)):
+            expected_drafted[position] += 1
+            expected_matched[position] += position < common_prefix(draft, truth)
+        tails.add("a", CutDraft(cell, start, verified, draft))
+        emitted = min(common_prefix(draft[:verified], truth) + 1, len(truth))
+        tokens += truth[:emitted] or text[start - len(prompt) :][:1]
+        tails.settle("a", tokens)
+        assert tails.waiting("a") <= DEPTH_MAX
+    tails.finish("a", tokens)
+    assert (cell.tail_drafted, cell.tail_matched) == (expected_drafted, expected_matched)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_cells_sum_what_was_added_and_survive_the_way_to_the_client(seed: int) -> None:
+    rng = random.Random(seed)
+    sums = StepSums(DEPTH_MAX)
+    added: dict[tuple[int, int], list[tuple[float, int, list[tuple[int, int]]]]] = {}
+    for _ in range(rng.randint(1, 80)):
+        batch_size, depth = rng.randint(1, 4), rng.randint(0, DEPTH_MAX)
+        drafts = [(drafted := rng.randint(0, depth), rng.randint(0, drafted)) for _ in range(batch_size)]
+        seconds, tokens = rng.random(), rng.randint(1, 40)
+        cell = sums.cell(batch_size, depth)
+        cell.add_step(seconds, tokens)
+        for drafted, accepted in drafts:
+            cell.add_draft(drafted, accepted)
+        added.setdefault((batch_size, depth), []).append((seconds, tokens, drafts))
+
+    stats = step_stats_from_plain(
+        {"version": 3, "depths": [7, 5], "depth_max": DEPTH_MAX, "cells": sums.plain()},
+    )
+    assert stats.table.depths == (7, 5)
+    assert {(cell.batch_size, cell.depth) for cell in stats.cells} == set(added)
+    for cell in stats.cells:
+        steps = added[cell.batch_size, cell.depth]
+        drafts = [draft for _, _, some in steps for draft in some]
+        assert cell.steps == len(steps)
+        assert cell.seconds == pytest.approx(sum(seconds for seconds, _, _ in steps))
+        assert cell.tokens == sum(tokens for _, tokens, _ in steps)
+        assert cell.drafts == len(drafts)
+        for position in range(DEPTH_MAX):
+            assert cell.drafted[position] == sum(drafted > position for drafted, _ in drafts)
+            assert cell.accepted[position] == sum(accepted > position for _, accepted in drafts)

@@ -1,0 +1,31 @@
+from dataclasses import replace
+
+from peagle.router.snapshot import DepthTable, StepCell, StepStats
+
+CELL = StepCell(2, 3, 10, 1.5, 50, 20, (20, 20, 20), (15, 10, 5), (0, 0, 0), (0, 0, 0))
+TABLE = DepthTable(1, (3,))
+
+
+def test_totals_come_from_every_cell() -> None:
+    shallow = StepCell(4, 1, 5, 1.0, 30, 20, (20, 0, 0), (10, 0, 0), (0, 20, 20), (0, 5, 1))
+    stats = StepStats(TABLE, 3, (CELL, shallow))
+    assert (stats.drafts, stats.drafted, stats.accepted) == (40, 80, 40)
+    assert stats.depth_effective == 2.0
+    assert stats.acceptance_length == 2.0
+
+
+def test_an_engine_that_verified_nothing_has_depth_0_and_emits_one_token_a_step() -> None:
+    stats = StepStats(TABLE, 3, ())
+    assert (stats.depth_effective, stats.acceptance_length) == (0.0, 1.0)
+
+
+def test_since_leaves_what_was_added() -> None:
+    later = replace(CELL, steps=11, seconds=1.75, tokens=53, drafts=22, drafted=(22, 22, 22), accepted=(17, 11, 5))
+    new = StepCell(1, 0, 4, 0.5, 4, 0, (0, 0, 0), (0, 0, 0), (4, 4, 3), (2, 1, 0))
+    added = StepStats(TABLE, 3, (later, new)).since(StepStats(TABLE, 3, (CELL,)))
+    assert added.cells == (StepCell(2, 3, 1, 0.25, 3, 2, (2, 2, 2), (2, 1, 0), (0, 0, 0), (0, 0, 0)), new)
+
+
+def test_since_drops_cells_that_did_not_change() -> None:
+    stats = StepStats(TABLE, 3, (CELL,))
+    assert stats.since(stats).cells == ()
