@@ -12,3 +12,28 @@ replicas of the embedded model on a free port. It yields a `Served`:
 When the session ends it is stopped as a user would stop it, and no process may be left. A test that uses it is `slow`.
 `PEAGLE_TEST_DEPLOYMENT` names another deployment file to serve; eager mode and two replicas are set here.
 """
+
+from collections.abc import Iterator
+
+import pytest
+
+from served import Served, start, write_deployment
+
+REPLICAS = 2
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The platform, up; see the top of this file."""
+    folder = tmp_path_factory.mktemp("served")
+    deployment = write_deployment(
+        folder, engine={"enforce_eager": True}, replicas={"min": REPLICAS, "max": REPLICAS}, resources={"cpus": 1}
+    )
+    platform = start(folder, deployment, replicas=REPLICAS)
+    try:
+        platform.wait_until_ready()
+        yield platform
+    finally:
+        status = platform.stop()
+    assert status == 0, platform.said()
+    assert platform.left_behind() == []

@@ -52,6 +52,7 @@ def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.A
     return serve.deployment(ingress, name="Ingress", **options).bind(
         llm_deployments=servers,
         model_cards={name: to_model_metadata(name, config) for name, config in configs.items()},
+        deployments={deployment.name: deployment for deployment in deployments},
     )
 
 

@@ -12,7 +12,7 @@ from peagle.engine.arguments import engine_arguments
 from peagle.errors import ConfigError
 
 # Key-value cache of a CPU replica whose file names no size.
-CPU_CACHE_BYTES = 1 << 30
+CPU_CACHE_BYTES = 512 << 20
 
 
 def read_deployments(sources: object) -> tuple[Deployment, ...]:
@@ -46,7 +46,7 @@ def _read(source: object, origin: str) -> Deployment:
 
 
 def read_settings(raw: object) -> ApiSettings:
-    """Validate the HTTP settings.
+    """Validate the HTTP settings: `ApiSettings`, a mapping of its fields, or None for the defaults.
 
     Raises:
         ConfigError: A field is unknown or wrong.

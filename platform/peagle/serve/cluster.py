@@ -70,7 +70,7 @@ def connect(deployments: Sequence[Deployment], address: str | None) -> None:
             )
         else:
             ray.init(address=address, log_to_driver=True)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except Exception as error:  # Ray raises plain exceptions here, and none that the operator could not mend
         where = f"no Ray cluster answers at {address}" if address else "Ray did not start"
         fix = (
             "Check the address; for a cluster with token authentication set RAY_AUTH_MODE=token"

@@ -64,7 +64,7 @@ def run(
     paths: Sequence[Path | str],
     host: str = DEFAULT_HOST,
     port: int = DEFAULT_PORT,
-    api: Mapping[str, Any] | None = None,
+    api: ApiSettings | Mapping[str, Any] | None = None,
     address: str | None = None,
 ) -> int:
     """Serve deployment files until Ctrl-C or SIGTERM.
@@ -73,7 +73,7 @@ def run(
         paths: One deployment file for each model.
         host: Address to listen on.
         port: Port to listen on.
-        api: Fields of `ApiSettings`.
+        api: HTTP settings, or their fields.
         address: A running Ray cluster to deploy to; without one a cluster is started here and ends with this call.
 
     Returns:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from peagle.config import Checkpoint, Deployment
 from peagle.engine.drafter_checks import check_checkpoints
+from peagle.engine.plugin import KNOWN_VERSIONS
 from peagle.errors import ConfigError, StartupError
 from peagle.serve.arguments import engine_settings
 
@@ -32,7 +33,6 @@ def check_machine(deployments: Sequence[Deployment], host: str, port: int) -> No
     check_port(host, port)
     check_engine(deployments)
     for deployment in deployments:
-        check_target(deployment)
         check_checkpoints(deployment)
     check_gpus(deployments)
     check_memory(deployments, available_memory_bytes())
@@ -93,12 +93,22 @@ def check_engine(deployments: Iterable[Deployment]) -> None:
     if build is None or version is None:
         raise StartupError("vLLM is not installed", "Install peagle[cpu] or, on a machine with a GPU, peagle[gpu].")
     for deployment in deployments:
-        wanted = deployment.resources.accelerator
-        if wanted == "gpu" and build == "cpu":
+        if deployment.speculates and deployment.speculation.live_depth and not is_known(version):
+            known = ", ".join(f"{release}.x" for release in KNOWN_VERSIONS)
+            raise StartupError(
+                f"{deployment.name} asks for live depth, which knows vLLM {known}, and {version} is installed",
+                f"Install vLLM {known}, or set speculation.live_depth to false.",
+            )
+        if deployment.resources.accelerator == "gpu" and build == "cpu":
             raise StartupError(
                 f"{deployment.name} asks for a GPU, and the installed vLLM {version} is built for CPU",
                 "Install peagle[gpu], or set resources.accelerator to cpu.",
             )
+
+
+def is_known(version: str) -> bool:
+    """Whether live depth is tested with this release of vLLM."""
+    return ".".join(version.split(".")[:2]) in KNOWN_VERSIONS
 
 
 def installed_engine() -> tuple[str | None, str | None]:
@@ -111,20 +121,6 @@ def installed_engine() -> tuple[str | None, str | None]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return None, None
-
-
-def check_target(deployment: Deployment) -> None:
-    """A checkpoint that is a folder is there."""
-    for field, checkpoint in (("target", deployment.target), ("drafter", deployment.drafter)):
-        if checkpoint is None or not checkpoint.is_local:
-            continue
-        folder = Path(checkpoint.source)
-        if not (folder / "config.json").is_file():
-            problem = "it holds no config.json" if folder.is_dir() else "there is no such folder"
-            raise StartupError(
-                f"{deployment.name}: {field}.source = {checkpoint.source!r}: {problem}",
-                "Name a folder with a checkpoint, or a repository as org/name.",
-            )
 
 
 def check_gpus(deployments: Iterable[Deployment]) -> None:

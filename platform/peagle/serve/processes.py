@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 PR_SET_CHILD_SUBREAPER = 36
 

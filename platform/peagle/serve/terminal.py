@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 
 
@@ -74,7 +75,7 @@ class Stage:
         self._start_s = console.get_time()
         self._status: Status | None = None
         if console.is_terminal:
-            self._status = console.status(title)
+            self._status = console.status(escape(title))
             self._status.start()
         else:
             console.print(f"… {title}", markup=False)
@@ -87,10 +88,10 @@ class Stage:
         """Say how far it is."""
         self._detail = detail
         if self._status is not None:
-            self._status.update(f"{self._title}: {detail}  [dim]{self.elapsed_s:.0f} s[/dim]")
+            self._status.update(f"{escape(self._title)}: {escape(detail)}  [dim]{self.elapsed_s:.0f} s[/dim]")
 
     def end(self, mark: str, style: str) -> None:
         if self._status is not None:
             self._status.stop()
-        detail = f": {self._detail}" if self._detail else ""
-        self._console.print(f"[{style}]{mark}[/{style}] {self._title}{detail}  [dim]{self.elapsed_s:.1f} s[/dim]")
+        said = f"{self._title}: {self._detail}" if self._detail else self._title
+        self._console.print(f"[{style}]{mark}[/{style}] {escape(said)}  [dim]{self.elapsed_s:.1f} s[/dim]")

@@ -1,0 +1,168 @@
+"""Starts, stops and accidents of the real `peagle serve`."""
+
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from served import START_TIMEOUT_S, Served, free_port, start, write_deployment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+RECOVERY_TIMEOUT_S = 240.0
+# Ray's and vLLM's processes name themselves; Python's helpers are told by their modules.
+NAMES = (
+    "ray::",
+    "raylet",
+    "gcs_server",
+    "VLLM",
+    "EngineCore",
+    "log_monitor",
+    "runtime_env",
+    "dashboard",
+    "peagle serve",
+)
+
+
+def _platform_processes() -> set[tuple[int, float]]:
+    """Pid and start time of every process of such a platform on this machine."""
+    found = set()
+    for process in psutil.process_iter(["pid", "create_time", "cmdline", "name"]):
+        line = " ".join([process.info["name"] or "", *(process.info["cmdline"] or [])])
+        if any(name in line for name in NAMES):
+            found.add((process.info["pid"], process.info["create_time"]))
+    return found
+
+
+def _deployment(folder: Path, replicas: int = 1) -> Path:
+    return write_deployment(
+        folder, engine={"enforce_eager": True}, replicas={"min": replicas, "max": replicas}, resources={"cpus": 1}
+    )
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[list[Served]]:
+    """Platforms that a test started; whatever it leaves running is ended with it."""
+    started: list[Served] = []
+    yield started
+    for platform in started:
+        if platform.process.poll() is None:
+            platform.process.kill()
+        for process in platform.family:
+            if process.is_running():
+                process.kill()
+
+
+def _all_gone(platform: Served, timeout_s: float) -> list[str]:
+    """What the platform has left after `timeout_s` at most."""
+    deadline = time.monotonic() + timeout_s
+    while (left := platform.left_behind()) and time.monotonic() < deadline:
+        time.sleep(1)
+    return left
+
+
+def test_three_starts_and_stops_leave_the_machine_as_it_was(tmp_path: Path, running: list[Served]) -> None:
+    before = _platform_processes()
+    # A terminal sends an interrupt to every process of its foreground group, others send a signal to one process.
+    for attempt, (number, whole_group) in enumerate(
+        [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGINT, False)]
+    ):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        platform = start(folder, _deployment(folder))
+        running.append(platform)
+        platform.wait_until_ready()
+        assert platform.complete()["usage"]["completion_tokens"] > 0
+        status = platform.stop(number, whole_group=whole_group)
+        assert status == 0, platform.said()
+        assert platform.left_behind() == []
+        assert _platform_processes() <= before
+
+
+def test_a_stop_while_it_still_starts_is_clean(tmp_path: Path, running: list[Served]) -> None:
+    platform = start(tmp_path, _deployment(tmp_path))
+    running.append(platform)
+    platform.wait_for(r"Load ")
+    time.sleep(5)
+    assert platform.stop(signal.SIGINT) == 0, platform.said()
+    assert platform.left_behind() == []
+
+
+def test_a_killed_launcher_takes_its_cluster_with_it(tmp_path: Path, running: list[Served]) -> None:
+    platform = start(tmp_path, _deployment(tmp_path))
+    running.append(platform)
+    platform.wait_until_ready()
+    platform.process.kill()
+    platform.process.wait()
+    assert _all_gone(platform, timeout_s=60) == []
+
+
+def test_a_killed_replica_is_replaced_while_requests_go_on(served: Served) -> None:
+    before = {row["id"] for row in served.fleet()}
+    assert len(before) == served.replicas
+    replicas = [child for child in psutil.Process(served.pid).children(recursive=True) if _is_replica(child)]
+    assert len(replicas) == served.replicas
+    replicas[0].kill()
+    deadline = time.monotonic() + RECOVERY_TIMEOUT_S
+    answered = 0
+    while len(after := {row["id"] for row in served.fleet()} - before) == 0 or len(served.fleet()) < served.replicas:
+        assert time.monotonic() < deadline, f"no replica came back; {answered} requests were answered"
+        answered += served.complete()["usage"]["completion_tokens"] > 0
+        time.sleep(1)
+    assert len(after) == 1
+    assert answered > 0
+
+
+def _is_replica(process: psutil.Process) -> bool:
+    try:
+        return "PeagleServer" in process.cmdline()[0]
+    except (psutil.NoSuchProcess, IndexError):
+        return False
+
+
+def _refused(deployment: Path, port: int, folder: Path) -> str:
+    """What `peagle serve` says when it refuses to start; that it does so soon and without a traceback."""
+    platform = start(folder, deployment, port=port)
+    status = platform.process.wait(30)
+    said = platform.said()
+    assert status != 0
+    assert "Traceback" not in said
+    assert len(said.strip().splitlines()) <= 3, said
+    return said
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        assert f"port {port} on 127.0.0.1 is in use" in _refused(_deployment(tmp_path), port, tmp_path)
+
+
+def test_a_missing_model_is_named(tmp_path: Path) -> None:
+    deployment = write_deployment(tmp_path, target={"source": str(tmp_path / "absent")})
+    assert str(tmp_path / "absent") in _refused(deployment, free_port(), tmp_path)
+
+
+def test_more_memory_than_there_is_is_named(tmp_path: Path) -> None:
+    deployment = write_deployment(tmp_path, engine={"kv_cache_memory_bytes": 1 << 50})
+    assert "GiB of memory" in _refused(deployment, free_port(), tmp_path)
+
+
+def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
+    deployment = write_deployment(tmp_path, resources={"accelerator": "gpu"})
+    assert "GPU" in _refused(deployment, free_port(), tmp_path)
+
+
+def test_what_the_engine_refuses_is_said_in_one_line(tmp_path: Path, running: list[Served]) -> None:
+    deployment = write_deployment(tmp_path, engine={"enforce_eager": True, "max_model_len": 1 << 20})
+    platform = start(tmp_path, deployment)
+    running.append(platform)
+    assert platform.process.wait(START_TIMEOUT_S) != 0
+    said = platform.said()
+    assert "Traceback" not in said
+    assert "max_model_len" in said
+    assert str(platform.log) in said

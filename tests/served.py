@@ -1,0 +1,142 @@
+"""Runs the real `peagle serve` in a process of its own, and watches that it leaves none behind."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+
+REPOSITORY = Path(__file__).parent.parent
+DEPLOYMENT = REPOSITORY / "deployments" / "embedded.yaml"
+START_TIMEOUT_S = 420.0
+STOP_TIMEOUT_S = 90.0
+POLL_S = 0.5
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def write_deployment(folder: Path, **changes: dict[str, Any]) -> Path:
+    """Write the embedded deployment into `folder` with absolute checkpoints and fields merged in by section."""
+    source = Path(os.environ.get("PEAGLE_TEST_DEPLOYMENT", DEPLOYMENT))
+    raw = yaml.safe_load(source.read_text(encoding="utf-8"))
+    for part in ("target", "drafter"):
+        if part in raw:
+            raw[part]["source"] = str((source.parent / raw[part]["source"]).resolve())
+    for section, fields in changes.items():
+        raw[section] = {**raw.get(section, {}), **fields}
+    path = folder / "deployment.yaml"
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    return path
+
+
+@dataclass(slots=True)
+class Served:
+    """One `peagle serve` that is up, or was."""
+
+    deployment: Path
+    port: int
+    state: Path
+    process: subprocess.Popen[bytes]
+    output: Path
+    replicas: int = 1
+    family: list[psutil.Process] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def model(self) -> str:
+        name: str = yaml.safe_load(self.deployment.read_text(encoding="utf-8"))["name"]
+        return name
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> Path:
+        return self.state / "peagle" / f"serve-{self.port}.log"
+
+    def said(self) -> str:
+        return self.output.read_text(encoding="utf-8", errors="replace")
+
+    def wait_for(self, pattern: str) -> None:
+        """Wait until it has said a line that starts with `pattern`."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not re.search(rf"^\W*{pattern}", self.said(), re.MULTILINE):
+            assert self.process.poll() is None, f"peagle serve ended early:\n{self.said()}"
+            assert time.monotonic() < deadline, f"not there after {START_TIMEOUT_S} s:\n{self.said()}"
+            time.sleep(POLL_S)
+
+    def wait_until_ready(self) -> None:
+        self.wait_for("Ready at")
+        self.family = psutil.Process(self.pid).children(recursive=True)
+
+    def complete(self, prompt: str = "import os\n", tokens: int = 16) -> dict[str, Any]:
+        """One greedy completion; raises on any status but 200."""
+        body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=60)
+        answer.raise_for_status()
+        result: dict[str, Any] = answer.json()
+        return result
+
+    def fleet(self) -> list[dict[str, Any]]:
+        """The rows of this model's replicas in `GET /fleet`."""
+        models = httpx.get(f"{self.url}/fleet", timeout=60).raise_for_status().json()["models"]
+        rows: list[dict[str, Any]] = next(model["replicas"] for model in models if model["name"] == self.model)
+        return rows
+
+    def remember_family(self) -> None:
+        """Note the processes below this one that have come since it was ready."""
+        known = {process.pid for process in self.family}
+        self.family += [child for child in psutil.Process(self.pid).children(recursive=True) if child.pid not in known]
+
+    def stop(self, number: signal.Signals = signal.SIGTERM, whole_group: bool = False) -> int:
+        """Send the signal, to the whole process group if asked; wait for the end, and return the exit status."""
+        if self.process.poll() is None:
+            self.remember_family()
+            os.kill(-self.pid if whole_group else self.pid, number)
+        return self.process.wait(STOP_TIMEOUT_S)
+
+    def left_behind(self) -> list[str]:
+        """Command lines of processes of this platform that still run."""
+        # Process objects compare pid and start time, so that a reused number does not count.
+        return [" ".join(process.cmdline()) or process.name() for process in self.family if _runs(process)]
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def start(folder: Path, deployment: Path, port: int | None = None, replicas: int = 1) -> Served:
+    """Start `peagle serve` on `deployment`; its state and output go under `folder`."""
+    port = port or free_port()
+    output = folder / "output.txt"
+    with output.open("wb") as sink:
+        process = subprocess.Popen(
+            [str(Path(sys.executable).with_name("peagle")), "serve", str(deployment), "--port", str(port)],
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "XDG_STATE_HOME": str(folder)},
+            start_new_session=True,
+        )
+    return Served(deployment, port, folder, process, output, replicas)

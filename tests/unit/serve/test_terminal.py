@@ -1,0 +1,33 @@
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import subprocess, sys
+from pathlib import Path
+from peagle.serve.terminal import Terminal
+with Terminal(Path(sys.argv[1])) as terminal:
+    print("library line")
+    subprocess.run(["echo", "child line"])
+    with terminal.stage("Load [bold]") as stage:
+        stage.detail("1 of 2")
+    try:
+        with terminal.stage("Break"):
+            raise ValueError
+    except ValueError:
+        pass
+print("after")
+"""
+
+
+def test_our_lines_reach_the_terminal_and_all_others_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "state" / "serve.log"
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(log)], capture_output=True, text=True, check=True, timeout=60
+    )
+    lines = result.stdout.splitlines()
+    assert lines[0] == "… Load [bold]"
+    assert lines[1].startswith("✓ Load [bold]: 1 of 2")
+    assert lines[3].startswith("✗ Break")
+    assert lines[4:] == ["after"]
+    assert log.read_text(encoding="utf-8").splitlines() == ["library line", "child line"]
