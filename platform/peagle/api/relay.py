@@ -1,0 +1,91 @@
+"""A replica's answer, as one JSON body or as server-sent events.
+
+Only the engine's own `[DONE]` counts as a finished stream: one that ends without it ends with an error event, so
+nothing is silently cut short.
+"""
+
+import json
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from starlette.responses import StreamingResponse
+from starlette.types import Send
+
+from peagle.api.errors import EngineError, describe, from_engine
+from peagle.errors import ReplicaLostError
+
+logger = logging.getLogger(__name__)
+
+DONE = "data: [DONE]\n\n"
+# How vLLM begins an event that carries an error.
+_ERROR_PREFIX = 'data: {"error"'
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events that are closed, and with them the request behind them, however the response ends."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[str, None]) -> None:
+        # Proxies such as nginx hold a stream back unless told otherwise.
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._events = events
+
+    async def stream_response(self, send: Send) -> None:
+        try:
+            await super().stream_response(send)
+        finally:
+            await self._events.aclose()
+
+
+def split_events(reply: Any) -> list[str]:
+    """The events in one reply of a replica, which may batch several."""
+    return [reply] if isinstance(reply, str) else list(reply)
+
+
+def engine_error(event: str, prompt_field: str | None = None) -> EngineError | None:
+    """The error that an event carries, if it carries one."""
+    if not event.startswith(_ERROR_PREFIX):
+        return None
+    payload = json.loads(event.removeprefix("data: "))
+    info: Mapping[str, Any] = payload["error"]
+    return from_engine(info, prompt_field)
+
+
+async def relay(first: list[str], rest: AsyncGenerator[Any, None], retry_after_s: float) -> AsyncGenerator[str, None]:
+    """Pass events on up to `[DONE]`; an error becomes the last event.
+
+    Args:
+        first: Events that were read already, none of which is an error.
+        rest: Further replies; it is closed at the end, which aborts the request if it still runs.
+        retry_after_s: See `describe`.
+    """
+    try:
+        events = first
+        while True:
+            packet, error = _until_error(events)
+            if packet:
+                yield packet
+            if error is not None:
+                yield error.reply.event()
+                return
+            if packet.endswith(DONE):
+                return
+            try:
+                events = split_events(await anext(rest))
+            except StopAsyncIteration:
+                raise ReplicaLostError("The replica ended before its answer was complete.") from None
+    except Exception as error:
+        logger.warning("A stream ended with an error.", exc_info=error)
+        yield describe(error, retry_after_s).event()
+    finally:
+        await rest.aclose()
+
+
+def _until_error(events: list[str]) -> tuple[str, EngineError | None]:
+    for index, event in enumerate(events):
+        error = engine_error(event)
+        if error is not None:
+            return "".join(events[:index]), error
+    return "".join(events), None

@@ -1,0 +1,136 @@
+"""Bodies: what is accepted, and how each mistake is named."""
+
+import json
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from peagle.api.body import parse_object, spell, validate
+from peagle.errors import RequestError
+
+DEPTH = 8
+
+
+class Part(BaseModel):
+    kind: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    role: str
+    content: str | list[Part]
+
+
+class Chat(BaseModel):
+    messages: list[Message]
+    limit: int | None = Field(default=None, ge=0)
+    n: int = 1
+
+
+def mistake(data: dict[str, Any]) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        validate(Chat, data)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b'{"a": 1}}',
+        b'{"a": NaN}',
+        b'{"a": -Infinity}',
+        b'{"a": 1e999}',
+        b'{"a": [{"b": -1e999}]}',
+        b'{"a": "\xff"}',
+        b'{"a": "\\ud800"}',
+        b'{"a": ' + b"9" * 5000 + b"}",
+        '{"a": 1}'.encode("utf-16"),
+        b"[]",
+        b"null",
+        b'"text"',
+    ],
+)
+def test_what_is_no_json_object_is_the_clients_mistake(raw: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_object(raw, DEPTH)
+    assert caught.value.code == "invalid_json"
+    assert caught.value.http_status == 400
+
+
+def nested(levels: int) -> bytes:
+    return b'{"a":' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
+
+
+def test_nesting_is_counted_exactly() -> None:
+    assert parse_object(nested(DEPTH), DEPTH)
+    with pytest.raises(RequestError, match="deeper than 8 levels"):
+        parse_object(nested(DEPTH + 1), DEPTH)
+
+
+def test_nesting_that_would_exhaust_a_recursive_parser_is_refused() -> None:
+    with pytest.raises(RequestError):
+        parse_object(nested(1_000_000), 192)
+
+
+def test_a_valid_body_arrives_unchanged() -> None:
+    body = {"text": "é\u2028\U0001f600", "empty": {}, "numbers": [1, -2.5, 2**60], "none": None}
+    assert parse_object(json.dumps(body).encode(), DEPTH) == body
+
+
+def test_the_last_of_two_equal_keys_counts() -> None:
+    assert parse_object(b'{"a": 1, "a": 2}', DEPTH) == {"a": 2}
+
+
+def test_a_missing_field_is_named() -> None:
+    error = mistake({})
+    assert (error.param, error.code) == ("messages", "missing_required_parameter")
+    assert error.message == "messages is required."
+
+
+def test_a_wrong_type_names_the_field_and_what_it_should_be() -> None:
+    error = mistake({"messages": [], "limit": "many"})
+    assert error.param == "limit"
+    assert "valid integer" in error.message
+
+
+def test_a_field_deep_inside_a_union_is_named_as_the_client_wrote_it() -> None:
+    error = mistake({"messages": [{"role": "user", "content": [{"kind": "image", "text": "x"}]}]})
+    assert error.param == "messages[0].content[0].kind"
+
+
+def test_a_missing_field_inside_a_union_is_named() -> None:
+    error = mistake({"messages": [{"role": "user", "content": [{"kind": "text"}]}]})
+    assert error.param == "messages[0].content[0].text"
+
+
+def test_a_field_that_would_change_the_answer_is_not_ignored() -> None:
+    error = mistake({"messages": [], "suffix": "end"})
+    assert (error.param, error.code) == ("suffix", "unsupported_parameter")
+
+
+@pytest.mark.parametrize("extra", [{"suffix": None}, {"suffix": ""}, {"best_of": 1}, {"n": 3, "best_of": 3}])
+def test_an_unsupported_field_that_asks_for_nothing_is_accepted(extra: dict[str, Any]) -> None:
+    validate(Chat, {"messages": [], **extra})
+
+
+def test_a_validator_that_trips_over_a_type_is_the_clients_mistake() -> None:
+    class Trips(BaseModel):
+        tools: list[str]
+
+        def __init__(self, **data: Any) -> None:
+            super().__init__(**data)
+
+        @classmethod
+        def model_validate(cls, obj: Any, **_: Any) -> "Trips":  # type: ignore[override]
+            return cls(tools=list(obj["tools"]))
+
+    with pytest.raises(RequestError, match="wrong type"):
+        validate(Trips, {"tools": 5})
+
+
+def test_paths_are_spelled_as_in_code() -> None:
+    assert spell(("messages", 0, "content", 1, "text")) == "messages[0].content[1].text"
+    assert spell(()) == ""

@@ -1,0 +1,99 @@
+"""Every exception is OpenAI's error object, and a client's mistake is a 4xx wherever it was noticed."""
+
+import json
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.serve.exceptions import BackPressureError
+from starlette.exceptions import HTTPException
+
+from peagle.api.errors import MAX_MESSAGE_CHARS, describe, from_engine, from_status, is_lost_replica
+from peagle.errors import NotFoundError, OverloadedError, ReplicaLostError, RequestError, TooLargeError
+
+
+def remote(cause: Exception) -> RayTaskError:
+    """`cause` as it arrives from a replica."""
+    error = RayTaskError("chat", "Traceback ...", cause)
+    return error.as_instanceof_cause()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code"),
+    [
+        (RequestError("no", param="n"), 400, "invalid_request_error", None),
+        (NotFoundError("no", code="model_not_found"), 404, "invalid_request_error", "model_not_found"),
+        (TooLargeError("no"), 413, "invalid_request_error", None),
+        (OverloadedError("busy", 2.0), 429, "rate_limit_error", "overloaded"),
+        (BackPressureError(5, 4), 429, "rate_limit_error", "overloaded"),
+        (remote(BackPressureError(5, 4)), 429, "rate_limit_error", "overloaded"),
+        (ReplicaLostError("gone"), 502, "server_error", None),
+        (ActorDiedError(), 502, "server_error", None),
+        (TimeoutError(), 504, "server_error", "timeout"),
+        (HTTPException(415, "json please"), 415, "invalid_request_error", None),
+        (remote(ValueError("top_p")), 400, "invalid_request_error", None),
+        (remote(TypeError("int expected")), 400, "invalid_request_error", None),
+        (remote(OverflowError("too big")), 400, "invalid_request_error", None),
+        (remote(NotImplementedError("no")), 400, "invalid_request_error", None),
+        (remote(RuntimeError("boom")), 500, "server_error", None),
+        (ValueError("ours"), 500, "server_error", None),
+        (RuntimeError("ours"), 500, "server_error", None),
+    ],
+)
+def test_status_type_and_code(error: Exception, status: int, kind: str, code: str | None) -> None:
+    reply = describe(error)
+    assert (reply.status, reply.kind, reply.code) == (status, kind, code)
+    assert set(reply.body()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("secret"), remote(RuntimeError("secret")), KeyError("secret")])
+def test_a_failure_of_ours_says_nothing_about_our_insides(error: Exception) -> None:
+    assert "secret" not in json.dumps(describe(error).body())
+
+
+def test_overload_says_when_to_come_back() -> None:
+    assert describe(OverloadedError("busy", 2.1)).headers["Retry-After"] == "3"
+    assert describe(BackPressureError(5, 4), retry_after_s=7).headers["Retry-After"] == "7"
+    assert describe(BackPressureError(5, 4, 429, 9.0), retry_after_s=7).headers["Retry-After"] == "9"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "This model's maximum context length is 1024 tokens. However, you requested 4 output tokens",
+        "The decoder prompt (length 9) is longer than the maximum model length of 8.",
+        "Input length (9) exceeds model's maximum context length (8).",
+    ],
+)
+def test_a_prompt_that_is_too_long_has_openais_code(message: str) -> None:
+    reply = from_engine({"message": message, "code": 400, "param": "input_tokens"}, "messages").reply
+    assert (reply.status, reply.code, reply.param) == (400, "context_length_exceeded", "messages")
+
+
+def test_the_engines_parameter_is_kept() -> None:
+    reply = from_engine({"message": "n must be at least 1", "code": 400, "param": "n"}).reply
+    assert (reply.status, reply.param, reply.kind) == (400, "n", "invalid_request_error")
+
+
+def test_an_engine_that_is_full_is_an_overload() -> None:
+    assert from_engine({"message": "busy", "code": 503}).reply.status == 429
+
+
+def test_the_engines_own_failure_keeps_its_reason() -> None:
+    reply = from_engine({"message": "CUDA error in worker 3", "code": 500}).reply
+    assert reply.status == 500
+    assert "CUDA" not in reply.message
+
+
+def test_an_unprocessable_entity_is_an_invalid_request() -> None:
+    assert from_status(422, "image").status == 400
+
+
+def test_messages_are_bounded_and_name_no_files() -> None:
+    assert len(from_status(400, "x" * 10_000).message) == MAX_MESSAGE_CHARS
+    assert from_status(400, "see /usr/lib/python3/site.py for it").message == "see <path> for it"
+
+
+def test_only_a_lost_replica_is_worth_another_try() -> None:
+    assert is_lost_replica(ActorDiedError())
+    assert not is_lost_replica(remote(RuntimeError("boom")))
+    assert not is_lost_replica(TimeoutError())

@@ -1,0 +1,226 @@
+"""The application around the handlers: limits while a body is read, errors, CORS, request ids. Real ASGI calls."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from pydantic import ValidationError
+from starlette.responses import StreamingResponse
+
+from peagle.api.app import build_http
+from peagle.api.body import read_json
+from peagle.api.errors import describe
+from peagle.api.metrics import exposition
+from peagle.api.settings import ApiSettings
+from peagle.errors import OverloadedError
+
+LIMIT = 2048
+
+
+def application(**settings: Any) -> FastAPI:
+    """The real application with handlers that read a body as the ingress does, or fail."""
+    app = build_http(ApiSettings(max_body_bytes=LIMIT, **settings))
+
+    async def echo(request: Request) -> dict[str, Any]:
+        return await read_json(request, app.state.settings)
+
+    async def fail() -> None:
+        raise RuntimeError("secret")
+
+    async def busy() -> None:
+        raise OverloadedError("busy", 3)
+
+    async def breaks() -> StreamingResponse:
+        async def chunks() -> AsyncIterator[bytes]:
+            yield b"start"
+            raise RuntimeError("secret")
+
+        return StreamingResponse(chunks())
+
+    app.post("/echo")(echo)
+    app.get("/fail")(fail)
+    app.get("/busy")(busy)
+    app.get("/breaks")(breaks)
+    return app
+
+
+def client(**settings: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(application(**settings)), base_url="http://test")
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    body: dict[str, dict[str, Any]] = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return body["error"]
+
+
+async def in_pieces(total: int, size: int) -> AsyncIterator[bytes]:
+    for _ in range(total // size):
+        yield b" " * size
+
+
+JSON = {"content-type": "application/json"}
+
+
+async def test_a_body_within_the_limit_is_read() -> None:
+    async with client() as http:
+        answer = await http.post("/echo", json={"a": 1})
+        assert answer.json() == {"a": 1}
+        assert (await http.post("/echo", content=b"{}", headers={"content-type": "application/x+json"})).json() == {}
+
+
+async def test_a_declared_length_over_the_limit_is_refused_unread() -> None:
+    read = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal read
+        async for piece in in_pieces(10 * LIMIT, 64):
+            read += len(piece)
+            yield piece
+
+    async with client() as http:
+        answer = await http.post("/echo", content=pieces(), headers={**JSON, "content-length": str(10 * LIMIT)})
+    assert answer.status_code == 413
+    assert error_of(answer)["code"] == "request_too_large"
+    assert read == 0
+
+
+async def test_a_chunked_body_is_refused_as_soon_as_it_passes_the_limit() -> None:
+    read = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal read
+        async for piece in in_pieces(100 * LIMIT, 64):
+            read += len(piece)
+            yield piece
+
+    async with client() as http:
+        answer = await http.post("/echo", content=pieces(), headers=JSON)
+    assert answer.status_code == 413
+    assert read <= LIMIT + 2 * 64
+
+
+async def test_a_body_that_never_arrives_is_given_up() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async with client(body_timeout_s=0.05) as http:
+        answer = await http.post("/echo", content=pieces(), headers=JSON)
+    assert answer.status_code == 408
+    error_of(answer)
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+async def test_what_a_browser_may_send_unasked_is_refused(kind: str | None) -> None:
+    async with client() as http:
+        answer = await http.post("/echo", content=b"{}", headers={"content-type": kind} if kind else {})
+    assert answer.status_code == 415
+    assert "Content-Type: application/json" in error_of(answer)["message"]
+
+
+async def test_unknown_paths_and_methods_are_openai_errors() -> None:
+    async with client() as http:
+        unknown = await http.get("/v1/nothing")
+        method = await http.put("/echo")
+    assert (unknown.status_code, error_of(unknown)["code"]) == (404, "unknown_url")
+    assert (method.status_code, error_of(method)["code"]) == (405, "method_not_allowed")
+    assert method.headers["allow"] == "POST"
+
+
+async def test_an_unexpected_failure_says_nothing_about_our_insides() -> None:
+    async with client() as http:
+        answer = await http.get("/fail")
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert error_of(answer)["type"] == "server_error"
+
+
+async def test_a_failure_after_the_status_breaks_the_connection() -> None:
+    async with client() as http:
+        with pytest.raises(RuntimeError):
+            await http.get("/breaks")
+
+
+async def test_an_overload_says_when_to_come_back() -> None:
+    async with client() as http:
+        answer = await http.get("/busy")
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+
+
+async def test_an_answer_has_a_request_id_unless_one_was_given() -> None:
+    async with client() as http:
+        assert (await http.get("/busy")).headers["x-request-id"]
+        given = await http.get("/busy", headers={"x-request-id": "mine"})
+    assert "x-request-id" not in given.headers
+
+
+async def test_browsers_of_other_origins_are_refused_unless_configured() -> None:
+    ask = {"origin": "https://a.test", "access-control-request-method": "POST"}
+    async with client() as http:
+        assert "access-control-allow-origin" not in (await http.options("/echo", headers=ask)).headers
+        assert "access-control-allow-origin" not in (await http.get("/busy", headers=ask)).headers
+    async with client(cors_origins=("https://a.test",)) as http:
+        allowed = await http.options("/echo", headers=ask)
+        assert allowed.headers["access-control-allow-origin"] == "https://a.test"
+        assert "access-control-allow-credentials" not in allowed.headers
+        assert (await http.get("/fail", headers=ask)).headers["access-control-allow-origin"] == "https://a.test"
+        other = await http.options("/echo", headers={**ask, "origin": "https://b.test"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+async def test_requests_are_counted_by_route_and_never_by_what_a_client_wrote() -> None:
+    async with client() as http:
+        await http.post("/echo", json={})
+        await http.get("/made-up-by-a-client")
+        await http.request("MADEUP", "/echo")
+    text = exposition({}).decode()
+    assert 'peagle_http_requests_total{method="POST",route="/echo",status="200"}' in text
+    assert 'route="unmatched",status="404"' in text
+    assert "made-up" not in text
+    assert "MADEUP" not in text
+
+
+def test_replicas_are_exposed_with_model_and_id() -> None:
+    rows = [{"id": "r1", "running_requests": 3, "accepted": 7, "depth_effective": None}]
+    text = exposition({"m": rows, "idle": []}).decode()
+    assert 'peagle_replicas_answering{model="m"} 1.0' in text
+    assert 'peagle_replicas_answering{model="idle"} 0.0' in text
+    assert 'peagle_replica_running_requests{model="m",replica="r1"} 3.0' in text
+    assert 'peagle_replica_accepted_tokens_total{model="m",replica="r1"} 7.0' in text
+    assert "peagle_replica_depth_effective{" not in text
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_body_bytes": 1},
+        {"max_json_depth": 1000},
+        {"request_timeout_s": 0},
+        {"cors_origins": ["example.org"]},
+        {"cors_origins": ["https://example.org/path"]},
+        {"unknown": 1},
+    ],
+)
+def test_settings_are_strict_and_bounded(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        ApiSettings.model_validate(wrong)
+
+
+def test_settings_take_lists_as_yaml_has_them() -> None:
+    assert ApiSettings.model_validate({"cors_origins": ["https://a.test", "*"]}).cors_origins == ("https://a.test", "*")
+
+
+def test_the_application_survives_the_journey_to_a_replica() -> None:
+    from ray import cloudpickle
+
+    copy = cloudpickle.loads(cloudpickle.dumps(build_http(ApiSettings(retry_after_s=9))))
+    assert copy.state.settings.retry_after_s == 9
+
+
+def test_a_reply_is_what_describe_says() -> None:
+    assert describe(OverloadedError("busy", 1)).response().status_code == 429

@@ -1,0 +1,90 @@
+"""Streams: they end with `[DONE]` or with an error event, and always close what is behind them."""
+
+import json
+from collections.abc import AsyncGenerator
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from peagle.api.relay import DONE, EventStream, relay
+
+TOKEN = 'data: {"id":"1","choices":[{"text":"a"}]}\n\n'
+ENGINE_ERROR = (
+    'data: {"error": {"message": "too hot", "type": "BadRequestError", "param": "temperature", "code": 400}}\n\n'
+)
+
+
+class Replies:
+    """A replica's replies, which note that they were closed."""
+
+    def __init__(self, *replies: str | list[str] | Exception) -> None:
+        self.replies = replies
+        self.closed = False
+
+    async def stream(self) -> AsyncGenerator[str | list[str], None]:
+        try:
+            for reply in self.replies:
+                if isinstance(reply, Exception):
+                    raise reply
+                yield reply
+        finally:
+            self.closed = True
+
+
+async def collect(replies: Replies) -> str:
+    rest = replies.stream()
+    first = await anext(rest)
+    events = relay([first] if isinstance(first, str) else first, rest, 1.0)
+    text = "".join([event async for event in events])
+    assert replies.closed
+    return text
+
+
+def error_of(event: str) -> dict[str, str | None]:
+    body: dict[str, dict[str, str | None]] = json.loads(event.removeprefix("data: "))
+    return body["error"]
+
+
+async def test_a_whole_stream_passes_unchanged() -> None:
+    assert await collect(Replies(TOKEN, TOKEN, DONE)) == TOKEN + TOKEN + DONE
+
+
+async def test_batched_events_pass_in_order() -> None:
+    assert await collect(Replies([TOKEN], [TOKEN, TOKEN, DONE])) == TOKEN * 3 + DONE
+
+
+async def test_an_engines_error_is_translated_and_is_the_last_event() -> None:
+    text = await collect(Replies(TOKEN, [TOKEN, ENGINE_ERROR, DONE]))
+    assert text.startswith(TOKEN * 2)
+    assert error_of(text.removeprefix(TOKEN * 2)) == {
+        "message": "too hot",
+        "type": "invalid_request_error",
+        "param": "temperature",
+        "code": None,
+    }
+
+
+async def test_a_replica_lost_mid_stream_is_told() -> None:
+    text = await collect(Replies(TOKEN, ActorDiedError()))
+    assert error_of(text.removeprefix(TOKEN))["type"] == "server_error"
+    assert "[DONE]" not in text
+
+
+async def test_a_stream_that_just_stops_is_not_taken_for_a_whole_one() -> None:
+    text = await collect(Replies(TOKEN, TOKEN))
+    assert "ended before its answer was complete" in str(error_of(text.removeprefix(TOKEN * 2))["message"])
+
+
+async def test_a_client_that_cannot_be_sent_to_closes_the_replica() -> None:
+    replies = Replies(TOKEN, TOKEN, DONE)
+    rest = replies.stream()
+    response = EventStream(relay([await anext(rest)], rest, 1.0))
+
+    async def broken(message: object) -> None:
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        await response.stream_response(broken)
+    # Nothing was read from the stream, so nothing but the response's own end can have closed it.
+    await rest.aclose()
+    assert replies.closed
