@@ -44,46 +44,38 @@ def serve(
 ) -> None:
     """Serve models over an OpenAI-compatible API.
 
-    Runs until Ctrl-C. Checks the files, the checkpoints and the machine, starts every replica and prints the address once all of them
-    answer. Several files make one server with several models.
+    Runs until Ctrl-C. Checks the files, the checkpoints and the machine, starts every replica and prints the address
+    once all of them answer. Several files make one server with several models.
 
     Example: peagle serve deployments/embedded.yaml --port 8000
     """
-    from peagle.api.settings import ApiSettings
     from peagle.serve import launch
 
-    settings = ApiSettings(cors_origins=tuple(cors_origin or ()))
-    raise typer.Exit(launch.run(files, host=host, port=port, api=settings, address=address))
+    api = {"cors_origins": cors_origin or []}
+    raise typer.Exit(launch.run(files, host=host, port=port, api=api, address=address))
 
 
 @app.command()
 def validate(files: Files) -> None:
     """Check deployment files.
 
-    Needs no GPU and downloads nothing. Reads every field, and for local checkpoints compares the drafter with its target: hidden size, vocabulary, mask
-    token, tapped layers, trained depth. Prints one line for each file; exits with 2 if any of them cannot work.
+    Needs no GPU and downloads nothing. Reads every field and engine argument, and for local checkpoints compares the
+    drafter with its target: hidden size, vocabulary, mask token, tapped layers, trained depth. Lists what was checked
+    and everything that is wrong; exits with 2 if anything is.
 
     Example: peagle validate deployments/*.yaml
     """
-    from peagle.config import load_deployment
-    from peagle.engine.drafter_checks import check_checkpoints
+    from peagle.validate import validate_file
 
     failed = False
     for path in files:
-        try:
-            deployment = load_deployment(path)
-            check_checkpoints(deployment)
-        except ConfigError as error:
-            failed = True
-            typer.echo(f"wrong  {path}\n       {error}", err=True)
-            continue
-        drafts = deployment.drafter if deployment.speculates else None
-        speculation = (
-            f"{drafts.method}, K = {deployment.speculation.depth_static} of at most {deployment.speculation.depth_max}"
-            if drafts
-            else "no speculation"
-        )
-        typer.echo(f"ok     {path}: {deployment.name}, {speculation}")
+        report = validate_file(path)
+        failed = failed or bool(report.problems)
+        typer.echo(f"{path}: {'wrong' if report.problems else 'ok'}")
+        for check in report.checks:
+            typer.echo(f"  {check.outcome:<12} {check.subject:<8} {check.name}: {check.detail}")
+        for problem in report.problems:
+            typer.echo(f"  {problem}")
     if failed:
         raise typer.Exit(EXIT_CONFIGURATION)
 
@@ -120,7 +112,8 @@ def status(
 ) -> None:
     """Show models and replicas: state, K, load, speed.
 
-    AL is the acceptance length, the tokens that one verification step gives. Speed is counted between two reads, so the table takes one interval to appear.
+    K is the draft depth asked for and the one in effect; AL is the acceptance length, the tokens that one verification
+    step gives. Speed is counted between two reads, so the table takes one interval to appear.
 
     Example: peagle status --watch
     """

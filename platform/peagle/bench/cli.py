@@ -1,6 +1,7 @@
 """`peagle bench`: the command line of the measurements."""
 
 import asyncio
+import signal
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,7 @@ from typing import Annotated
 import typer
 
 from peagle.bench.options import SpeculationOptions
+from peagle.bench.terminal import output_to
 from peagle.config import load_deployment
 from peagle.errors import ConfigError
 
@@ -72,10 +74,14 @@ def speculation(
     rival = load_deployment(baseline) if baseline else None
     folder = out or Path("bench-results") / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
 
-    from peagle.bench.session import compare
-
     folder.mkdir(parents=True, exist_ok=True)
-    asyncio.run(compare(deployment, rival, options, folder))
+    with output_to(folder / "engines.log") as terminal:
+        terminal.err.print("Loading vLLM")
+        from peagle.bench.session import compare
+
+        # SIGTERM unwinds like Ctrl-C, so that the engines end too.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        asyncio.run(compare(deployment, rival, options, folder, terminal))
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:

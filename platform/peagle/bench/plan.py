@@ -52,12 +52,17 @@ def plan_engines(
     deployment of that K does not make, so it gets an engine for each K.
 
     Raises:
-        ConfigError: A method that no file offers, a K above the trained depth, or files with different targets.
+        ConfigError: A method that no file offers, a K above the trained depth, files with different targets,
+            or two files of one method.
     """
     offered = {file.drafter.method: file for file in (baseline, deployment) if file is not None and file.drafter}
     if baseline is not None and baseline.target != deployment.target:
         raise ConfigError(
             "--baseline", baseline.target.source, "its target is another", "Compare drafters of one target."
+        )
+    if baseline is not None and len(offered) < 2:
+        raise ConfigError(
+            "--baseline", next(iter(offered), None), "it brings no other method", "Name a file with another drafter."
         )
     wanted = list(methods) or [NONE, *sorted(offered)]
     plans = []

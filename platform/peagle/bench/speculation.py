@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from peagle.bench.engines import Engine
 from peagle.bench.load import Trace, run_pass
 from peagle.bench.plan import NONE, Variant, rotated
 from peagle.bench.statistics import NO_DRAFTS, DraftCounts, distinct_share
 from peagle.bench.workloads import prompt_sets
 from peagle.errors import ConfigError
+
+if TYPE_CHECKING:
+    from peagle.bench.engines import Engine
 
 LOOP_GRAM_TOKENS = 8
 """A loop repeats long runs of tokens; code repeats short ones without looping."""
@@ -42,7 +45,7 @@ class Selection:
 
 
 async def select_prompts(
-    texts: Sequence[str], wanted: int, output_tokens: int, engine: Engine, min_distinct_share: float | None
+    texts: Sequence[str], wanted: int, output_tokens: int, engine: "Engine", min_distinct_share: float | None
 ) -> Selection:
     """Take the first `wanted` prompts that fit the context and, with a limit, whose output does not loop.
 
@@ -74,16 +77,16 @@ async def select_prompts(
 
 
 async def measure(
-    engines: Sequence[Engine],
+    engines: Sequence["Engine"],
     variants: Sequence[Variant],
     prompts: Sequence[list[int]],
     concurrencies: Sequence[int],
     *,
     repeats: int,
     warmup_sets: int,
-    advance: Callable[[str], None],
+    begin: Callable[[str], None],
 ) -> dict[Cell, list[Run]]:
-    """Time every variant at every concurrency; `advance` is called before each pass with its name.
+    """Time every variant at every concurrency; `begin` is called with the name of each pass as that begins.
 
     All variants run a prompt set before any runs the next, in an order that moves on by one each time.
     """
@@ -93,7 +96,7 @@ async def measure(
         sets = prompt_sets(prompts, level)
         for prompt_set in sets[:warmup_sets]:
             for variant in variants:
-                advance(f"warm-up, {variant.name}, {level} at once")
+                begin(f"warm-up, {variant.name}, {level} at once")
                 await _one_pass(engines[variant.engine], variant, prompt_set, level)
     for repeat in range(repeats):
         for level in concurrencies:
@@ -101,7 +104,7 @@ async def measure(
                 runs[variant, level].append(Run())
             for prompt_set in prompt_sets(prompts, level):
                 for variant in rotated(variants, turn):
-                    advance(f"repeat {repeat + 1} of {repeats}, {variant.name}, {level} at once")
+                    begin(f"repeat {repeat + 1} of {repeats}, {variant.name}, {level} at once")
                     run = runs[variant, level][repeat]
                     seconds, traces, counts = await _one_pass(engines[variant.engine], variant, prompt_set, level)
                     run.seconds += seconds
@@ -118,7 +121,7 @@ def passes(variants: int, prompts: Sequence[list[int]], concurrencies: Sequence[
 
 
 async def _one_pass(
-    engine: Engine, variant: Variant, prompts: Sequence[list[int]], concurrency: int
+    engine: "Engine", variant: Variant, prompts: Sequence[list[int]], concurrency: int
 ) -> tuple[float, tuple[Trace, ...], DraftCounts]:
     await engine.prepare(variant.depth)
     before = engine.counts()

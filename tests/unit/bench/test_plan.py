@@ -1,0 +1,77 @@
+"""Which engines a comparison starts."""
+
+from typing import Any
+
+import pytest
+
+from peagle.bench.plan import Variant, plan_engines, rotated, variants_of
+from peagle.config import Deployment, parse_deployment
+from peagle.errors import ConfigError
+
+
+def deployment(method: str = "p-eagle", target: str = "org/target", **changes: Any) -> Deployment:
+    raw: dict[str, Any] = {
+        "name": "model",
+        "target": {"source": target},
+        "drafter": {"source": "org/head", "method": method, "trained_depth": 8},
+        "engine": {"max_num_seqs": 32, "per_request_spec_decode_metrics": "summary"},
+    }
+    return parse_deployment(raw | changes, origin="model.yaml")
+
+
+def test_p_eagle_takes_every_depth_in_one_engine_and_eagle3_an_engine_for_each() -> None:
+    plans = plan_engines(deployment(), deployment("eagle3"), [], [3, 7], eager=False)
+    assert [(plan.name, plan.depths, plan.live) for plan in plans] == [
+        ("none", (0,), False),
+        ("eagle3 K=3", (3,), False),
+        ("eagle3 K=7", (7,), False),
+        ("p-eagle", (3, 7), True),
+    ]
+    assert [plan.deployment.speculation.depth_max for plan in plans[1:]] == [3, 7, 7]
+    assert [plan.deployment.speculation.live_depth for plan in plans[1:]] == [False, False, True]
+    assert variants_of(plans)[-1] == Variant(engine=3, method="p-eagle", depth=7)
+
+
+def test_p_eagle_without_live_depth_gets_an_engine_for_each_depth() -> None:
+    plans = plan_engines(deployment(speculation={"live_depth": False}), None, ["p-eagle"], [1, 5], eager=False)
+    assert [(plan.depths, plan.live) for plan in plans] == [((1,), False), ((5,), False)]
+
+
+def test_no_speculation_means_no_drafter_and_no_argument_that_needs_one() -> None:
+    (plan,) = plan_engines(deployment(), None, ["none"], [7], eager=False)
+    assert plan.deployment.drafter is None
+    assert not plan.deployment.speculates
+    assert "per_request_spec_decode_metrics" not in plan.deployment.engine
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_every_engine_runs_in_the_same_mode(eager: bool) -> None:
+    written = deployment(engine={"enforce_eager": not eager})
+    plans = plan_engines(written, deployment("eagle3"), [], [3], eager=eager)
+    assert {plan.deployment.engine["enforce_eager"] for plan in plans} == {eager}
+
+
+def test_a_method_that_no_file_offers_is_named_with_the_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"--methods.*eagle3.*there are none, p-eagle.*--baseline"):
+        plan_engines(deployment(), None, ["none", "eagle3"], [7], eager=False)
+
+
+def test_drafters_of_different_targets_are_not_compared() -> None:
+    with pytest.raises(ConfigError, match=r"--baseline.*target"):
+        plan_engines(deployment(), deployment("eagle3", target="org/other"), [], [7], eager=False)
+
+
+def test_two_files_of_one_method_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--baseline.*p-eagle"):
+        plan_engines(deployment(), deployment(), [], [7], eager=False)
+
+
+def test_a_depth_above_the_trained_depth_is_refused() -> None:
+    with pytest.raises(ConfigError, match="trained_depth"):
+        plan_engines(deployment(), None, [], [9], eager=False)
+
+
+def test_every_variant_leads_once_in_as_many_turns() -> None:
+    variants = [Variant(0, "none", 0), Variant(1, "p-eagle", 3), Variant(1, "p-eagle", 7)]
+    assert {rotated(variants, turn)[0] for turn in range(3)} == set(variants)
+    assert all(sorted(map(str, rotated(variants, turn))) == sorted(map(str, variants)) for turn in range(5))
