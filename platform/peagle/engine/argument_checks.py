@@ -86,7 +86,8 @@ def _variables(environment: Mapping[str, str], sources: Path) -> str:
         if known and name.startswith(VARIABLE_PREFIX) and name not in known:
             near = closest(name, known)
             fix = f"Did you mean {near}?" if near else "Remove it; this vLLM may have an engine argument instead."
-            problems.append(ConfigError(f"environment.{name}", None, "vLLM would ignore it: it knows none", fix))
+            problem = "this vLLM has no such variable and would ignore it"
+            problems.append(ConfigError(f"environment.{name}", None, problem, fix))
     if problems:
         raise CombinedConfigError.of(problems)
     return ", ".join(environment) or "none set"

@@ -135,10 +135,12 @@ def _tensor(entry: Any, data_bytes: int) -> Tensor | None:
     Raises:
         ValueError, KeyError, TypeError: The entry is not what the format asks for.
     """
-    tensor = Tensor(str(entry["dtype"]), tuple(int(length) for length in entry["shape"]))
-    begin, end = entry["data_offsets"]
+    shape, (begin, end) = entry["shape"], entry["data_offsets"]
+    if not isinstance(shape, list) or any(type(number) is not int or number < 0 for number in (*shape, begin, end)):
+        raise ValueError("a shape or an offset is no whole number")
+    tensor = Tensor(str(entry["dtype"]), tuple(shape))
     expected = _ELEMENT_BYTES.get(tensor.dtype)
-    if begin < 0 or end < begin or (expected is not None and end - begin != tensor.elements * expected):
+    if end < begin or (expected is not None and end - begin != tensor.elements * expected):
         raise ValueError("offsets and shape disagree")
     return tensor if end <= data_bytes else None
 

@@ -1,0 +1,128 @@
+"""Engine arguments are checked against vLLM's own sources: here a small stand-in for them, and the real ones."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peagle.config import parse_deployment
+from peagle.engine import argument_checks
+from peagle.engine.argument_checks import argument_types, examine_arguments, variable_names
+
+SOURCES = {
+    "__init__.py": "",
+    "engine/arg_utils.py": """
+from vllm.config import KindOfLoad
+from vllm.config.model import DType
+@dataclass
+class EngineArgs:
+    model: str = ""
+    dtype: DType = "auto"
+    load: KindOfLoad = "lazy"
+    max_num_seqs: int | None = None
+    ratio: float = 0.9
+    eager: bool = False
+    sizes: list[int] | None = None
+    extra: dict[str, Any] | None = None
+    runner: Literal["auto", "draft"] = "auto"
+    parts: CompilationConfig = None
+    level: int | CompilationConfig = 0
+    _rank: int = 0
+@dataclass
+class AsyncEngineArgs(EngineArgs):
+    log_requests: bool = False
+""",
+    "config/__init__.py": "",
+    "config/load.py": 'KindOfLoad = Literal["lazy", Other]\n',
+    "config/model.py": 'DType = Literal["auto", "bfloat16"]\n',
+    "envs.py": 'environment_variables: dict[str, Any] = {"VLLM_PORT": 1, "VLLM_CACHE_ROOT": 2}\n',
+}
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package `vllm` that is found in place of any installed one."""
+    folder = tmp_path / "vllm"
+    for name, text in SOURCES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.setattr(argument_checks, "_vllm_sources", lambda: folder)
+    return folder
+
+
+def problems(engine: dict[str, Any], environment: dict[str, str] | None = None) -> list[str]:
+    raw = {
+        "name": "tiny",
+        "target": {"source": "org/target"},
+        "speculation": {"enabled": False},
+        "engine": engine,
+        "environment": environment or {},
+    }
+    checks = examine_arguments(parse_deployment(raw, "x.yaml"))
+    return [str(problem) for check in checks for problem in check.problems]
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"dtype": "bfloat16", "max_num_seqs": 4, "ratio": 1, "eager": True, "sizes": [1], "extra": {"a": 1}},
+        {"dtype": None, "max_num_seqs": None, "eager": None},
+        {"load": "anything", "parts": {"level": 3}, "level": "O3", "log_requests": True, "runner": "draft"},
+    ],
+)
+def test_what_vllm_takes_passes(engine: dict[str, Any]) -> None:
+    assert problems(engine) == []
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ({"max_num_seq": 4}, "engine.max_num_seq = 4: vLLM has no such engine argument. Did you mean max_num_seqs?"),
+        ({"colour": "red"}, "engine.colour = 'red': vLLM has no such engine argument. Remove it"),
+        ({"dtype": "bfloat17"}, "engine.dtype = 'bfloat17': vLLM takes auto or bfloat16. Did you mean bfloat16?"),
+        ({"max_num_seqs": "4"}, "vLLM takes a whole number"),
+        ({"max_num_seqs": True}, "vLLM takes a whole number"),
+        ({"ratio": "0.9"}, "vLLM takes a number."),
+        ({"eager": 1}, "vLLM takes true or false"),
+        ({"sizes": 4}, "vLLM takes a list"),
+        ({"extra": []}, "vLLM takes fields"),
+        ({"runner": "daft"}, "Did you mean draft?"),
+    ],
+)
+def test_what_vllm_does_not_take_is_named(engine: dict[str, Any], words: str) -> None:
+    (line,) = problems(engine)
+    assert words in line
+
+
+@pytest.mark.usefixtures("sources")
+def test_every_wrong_argument_is_named_at_once() -> None:
+    assert len(problems({"max_num_seq": 4, "eager": 1, "dtype": "auto"})) == 2
+
+
+@pytest.mark.usefixtures("sources")
+def test_a_variable_that_vllm_would_ignore_is_named_without_its_value() -> None:
+    (line,) = problems({}, {"VLLM_CACHE_ROOTS": "/cache", "HF_HOME": "/models", "VLLM_PORT": "1"})
+    assert "environment.VLLM_CACHE_ROOTS: " in line
+    assert "Did you mean VLLM_CACHE_ROOT?" in line
+    assert "/cache" not in line
+
+
+def test_without_vllm_nothing_is_checked_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    raw = {"name": "t", "target": {"source": "o/t"}, "speculation": {"enabled": False}, "engine": {"colour": 1}}
+    checks = examine_arguments(parse_deployment(raw, "x.yaml"))
+    assert [check.outcome for check in checks] == ["not checked", "not checked"]
+    assert "vLLM is not installed" in checks[0].detail
+
+
+def test_the_installed_vllm_is_understood() -> None:
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None:
+        pytest.skip("vLLM is not installed")
+    folder = Path(spec.origin).parent
+    assert {"dtype", "max_model_len", "max_num_seqs", "enforce_eager", "scheduler_cls"} <= argument_types(folder).keys()
+    assert {"VLLM_CPU_KVCACHE_SPACE", "VLLM_PLUGINS"} <= variable_names(folder)
+    assert problems({"dtype": "bfloat17", "enforce_eager": True, "max_model_len": 1024}) != []

@@ -1,0 +1,47 @@
+"""`peagle validate` looks at the whole of a file and reports instead of raising."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from peagle.validate import validate_file
+
+Write = Callable[[str], Path]
+
+
+def test_a_deployment_that_can_be_served_has_no_problem(deployment_file: Write, pair: Any) -> None:
+    deployment = pair.deployment()
+    raw = {
+        "name": "tiny",
+        "target": {"source": deployment.target.source},
+        "drafter": {"source": deployment.drafter.source, "trained_depth": 8},
+    }
+    report = validate_file(deployment_file(yaml.safe_dump(raw)))
+    assert report.problems == ()
+    assert report.deployment == deployment
+    assert {check.subject for check in report.checks} == {"file", "engine", "target", "drafter"}
+
+
+def test_a_wrong_file_is_reported_with_all_its_problems(deployment_file: Write) -> None:
+    path = deployment_file("nme: tiny\n")
+    report = validate_file(path)
+    assert report.deployment is None
+    assert [check.outcome for check in report.checks] == ["wrong"]
+    assert [problem.field for problem in report.problems] == [f"{path}: {name}" for name in ("name", "target", "nme")]
+
+
+def test_problems_of_a_checkpoint_name_the_file_too(deployment_file: Write) -> None:
+    path = deployment_file("name: t\ntarget: {source: ./nowhere}\nspeculation: {enabled: false}\n")
+    (problem,) = validate_file(path).problems
+    assert str(problem).startswith(f"{path}: target.source = ")
+    assert "there is no such folder" in str(problem)
+
+
+def test_a_repository_is_not_downloaded_and_that_is_said(deployment_file: Write) -> None:
+    path = deployment_file("name: t\ntarget: {source: org/t}\nspeculation: {enabled: false}\n")
+    report = validate_file(path)
+    assert report.problems == ()
+    (check,) = [check for check in report.checks if check.subject == "target"]
+    assert (check.outcome, check.detail) == ("not checked", "org/t is remote")
