@@ -20,7 +20,7 @@ from peagle.drafter.training import Progress, Rates, make_optimizers, restore_ch
 # The model completes text; a conversation is simply its messages, one under the other.
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{{ '\\n' }}{% endfor %}"
 
-TARGET_RATES = Rates(matrix=6e-3, other=3e-3, warmup_steps=60, decay_steps=600)
+TARGET_RATES = Rates(matrix=6e-3, other=3e-3, warmup_steps=60, decay_steps=450)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class TargetPlan:
     context_tokens: int = 1024
     sequence_tokens: int = 512
     batch_tokens: int = 4096
-    steps: int = 2400
+    steps: int = 2150
     rates: Rates = TARGET_RATES
     seed: int = 20
 
