@@ -1,6 +1,7 @@
 """`peagle status`: what `GET /fleet` says, as a table."""
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +29,8 @@ def run_status(url: str, *, watch: bool, interval_s: float, as_json: bool) -> No
         if as_json:
             print(json.dumps(before, indent=2))
             return
-        console = Console()
+        # A pipe has no width of its own, and rows cut at 80 columns are hard to read and to search.
+        console = Console(width=None if sys.stdout.isatty() else 120)
         if not watch:
             time.sleep(interval_s)
             console.print(fleet_table(before, read_fleet(client), interval_s))

@@ -1,0 +1,167 @@
+"""The command line: instant help, one line for what a user can mend, and what chat and status make of answers."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from peagle.cli_chat import Answer, Piece, parse_event
+from peagle.cli_status import fleet_table
+from peagle.errors import RequestError
+
+COMMANDS = ("serve", "validate", "chat", "status", "drafter", "bench", "version")
+
+
+def peagle(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "peagle.cli", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120)
+
+
+def closed_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def test_help_names_every_command() -> None:
+    done = peagle("--help")
+    assert done.returncode == 0
+    assert all(f"  {command} " in done.stdout for command in COMMANDS)
+
+
+def test_help_loads_no_heavy_library() -> None:
+    code = (
+        "import sys; sys.argv = ['peagle', '--help']\n"
+        "from peagle.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'ray', 'vllm', 'torch', 'numpy', 'pydantic', 'httpx', 'yaml'} & set(sys.modules)\n"
+        "sys.exit(' '.join(heavy) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "validate", "chat", "status", "bench speculation"])
+def test_every_help_text_has_an_example(command: str) -> None:
+    done = peagle(*command.split(), "--help")
+    assert done.returncode == 0
+    assert "Example:" in done.stdout
+    assert f"peagle {command}" in " ".join(done.stdout.partition("Example:")[2].split())
+
+
+def test_a_command_group_gets_its_own_options() -> None:
+    done = peagle("bench")
+    assert done.returncode == 0
+    assert "Usage: python -m peagle.cli bench" in done.stdout
+    assert "speculation" in done.stdout
+
+
+def test_a_missing_file_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    done = peagle("bench", "speculation", str(tmp_path / "absent.yaml"))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("peagle: ")
+    assert "absent.yaml" in done.stderr
+
+
+def test_a_wrong_option_value_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    done = peagle("bench", "speculation", str(tmp_path / "x.yaml"), "--depths", "3,x")
+    assert done.returncode == 2
+    assert "--depths = '3,x'" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["chat", "status"])
+def test_no_server_is_one_line_that_says_how_to_start_one(command: str) -> None:
+    url = f"http://127.0.0.1:{closed_port()}"
+    done = peagle(command, "--url", url, stdin="hello\n")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert f"no server answers at {url}" in done.stderr
+    assert "peagle serve" in done.stderr
+
+
+def test_validate_checks_every_file_and_fails_if_one_is_wrong(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text("name: remote\ntarget: {source: org/target}\nspeculation: {enabled: false}\n", encoding="utf-8")
+    bad.write_text("name: remote\ntarget: {source: org/target}\nspeculatoin: {}\n", encoding="utf-8")
+    assert peagle("validate", str(good)).returncode == 0
+    done = peagle("validate", str(bad), str(good))
+    assert done.returncode == 2
+    assert f"{bad}: wrong" in done.stdout
+    assert "speculatoin" in done.stdout
+    assert f"{good}: ok" in done.stdout
+
+
+def test_an_event_of_text_and_the_last_event_with_figures_are_read() -> None:
+    text = {"choices": [{"delta": {"content": "def"}, "finish_reason": None}]}
+    speculative = {"mean_acceptance_length": 2.5, "num_spec_steps": 8}
+    last = {"choices": [], "usage": {"completion_tokens": 20}, "metrics": {"speculative_decoding": speculative}}
+    assert parse_event(json.dumps(text)) == Piece(text="def")
+    assert parse_event(json.dumps(last)) == Piece(completion_tokens=20, acceptance_length=2.5)
+
+
+def test_an_answer_too_short_to_verify_a_draft_has_no_acceptance_length() -> None:
+    speculative = {"mean_acceptance_length": 1.0, "num_spec_steps": 0}
+    assert parse_event(json.dumps({"choices": [], "metrics": {"speculative_decoding": speculative}})) == Piece()
+
+
+def test_an_error_in_the_stream_is_raised_with_the_servers_words() -> None:
+    with pytest.raises(RequestError, match="the replica was lost"):
+        parse_event('{"error": {"message": "the replica was lost", "code": 502}}')
+
+
+def test_summary_counts_speed_after_the_first_token() -> None:
+    answer = Answer("x", ttft_s=0.5, total_s=1.5, completion_tokens=101, finish_reason="length", acceptance_length=3.14)
+    assert answer.summary() == (
+        "101 tokens · 100 tokens/s · first token after 500 ms · acceptance length 3.14 · cut at the length limit"
+    )
+
+
+def test_summary_of_a_stopped_answer_claims_no_figures() -> None:
+    assert Answer("x", 0.5, 1.5, None, None, None).summary() == "stopped after 1.5 s"
+
+
+def fleet(generated: int, **changes: Any) -> dict[str, Any]:
+    replica = {
+        "id": "a1",
+        "state": "RUNNING",
+        "running_requests": 3,
+        "waiting_requests": 0,
+        "kv_usage_ratio": 0.25,
+        "depths": [7, 7, 3],
+        "depth_effective": 5.5,
+        "acceptance_length": 2.875,
+        "generation_tokens": generated,
+    }
+    return {"models": [{"name": "model", "replicas": [replica | changes]}]}
+
+
+def shown(before: dict[str, Any], now: dict[str, Any]) -> str:
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(fleet_table(before, now, 2.0))
+    return capture.get()
+
+
+def test_status_shows_depth_asked_for_and_in_effect_and_speed_between_reads() -> None:
+    text = shown(fleet(1000), fleet(1300))
+    for figure in ("7..3 / 5.5", "2.88", "25%", " 150 ", "running"):
+        assert figure in text
+
+
+def test_status_of_a_replica_that_restarted_has_no_speed_rather_than_a_negative_one() -> None:
+    row = next(line for line in shown(fleet(1000), fleet(10)).splitlines() if "a1" in line)
+    assert row.split("│")[-2].strip() == "-"
+
+
+def test_status_of_a_replica_that_does_not_speculate_has_no_depth() -> None:
+    plain = fleet(10, depths=[], depth_effective=None, acceptance_length=None)
+    row = next(line for line in shown(plain, plain).splitlines() if "a1" in line)
+    assert [cell.strip() for cell in row.split("│")[4:6]] == ["-", "-"]
