@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from peagle.bench.options import SpeculationOptions
-from peagle.bench.terminal import output_to
 from peagle.config import load_deployment
 from peagle.errors import ConfigError
+from peagle.serve.terminal import Terminal
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -75,10 +75,9 @@ def speculation(
     folder = out or Path("bench-results") / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
 
     folder.mkdir(parents=True, exist_ok=True)
-    with output_to(folder / "engines.log") as terminal:
-        terminal.err.print("Loading vLLM")
-        from peagle.bench.session import compare
-
+    with Terminal(folder / "engines.log") as terminal:
+        with terminal.stage("Load vLLM"):
+            from peagle.bench.session import compare
         # SIGTERM unwinds like Ctrl-C, so that the engines end too.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         asyncio.run(compare(deployment, rival, options, folder, terminal))

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from peagle.bench.load import Trace
@@ -13,6 +14,7 @@ from peagle.bench.speculation import LOOP_GRAM_TOKENS, Cell, Run, reference_vari
 from peagle.bench.statistics import NO_DRAFTS, Spread, distinct_share, paired_ratio, percentile
 
 SCHEMA_VERSION = 1
+_DISTINCT = f"distinct_{LOOP_GRAM_TOKENS}gram_ratio"
 
 Row = dict[str, Any]
 
@@ -75,21 +77,28 @@ def _figures(variant: Variant, level: int, cell: Sequence[Run]) -> Row:
         "drafted_by_position": list(counts.drafted),
         "accepted_by_position": list(counts.accepted),
         "distinct_token_ratio": _mean([distinct_share(tokens) for tokens in outputs]),
-        f"distinct_{LOOP_GRAM_TOKENS}gram_ratio": _mean([distinct_share(t, LOOP_GRAM_TOKENS) for t in outputs]),
+        _DISTINCT: _mean([distinct_share(t, LOOP_GRAM_TOKENS) for t in outputs]),
     }
 
 
 def result_table(rows: Sequence[Row]) -> Table:
-    """The rows for a terminal."""
-    table = Table(caption="median (min to max) over repeats; AL: tokens per verification step; ratios pair by repeat")
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="left" if heading == "method" else "right")
+    """The rows for a terminal, without the columns that only `report.md` has room for."""
+    caption = "medians over repeats, tokens/s with its extremes; AL: tokens per verification step; TTFT and ITL in ms"
+    table = Table(box=box.SIMPLE_HEAD, caption=caption)
+    for heading in ("at once", "method", "K", "tokens/s", "x none", "x eagle3", "AL", "TTFT", "ITL", "distinct"):
+        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     level = None
     for row in rows:
         if level not in (None, row["concurrency"]):
             table.add_section()
         level = row["concurrency"]
-        table.add_row(*_cells(row))
+        table.add_row(
+            *_cells(row)[:4],
+            *(_median(row.get(name), "{:.2f}") for name in ("ratio_to_none", "ratio_to_eagle3")),
+            _cells(row)[6],
+            *(_median(row[name], "{:.1f}") for name in ("ttft_ms_p50", "itl_ms_p50")),
+            f"{row[_DISTINCT]:.0%}",
+        )
     return table
 
 
@@ -150,8 +159,8 @@ def _cells(row: Row) -> list[str]:
         _spread(row.get("ratio_to_none"), "{:.2f}"),
         _spread(row.get("ratio_to_eagle3"), "{:.2f}"),
         "" if row["acceptance_length"] is None else f"{row['acceptance_length']:.2f}",
-        *(f"{row[name]['median']:.1f}" for name in ("ttft_ms_p50", "ttft_ms_p95", "itl_ms_p50", "itl_ms_p95")),
-        f"{row[f'distinct_{LOOP_GRAM_TOKENS}gram_ratio']:.0%}",
+        *(_median(row[name], "{:.1f}") for name in ("ttft_ms_p50", "ttft_ms_p95", "itl_ms_p50", "itl_ms_p95")),
+        f"{row[_DISTINCT]:.0%}",
         "" if row.get("outputs_equal_to_none_ratio") is None else f"{row['outputs_equal_to_none_ratio']:.0%}",
     ]
 
@@ -180,6 +189,10 @@ def _spread(spread: Mapping[str, Any] | None, form: str) -> str:
     if spread is None:
         return ""
     return f"{form.format(spread['median'])} ({form.format(spread['low'])} to {form.format(spread['high'])})"
+
+
+def _median(spread: Mapping[str, Any] | None, form: str) -> str:
+    return "" if spread is None else form.format(spread["median"])
 
 
 def _speed(cell: Sequence[Run]) -> Spread:

@@ -3,10 +3,13 @@
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from peagle.bench import machine
 from peagle.bench.engines import Engine, idle_cpu_ratio
@@ -14,10 +17,10 @@ from peagle.bench.options import SpeculationOptions
 from peagle.bench.plan import NONE, EnginePlan, plan_engines, variants_of
 from peagle.bench.report import SCHEMA_VERSION, best_rows, markdown, result_rows, result_table
 from peagle.bench.speculation import Cell, Run, Selection, measure, passes, select_prompts
-from peagle.bench.terminal import Terminal
 from peagle.bench.workloads import read_prompts
 from peagle.config import Deployment
 from peagle.errors import ConfigError
+from peagle.serve.terminal import Terminal
 
 IDLE_SECONDS = 3.0
 IDLE_CORES_ALLOWED = 0.1
@@ -43,15 +46,17 @@ async def compare(
         _start(plans, options, engines, terminal)
         context["idle_cores"] = await idle_cpu_ratio(IDLE_SECONDS)
         if context["idle_cores"] > IDLE_CORES_ALLOWED:
-            terminal.err.print(f"Idle engines keep {context['idle_cores']:.2f} cores busy, which slows the timed one.")
-        terminal.err.print("Choosing prompts")
+            terminal.say(
+                f"Idle engines keep {context['idle_cores']:.2f} cores busy, which slows the one that is timed."
+            )
         chooser = next((engine for engine in engines if engine.plan.method == NONE), engines[0])
-        selection = await select_prompts(
-            texts, options.prompts, options.output_tokens, chooser, options.min_distinct_share
-        )
+        with terminal.stage("Choose prompts"):
+            selection = await select_prompts(
+                texts, options.prompts, options.output_tokens, chooser, options.min_distinct_share
+            )
         variants = variants_of(plans)
         total = passes(len(variants), selection.prompts, options.concurrencies, options.repeats, options.warmup_sets)
-        with terminal.progress(total) as begin:
+        with _progress(terminal, total) as begin:
             runs = await measure(
                 engines,
                 variants,
@@ -67,16 +72,16 @@ async def compare(
     result = _result(context, options, selection, runs)
     (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(markdown(result), encoding="utf-8")
-    terminal.out.print(result_table(result["rows"]))
-    terminal.out.print(f"Written: {folder}/report.md and result.json")
+    terminal.console.print(result_table(result["rows"]), soft_wrap=False)
+    terminal.say(f"Written: {folder}/report.md and result.json")
 
 
 def _start(plans: Sequence[EnginePlan], options: SpeculationOptions, engines: list[Engine], terminal: Terminal) -> None:
     """Append an engine for each plan to `engines`, so that a failure leaves those that did start to be stopped."""
     for number, plan in enumerate(plans, start=1):
-        terminal.err.print(f"Starting engine {number} of {len(plans)}: {plan.name}")
-        engine = Engine.start(plan, options.output_tokens, terminal.log)
-        engines.append(engine)
+        with terminal.stage(f"Start engine {number} of {len(plans)}: {plan.name}"):
+            engine = Engine.start(plan, options.output_tokens, terminal.log)
+            engines.append(engine)
         if engine.requests_at_once < max(options.concurrencies):
             raise ConfigError(
                 "--concurrency",
@@ -109,3 +114,20 @@ def _result(
         "rows": result_rows(runs),
         "best": best_rows(runs),
     }
+
+
+@contextmanager
+def _progress(terminal: Terminal, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar over `total` steps; what it yields is called with the name of each step as that begins."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=terminal.console) as progress:
+        task = progress.add_task("", total=total)
+        begun = 0
+
+        def begin(name: str) -> None:
+            nonlocal begun
+            progress.update(task, description=name, completed=begun)
+            begun += 1
+
+        yield begin
+        progress.update(task, description="done", completed=total)
