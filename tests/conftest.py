@@ -21,6 +21,16 @@ from served import Served, start, write_deployment
 
 REPLICAS = 2
 
+# Warnings of libraries about themselves, as they are imported: (message, reason).
+TOLERATED_WARNINGS = (
+    ("Using extra keyword arguments on `Field`", "Ray Serve declares its own models so"),
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for message, _ in TOLERATED_WARNINGS:
+        config.addinivalue_line("filterwarnings", f"ignore:{message}")
+
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from peagle.serve.preflight import visible_gpus
 from served import START_TIMEOUT_S, Served, free_port, start, write_deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -152,6 +154,7 @@ def test_more_memory_than_there_is_is_named(tmp_path: Path) -> None:
     assert "GiB of memory" in _refused(deployment, free_port(), tmp_path)
 
 
+@pytest.mark.skipif(visible_gpus() > 0, reason="this machine has a GPU")
 def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
     deployment = write_deployment(tmp_path, resources={"accelerator": "gpu"})
     assert "GPU" in _refused(deployment, free_port(), tmp_path)

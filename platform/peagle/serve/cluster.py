@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ ENVIRONMENT: Mapping[str, str] = {
     # Idle workers that Ray would start at once; replicas have an environment of their own and cannot use them.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray lowers its workers' priority by 15 steps, which on a busy machine starves the engine itself.
+    "RAY_worker_niceness": "0",
     # A first start that fails is told at once; a replica that has run is restarted for ever all the same.
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
 }
@@ -106,17 +109,17 @@ def rollout() -> Rollout:
     messages = [app.message, *(part.message for part in app.deployments.values())]
     problem = next((text for text in messages if "failed to start" in text), app.message if failed else None)
     states = [part.replica_states for name, part in app.deployments.items() if name != "Ingress"]
-    running = sum(count for part in states for state, count in part.items() if str(state.value) == "RUNNING")
+    running = sum(count for part in states for state, count in part.items() if state == "RUNNING")
     wanted = sum(count for part in states for count in part.values())
     return Rollout(app.status == ApplicationStatus.RUNNING, problem, (running, wanted))
 
 
 def leave(address: str | None, attempt: Callable[[Callable[[], None]], None]) -> None:
     """Drain and stop Serve, then Ray; on a cluster that is not ours only our application goes."""
-    import ray
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return
     from ray import serve
 
-    if not ray.is_initialized():
-        return
     attempt(serve.shutdown if address is None else lambda: serve.delete(APP_NAME))
     attempt(ray.shutdown)

@@ -117,11 +117,11 @@ def _start(
     host, port, address = where
     try:
         with terminal.stage("Start Ray" if address is None else f"Join Ray at {address}"):
-            # Imported here: Ray and its LLM library take seconds, in which the operator should see something.
-            from peagle.serve.app import compose
-
             cluster.connect(deployments, address)
             signals.install()
+            # Imported here: Ray's LLM library takes seconds, in which the operator should see something.
+            from peagle.serve.app import compose
+
             cluster.deploy(compose(deployments, settings), host, port)
         with terminal.stage("Load " + ", ".join(deployment.name for deployment in deployments)) as stage:
             while not (state := cluster.rollout()).is_running:

@@ -1,0 +1,67 @@
+"""What a deployment file becomes in Ray Serve LLM's own configuration. Needs Ray and vLLM installed, starts neither."""
+
+from typing import Any
+
+import pytest
+
+from peagle.config import Deployment, parse_deployment
+from peagle.errors import ConfigError
+from peagle.serve.app import build_app, ingress_options, llm_config, replica_count
+from peagle.serve.server import LocalCheckpoint, PeagleServer
+
+
+def _deployment(**fields: Any) -> Deployment:
+    raw = {"name": "m", "target": {"source": "org/target"}, "speculation": {"enabled": False}}
+    return parse_deployment({"resources": {"accelerator": "cpu"}, **raw, **fields}, origin="test")
+
+
+def test_a_cpu_replica_takes_its_cpus_in_one_bundle() -> None:
+    config = llm_config(_deployment(resources={"accelerator": "cpu", "cpus": 1.5}))
+    assert config.get_engine_config().placement_bundles == [{"CPU": 1.5}]
+    assert config.deployment_config["ray_actor_options"] == {"num_cpus": 0}
+
+
+def test_a_gpu_replica_takes_a_bundle_for_each_rank_on_the_asked_gpu() -> None:
+    resources = {"accelerator": "gpu", "accelerator_type": "B200", "tensor_parallel_size": 4, "cpus": 8.0}
+    config = llm_config(_deployment(resources=resources))
+    bundles = config.get_engine_config().placement_bundles
+    assert len(bundles) == 4
+    assert all(bundle["GPU"] == 1 and bundle["accelerator_type:B200"] > 0 for bundle in bundles)
+    assert config.deployment_config["ray_actor_options"] == {"num_cpus": 8.0}
+
+
+def test_streams_are_not_batched_and_the_server_is_ours() -> None:
+    config = llm_config(_deployment())
+    assert config.experimental_configs["stream_batching_interval_ms"] == 0
+    assert config.server_cls is PeagleServer
+
+
+def test_only_a_local_checkpoint_skips_the_download() -> None:
+    local = llm_config(_deployment(target={"source": "/somewhere"}))
+    remote = llm_config(_deployment())
+    assert local.callback_config.callback_class is LocalCheckpoint
+    assert remote.callback_config.callback_class is not LocalCheckpoint
+
+
+def test_the_environment_reaches_the_replica() -> None:
+    config = llm_config(_deployment(environment={"VLLM_LOGGING_LEVEL": "WARNING"}))
+    assert config.runtime_env == {"env_vars": {"VLLM_LOGGING_LEVEL": "WARNING"}}
+
+
+def test_equal_bounds_are_a_fixed_count_and_others_scale_on_full_batches() -> None:
+    assert replica_count(_deployment(replicas={"min": 3, "max": 3})) == {"num_replicas": 3}
+    scaled = replica_count(_deployment(replicas={"min": 1, "max": 4}, engine={"max_num_seqs": 32}))
+    assert scaled["autoscaling_config"] == {"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 32}
+
+
+def test_the_ingress_holds_what_all_replicas_may_hold() -> None:
+    routing = {"max_ongoing_requests": 10, "max_queued_requests": 5}
+    options = ingress_options([_deployment(routing=routing, replicas={"min": 1, "max": 2}), _deployment()])
+    assert options["max_ongoing_requests"] == (2 * 10 + 5) + (256 + 1024)
+    assert options["autoscaling_config"]["max_replicas"] == 3
+
+
+@pytest.mark.parametrize("args", [{}, {"deployments": []}, {"deployment": "x.yaml"}, {"deployments": "absent.yaml"}])
+def test_wrong_arguments_are_named_before_anything_is_built(args: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        build_app(args)
