@@ -5,7 +5,7 @@ from pathlib import Path
 
 from peagle.config import Deployment, load_deployment
 from peagle.engine.argument_checks import examine_arguments
-from peagle.engine.check import Check
+from peagle.engine.check import Check, wrong_check
 from peagle.engine.drafter_checks import examine_checkpoints
 from peagle.errors import ConfigError
 
@@ -32,7 +32,7 @@ def validate_file(path: Path) -> Report:
     try:
         deployment = load_deployment(path)
     except ConfigError as error:
-        return Report(path, None, (Check("file", "fields", "wrong", error.problem, error.problems),))
+        return Report(path, None, (wrong_check("file", "fields", error),))
     looked_at = (*examine_arguments(deployment), *examine_checkpoints(deployment))
     checks = [Check("file", "fields", "ok", deployment.name)]
     for check in looked_at:

@@ -72,7 +72,7 @@ def _arguments(engine: Mapping[str, Any], sources: Path) -> str:
             problems.append(ConfigError(field, value, "vLLM has no such engine argument", fix))
         elif wanted is not None and not wanted.takes(value):
             near = closest(value, map(str, wanted.choices)) if isinstance(value, str) else None
-            fix = f"Did you mean {near}?" if near else "Write that."
+            fix = f"Did you mean {near}?" if near else "Write one of that kind."
             problems.append(ConfigError(field, value, f"vLLM takes {wanted}", fix))
     if problems:
         raise CombinedConfigError.of(problems)
@@ -85,7 +85,7 @@ def _variables(environment: Mapping[str, str], sources: Path) -> str:
     for name in environment:
         if known and name.startswith(VARIABLE_PREFIX) and name not in known:
             near = closest(name, known)
-            fix = f"Did you mean {near}?" if near else "Remove it; this vLLM may have an engine argument instead."
+            fix = f"Did you mean {near}? If not, remove it." if near else "Remove it; an engine argument may do it now."
             problem = "this vLLM has no such variable and would ignore it"
             problems.append(ConfigError(f"environment.{name}", None, problem, fix))
     if problems:

@@ -26,7 +26,15 @@ def run_check(subject: str, name: str, look: Callable[[], str]) -> Check:
     try:
         return Check(subject, name, "ok", look())
     except ConfigError as error:
-        return Check(subject, name, "wrong", error.problem, error.problems)
+        return wrong_check(subject, name, error)
+
+
+def wrong_check(subject: str, name: str, error: ConfigError) -> Check:
+    """Return the check that found `error`."""
+    several = len(error.problems) > 1
+    return Check(
+        subject, name, "wrong", f"{len(error.problems)} problems" if several else error.problem, error.problems
+    )
 
 
 def raise_problems(checks: Iterable[Check]) -> None:

@@ -104,7 +104,7 @@ def _open(checkpoint: Checkpoint, subject: Literal["target", "drafter"]) -> tupl
 
     def config() -> str:
         found["config"] = folder.read_json("config.json")
-        return str(found["config"].get("architectures") or "no architecture")
+        return str(found["config"].get("model_type", "no model_type"))
 
     def weights() -> str:
         found["tensors"] = folder.read_tensors()
