@@ -132,6 +132,10 @@ class ChatClient:
             if not sys.stdin.isatty():
                 raise
             tokens = None
+        except PeagleError:
+            if text:
+                print(flush=True)
+            raise
         finally:
             stream.close()
         end = time.perf_counter()
@@ -196,7 +200,6 @@ def run_chat(url: str, model: str | None, *, max_tokens: int, temperature: float
             # The turn is dropped, so that one refused message does not spoil all that follow.
             messages.pop()
             failed = True
-            print()
             _note(f"{error} (this message was dropped; /reset makes room)")
             continue
         print(flush=True)

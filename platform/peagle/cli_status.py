@@ -89,7 +89,7 @@ def fleet_table(before: Fleet, now: Fleet, seconds: float) -> Table:
 
 def _replicas(fleet: Fleet) -> Iterator[tuple[tuple[str, str], dict[str, Any], dict[str, Any]]]:
     for model in fleet["models"]:
-        for replica in model["replicas"]:
+        for replica in model["replicas"] or [{"id": "-", "state": "no replica"}]:
             yield (model["name"], str(replica["id"])), model, replica
 
 

@@ -165,3 +165,8 @@ def test_status_of_a_replica_that_does_not_speculate_has_no_depth() -> None:
     plain = fleet(10, depths=[], depth_effective=None, acceptance_length=None)
     row = next(line for line in shown(plain, plain).splitlines() if "a1" in line)
     assert [cell.strip() for cell in row.split("│")[4:6]] == ["-", "-"]
+
+
+def test_status_of_a_model_without_replicas_says_so() -> None:
+    empty = {"models": [{"name": "model", "replicas": []}]}
+    assert "no replica" in shown(empty, empty)
