@@ -21,11 +21,13 @@ console = Console(stderr=True)
 
 TARGET = Annotated[Path, typer.Argument(help="Folder of the target model.", exists=True, file_okay=False)]
 OUT = Annotated[Path, typer.Option(help="Where the result goes; an interrupted run found there goes on.")]
+STEPS = Annotated[int | None, typer.Option(help="Optimizer steps; by default the plan's.", min=1)]
+PROMPTS = Annotated[int | None, typer.Option(help="How many; by default the plan's.", min=1)]
 THREADS = Annotated[int, typer.Option(help="CPU threads to use; 0 takes PyTorch's choice.", min=0)]
 
 
 @app.command()
-def target(out: OUT, steps: Annotated[int, typer.Option(min=1)] = 0, threads: THREADS = 0) -> None:
+def target(out: OUT, steps: STEPS = None, threads: THREADS = 0) -> None:
     """Train the embedded model on the standard library of this Python.
 
     Example: peagle drafter target --out deployments/embedded/target
@@ -47,7 +49,7 @@ def target(out: OUT, steps: Annotated[int, typer.Option(min=1)] = 0, threads: TH
 
 
 @app.command()
-def generate(target: TARGET, out: OUT, prompts: Annotated[int, typer.Option(min=1)] = 0) -> None:
+def generate(target: TARGET, out: OUT, prompts: PROMPTS = None) -> None:
     """Let the target continue its corpus: the text its heads are trained on.
 
     Example: peagle drafter generate deployments/embedded/target --out generated.npy
@@ -74,8 +76,8 @@ def train(
     generated: Annotated[Path, typer.Argument(help="Rows from `peagle drafter generate`.", exists=True)],
     out: OUT,
     method: Annotated[str, typer.Option(help="p-eagle or eagle3.")] = "p-eagle",
-    layers: Annotated[int, typer.Option(help="Layers of the head; 0 means 2 for p-eagle, 1 for eagle3.", min=0)] = 0,
-    steps: Annotated[int, typer.Option(min=1)] = 0,
+    layers: Annotated[int | None, typer.Option(help="By default 2 for p-eagle, 1 for eagle3.", min=1)] = None,
+    steps: STEPS = None,
     threads: THREADS = 0,
 ) -> None:
     """Train a draft head for a target, on the target's own text and a share of the corpus.

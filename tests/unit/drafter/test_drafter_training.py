@@ -1,0 +1,124 @@
+"""Real training runs at toy size: what counts is that they resume exactly and export what vLLM expects."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from peagle.drafter.corpus import Corpus
+from peagle.drafter.heads import HeadPlan, train_head
+from peagle.drafter.target import TargetPlan, train_target
+from peagle.drafter.training import CHECKPOINT, Progress, Rates
+
+RATES = Rates(matrix=2e-3, other=1e-3, warmup_steps=2, decay_steps=2)
+PLAN = TargetPlan(
+    vocab_size=300,
+    hidden_size=64,
+    mlp_size=64,
+    layers=4,
+    head_size=32,
+    context_tokens=32,
+    sequence_tokens=16,
+    batch_tokens=64,
+    steps=6,
+    rates=RATES,
+)
+CORPUS = Corpus(
+    train=tuple(f"def f{i}(x):\n    return x + {i}\n" for i in range(80)), held_out=("x = 1\n" * 40,), source=""
+)
+
+
+@pytest.fixture(autouse=True)
+def eager() -> Iterator[None]:
+    torch.compiler.set_stance("force_eager")
+    yield
+    torch.compiler.set_stance("default")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("target")
+    torch.compiler.set_stance("force_eager")
+    train_target(CORPUS, out, PLAN, ignore)
+    return out
+
+
+def ignore(_progress: Progress) -> None:
+    pass
+
+
+class KilledError(Exception):
+    pass
+
+
+def killed_at(step: int):  # type: ignore[no-untyped-def]
+    def report(progress: Progress) -> None:
+        if progress.step == step:
+            raise KilledError
+
+    return report
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        assert torch.equal(value, right[name]), name
+
+
+def head_plan(method: str) -> HeadPlan:
+    layers = 2 if method == "p-eagle" else 1
+    return HeadPlan(method, layers, trained_depth=4, tapped_layers=(1, 2, 3), steps=6, rates=RATES)  # type: ignore[arg-type]
+
+
+def run_head(target: Path, out: Path, method: str, report=ignore) -> None:  # type: ignore[no-untyped-def]
+    draw = np.random.default_rng(0)
+    generated = draw.integers(2, 300, (8, 24)).astype(np.int32)
+    corpus = draw.integers(2, 300, 500).astype(np.int32)
+    train_head(target, generated, corpus, 1, out, head_plan(method), report, checkpoint_every_steps=2)
+
+
+def test_target_training_lowers_the_loss(tmp_path: Path) -> None:
+    losses: list[float] = []
+    train_target(CORPUS, tmp_path, replace(PLAN, steps=40), lambda progress: losses.append(progress.loss))
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.5
+
+
+def test_killed_target_training_ends_where_an_uninterrupted_one_does(target: Path, tmp_path: Path) -> None:
+    with pytest.raises(KilledError):
+        train_target(CORPUS, tmp_path, PLAN, killed_at(5), checkpoint_every_steps=2)
+    assert (tmp_path / CHECKPOINT).exists()
+    assert not (tmp_path / "model.safetensors").exists()
+    train_target(CORPUS, tmp_path, PLAN, ignore, checkpoint_every_steps=2)
+    assert_same(weights(tmp_path), weights(target))
+
+
+@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
+def test_killed_head_training_ends_where_an_uninterrupted_one_does(target: Path, tmp_path: Path, method: str) -> None:
+    run_head(target, tmp_path / "whole", method)
+    with pytest.raises(KilledError):
+        run_head(target, tmp_path / "killed", method, killed_at(3))
+    run_head(target, tmp_path / "killed", method)
+    assert_same(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(("method", "has_mask"), [("p-eagle", True), ("eagle3", False)])
+def test_exported_head_has_the_shapes_that_vllm_loads(
+    target: Path, tmp_path: Path, method: str, has_mask: bool
+) -> None:
+    run_head(target, tmp_path, method)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    assert shapes["fc.weight"] == (64, 3 * 64)
+    assert shapes["layers.0.self_attn.q_proj.weight"] == (64, 2 * 64)
+    assert shapes["lm_head.weight"] == (300, 64)
+    assert ("mask_hidden" in shapes) is has_mask
+    assert not any(name.startswith("verifier") for name in shapes)
