@@ -1,0 +1,30 @@
+"""What peagle changes in the processes that hold the model: how drafts and seeded requests are sampled.
+
+`WorkerExtension` is the value of vLLM's `worker_extension_cls`. Each worker process looks the class up before it builds
+its worker, and so imports this module; the import does the work, and no other process pays for it.
+"""
+
+import logging
+
+from vllm import __version__ as vllm_version
+
+from peagle.engine import cpu_sampling, seeded_sampling
+from peagle.engine.plugin import KNOWN_VERSIONS
+
+_LOG = logging.getLogger(__name__)
+
+
+class WorkerExtension:
+    """Adds nothing to the worker itself."""
+
+
+def _install() -> None:
+    if vllm_version.startswith(tuple(f"{known}." for known in KNOWN_VERSIONS)):
+        cpu_sampling.install()
+        seeded_sampling.install()
+    else:
+        known = ", ".join(f"{known}.x" for known in KNOWN_VERSIONS)
+        _LOG.warning("Seeds are vLLM %s's own and depend on depth and load: peagle's know %s", vllm_version, known)
+
+
+_install()

@@ -1,0 +1,87 @@
+import pytest
+import torch
+from torch import Tensor
+
+from peagle.engine.keyed_noise import gumbel_noise, sample_tokens
+
+VOCABULARY = 7
+# 0.1 % quantiles of chi-square by degrees of freedom.
+CHI_SQUARE = {5: 20.52, 6: 22.46, 35: 66.62, 36: 67.99}
+
+
+def chi_square(counts: Tensor, shares: Tensor) -> float:
+    expected = shares * counts.sum() / shares.sum()
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    return sample_tokens(logits.expand(len(seeds), -1), seeds, positions)
+
+
+@pytest.fixture
+def logits() -> Tensor:
+    return torch.tensor([2.0, -1.0, 0.5, 0.0, 1.5, -2.0, 1.0])
+
+
+def test_tokens_over_seeds_follow_the_softmax(logits: Tensor) -> None:
+    seeds = torch.arange(40_000)
+    tokens = draw(logits, seeds, torch.full_like(seeds, 11))
+    assert chi_square(tokens.bincount(minlength=VOCABULARY), logits.softmax(0)) < CHI_SQUARE[6]
+
+
+def test_tokens_over_positions_of_one_seed_follow_the_softmax(logits: Tensor) -> None:
+    positions = torch.arange(40_000)
+    tokens = draw(logits, torch.full_like(positions, 7), positions)
+    assert chi_square(tokens.bincount(minlength=VOCABULARY), logits.softmax(0)) < CHI_SQUARE[6]
+
+
+@pytest.mark.parametrize("neighbour", ["position", "seed"])
+def test_neighbouring_rows_are_independent(logits: Tensor, neighbour: str) -> None:
+    seeds = torch.arange(0, 80_000, 2)
+    positions = torch.full_like(seeds, 3)
+    first = draw(logits, seeds, positions)
+    step = (seeds, positions + 1) if neighbour == "position" else (seeds + 1, positions)
+    second = draw(logits, *step)
+    pairs = (first * VOCABULARY + second).bincount(minlength=VOCABULARY**2).double().view(VOCABULARY, VOCABULARY)
+    independent = pairs.sum(1, keepdim=True) * pairs.sum(0, keepdim=True) / pairs.sum()
+    assert chi_square(pairs, independent) < CHI_SQUARE[36]
+
+
+def test_noise_of_neighbouring_tokens_is_uncorrelated() -> None:
+    noise = gumbel_noise(torch.arange(20_000), 8)
+    correlation = torch.corrcoef(noise.T) - torch.eye(8)
+    assert correlation.abs().max() < 5 / 20_000**0.5
+
+
+def test_a_row_depends_on_nothing_but_its_own_seed_position_and_logits() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(64, 2048, generator=generator)
+    seeds, positions = torch.arange(64) % 5, torch.arange(64) // 5
+    together = sample_tokens(logits, seeds, positions)
+    order = torch.randperm(64, generator=generator)
+    assert torch.equal(sample_tokens(logits[order], seeds[order], positions[order]), together[order])
+    for row in range(0, 64, 9):
+        alone = sample_tokens(logits[row : row + 1], seeds[row : row + 1], positions[row : row + 1])
+        assert alone.item() == together[row]
+
+
+def test_many_rows_are_sampled_in_bounded_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, seeds = torch.randn(10, 100), torch.arange(10)
+    whole = sample_tokens(logits, seeds, seeds)
+    monkeypatch.setattr("peagle.engine.keyed_noise._ELEMENTS_AT_ONCE", 250)
+    assert torch.equal(sample_tokens(logits, seeds, seeds), whole)
+
+
+def test_a_masked_token_is_never_drawn(logits: Tensor) -> None:
+    logits[0] = float("-inf")
+    seeds = torch.arange(20_000)
+    counts = draw(logits, seeds, seeds).bincount(minlength=VOCABULARY)
+    assert counts[0] == 0
+    assert chi_square(counts[1:], logits[1:].softmax(0)) < CHI_SQUARE[5]
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
+def test_any_64_bit_seed_gives_finite_noise(seed: int) -> None:
+    seeds = torch.full((100,), seed)
+    assert gumbel_noise(seeds, 500).isfinite().all()
+    assert len(draw(torch.zeros(500), seeds, torch.arange(100)).unique()) > 50
