@@ -10,8 +10,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from peagle.api.errors import describe, from_status
+from peagle.api.errors import describe
 from peagle.api.middleware import REQUEST_ID, Guard
+from peagle.api.reply import from_status
 from peagle.api.settings import ApiSettings
 from peagle.errors import PeagleError
 

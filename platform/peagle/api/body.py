@@ -16,12 +16,21 @@ from peagle.errors import RequestError, TooLargeError
 
 T = TypeVar("T", bound=BaseModel)
 
-# Fields of OpenAI's API that change the answer and that the engine would ignore: silence would be a wrong answer.
+# A union may have many branches; a message names a few.
+MAX_REASONS = 3
+
+# What fits the engine's messages between its processes.
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+# Fields that would change the answer and that the engine ignores, where silence would be a wrong answer; and fields
+# by which stages of a disaggregated deployment talk to each other, which no client may write.
 UNSUPPORTED: Mapping[str, str] = {
     "audio": "this server produces text only",
     "best_of": "ask for n completions and choose among them",
+    "ec_transfer_params": "it is internal to the platform",
     "function_call": "use tool_choice",
     "functions": "use tools",
+    "kv_transfer_params": "it is internal to the platform",
     "suffix": "this server completes at the end only",
 }
 
@@ -63,7 +72,7 @@ def _too_large(limit: int) -> TooLargeError:
 
 
 def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:
-    """Parse a JSON object in UTF-8, without NaN, infinities or lone surrogates, nested at most `max_depth` deep.
+    """Parse a JSON object in UTF-8, nested at most `max_depth` deep, without NaN, lone surrogates or numbers too large.
 
     Raises:
         RequestError: It is none; the message says where.
@@ -87,12 +96,18 @@ def _check(value: Any, max_depth: int) -> None:
             for item in node.values() if isinstance(node, dict) else node:
                 if isinstance(item, dict | list):
                     children.append(item)
-                elif isinstance(item, float) and not math.isfinite(item):
+                elif _is_too_large(item):
                     raise RequestError("The request body holds a number that is too large.", code="invalid_json")
         if not children:
             return
         level = children
     raise RequestError(f"The request body is nested deeper than {max_depth} levels.", code="invalid_json")
+
+
+def _is_too_large(item: Any) -> bool:
+    if isinstance(item, float):
+        return not math.isfinite(item)
+    return isinstance(item, int) and not INT64_MIN <= item <= INT64_MAX
 
 
 def validate(model: type[T], data: dict[str, Any]) -> T:
@@ -118,16 +133,23 @@ def validate(model: type[T], data: dict[str, Any]) -> T:
 
 def explain(error: ValidationError, data: Mapping[str, Any]) -> RequestError:
     """Name the field that came closest to being right: a union reports every branch that did not match."""
-    problems = [(field_path(problem["loc"], data), problem) for problem in error.errors(include_url=False)]
-    path, problem = max(problems, key=lambda item: len(item[0]))
+    problems = [(field_path(problem["loc"], data, problem["type"]), problem) for problem in error.errors()]
+    # In a branch of the right type the deepest complaint is the one that helps.
+    path, problem = max(problems, key=lambda item: (len(item[0]), not item[1]["type"].endswith("_type")))
     param = spell(path) or None
     if problem["type"] == "missing":
         return RequestError(f"{param} is required.", param=param, code="missing_required_parameter")
-    message = problem["msg"].removeprefix("Value error, ")
-    return RequestError(f"{param}: {message}." if param else f"{message}.", param=param)
+    where = param or spell(problem["loc"])
+    reasons = dict.fromkeys(
+        other["msg"].removeprefix("Value error, ")
+        for place, other in problems
+        if place == path and other["type"] == problem["type"]
+    )
+    message = "; or ".join(list(reasons)[:MAX_REASONS])
+    return RequestError(f"{where}: {message}." if where else f"{message}.", param=param)
 
 
-def field_path(location: Sequence[str | int], data: Any) -> tuple[str | int, ...]:
+def field_path(location: Sequence[str | int], data: Any, kind: str) -> tuple[str | int, ...]:
     """The part of a pydantic location that a client would recognise: names of union branches are left out."""
     path: list[str | int] = []
     for index, part in enumerate(location):
@@ -136,7 +158,7 @@ def field_path(location: Sequence[str | int], data: Any) -> tuple[str | int, ...
         if known:
             path.append(part)
             data = data[part]
-        elif index == len(location) - 1 and isinstance(data, dict) and isinstance(part, str):
+        elif kind == "missing" and index == len(location) - 1:
             path.append(part)
     return tuple(path)
 

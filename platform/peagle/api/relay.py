@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Send
 
-from peagle.api.errors import EngineError, describe, from_engine
+from peagle.api.errors import Asked, EngineError, describe, from_engine
 from peagle.errors import ReplicaLostError
 
 logger = logging.getLogger(__name__)
@@ -44,27 +44,30 @@ def split_events(reply: Any) -> list[str]:
     return [reply] if isinstance(reply, str) else list(reply)
 
 
-def engine_error(event: str, prompt_field: str | None = None) -> EngineError | None:
+def engine_error(event: str, asked: Asked) -> EngineError | None:
     """The error that an event carries, if it carries one."""
     if not event.startswith(_ERROR_PREFIX):
         return None
     payload = json.loads(event.removeprefix("data: "))
     info: Mapping[str, Any] = payload["error"]
-    return from_engine(info, prompt_field)
+    return from_engine(info, asked)
 
 
-async def relay(first: list[str], rest: AsyncGenerator[Any, None], retry_after_s: float) -> AsyncGenerator[str, None]:
+async def relay(
+    first: list[str], rest: AsyncGenerator[Any, None], asked: Asked, retry_after_s: float
+) -> AsyncGenerator[str, None]:
     """Pass events on up to `[DONE]`; an error becomes the last event.
 
     Args:
         first: Events that were read already, none of which is an error.
         rest: Further replies; it is closed at the end, which aborts the request if it still runs.
+        asked: What an error may be about.
         retry_after_s: See `describe`.
     """
     try:
         events = first
         while True:
-            packet, error = _until_error(events)
+            packet, error = _until_error(events, asked)
             if packet:
                 yield packet
             if error is not None:
@@ -83,9 +86,9 @@ async def relay(first: list[str], rest: AsyncGenerator[Any, None], retry_after_s
         await rest.aclose()
 
 
-def _until_error(events: list[str]) -> tuple[str, EngineError | None]:
+def _until_error(events: list[str], asked: Asked) -> tuple[str, EngineError | None]:
     for index, event in enumerate(events):
-        error = engine_error(event)
+        error = engine_error(event, asked)
         if error is not None:
             return "".join(events[:index]), error
     return "".join(events), None

@@ -1,7 +1,7 @@
 """Bodies: what is accepted, and how each mistake is named."""
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
@@ -47,6 +47,8 @@ def mistake(data: dict[str, Any]) -> RequestError:
         b'{"a": "\xff"}',
         b'{"a": "\\ud800"}',
         b'{"a": ' + b"9" * 5000 + b"}",
+        b'{"a": 9223372036854775808}',
+        b'{"a": [[-9223372036854775809]]}',
         '{"a": 1}'.encode("utf-16"),
         b"[]",
         b"null",
@@ -104,6 +106,19 @@ def test_a_field_deep_inside_a_union_is_named_as_the_client_wrote_it() -> None:
 def test_a_missing_field_inside_a_union_is_named() -> None:
     error = mistake({"messages": [{"role": "user", "content": [{"kind": "text"}]}]})
     assert error.param == "messages[0].content[0].text"
+
+
+def test_an_object_where_a_union_wants_something_else_is_named_without_the_branch() -> None:
+    assert mistake({"messages": [{"role": "user", "content": {"text": "x"}}]}).param == "messages[0].content"
+
+
+def test_a_list_that_is_too_long_is_told_so_and_not_that_it_is_no_string() -> None:
+    class Stops(BaseModel):
+        stop: str | Annotated[list[str], Field(max_length=2)]
+
+    with pytest.raises(RequestError, match="at most 2 items") as caught:
+        validate(Stops, {"stop": ["a", "b", "c"]})
+    assert caught.value.param == "stop"
 
 
 def test_a_field_that_would_change_the_answer_is_not_ignored() -> None:

@@ -7,8 +7,11 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 from starlette.exceptions import HTTPException
 
-from peagle.api.errors import MAX_MESSAGE_CHARS, describe, from_engine, from_status, is_lost_replica
+from peagle.api.errors import Asked, describe, from_engine, is_lost_replica
+from peagle.api.reply import MAX_MESSAGE_CHARS, from_status
 from peagle.errors import NotFoundError, OverloadedError, ReplicaLostError, RequestError, TooLargeError
+
+ASKED = Asked("prompt")
 
 
 def remote(cause: Exception) -> RayTaskError:
@@ -65,21 +68,21 @@ def test_overload_says_when_to_come_back() -> None:
     ],
 )
 def test_a_prompt_that_is_too_long_has_openais_code(message: str) -> None:
-    reply = from_engine({"message": message, "code": 400, "param": "input_tokens"}, "messages").reply
+    reply = from_engine({"message": message, "code": 400, "param": "input_tokens"}, Asked("messages")).reply
     assert (reply.status, reply.code, reply.param) == (400, "context_length_exceeded", "messages")
 
 
 def test_the_engines_parameter_is_kept() -> None:
-    reply = from_engine({"message": "n must be at least 1", "code": 400, "param": "n"}).reply
+    reply = from_engine({"message": "n must be at least 1", "code": 400, "param": "n"}, ASKED).reply
     assert (reply.status, reply.param, reply.kind) == (400, "n", "invalid_request_error")
 
 
 def test_an_engine_that_is_full_is_an_overload() -> None:
-    assert from_engine({"message": "busy", "code": 503}).reply.status == 429
+    assert from_engine({"message": "busy", "code": 503}, ASKED).reply.status == 429
 
 
 def test_the_engines_own_failure_keeps_its_reason() -> None:
-    reply = from_engine({"message": "CUDA error in worker 3", "code": 500}).reply
+    reply = from_engine({"message": "CUDA error in worker 3", "code": 500}, ASKED).reply
     assert reply.status == 500
     assert "CUDA" not in reply.message
 
@@ -88,9 +91,29 @@ def test_an_unprocessable_entity_is_an_invalid_request() -> None:
     assert from_status(422, "image").status == 400
 
 
-def test_messages_are_bounded_and_name_no_files() -> None:
+def test_a_field_that_only_the_message_names_is_found() -> None:
+    assert from_engine({"message": "n must be at least 1, got 0.", "code": 400}, ASKED).reply.param == "n"
+    assert from_engine({"message": "stop cannot contain an empty string.", "code": 400}, ASKED).reply.param == "stop"
+    assert from_engine({"message": "You must pass at least one prompt", "code": 400}, ASKED).reply.param is None
+
+
+def test_a_value_that_the_engine_quotes_is_not_repeated() -> None:
+    message = "top_p must be in (0, 1], got 2.0. (parameter=top_p, value=2.0)"
+    assert from_engine({"message": message, "code": 400}, ASKED).reply.message == "top_p must be in (0, 1], got 2.0."
+
+
+def test_a_schema_that_the_engine_fails_on_is_the_clients_mistake() -> None:
+    reply = from_engine({"message": "Internal server error", "code": 500}, Asked("messages", "response_format")).reply
+    assert (reply.status, reply.kind, reply.param) == (400, "invalid_request_error", "response_format")
+
+
+def test_messages_are_bounded() -> None:
     assert len(from_status(400, "x" * 10_000).message) == MAX_MESSAGE_CHARS
-    assert from_status(400, "see /usr/lib/python3/site.py for it").message == "see <path> for it"
+
+
+def test_an_exception_of_a_replica_names_no_files() -> None:
+    assert describe(remote(ValueError("see /usr/lib/python3/site.py for it"))).message == "see <path> for it"
+    assert describe(remote(ValueError("not 1/2, nor https://a.test/b/c"))).message == "not 1/2, nor https://a.test/b/c"
 
 
 def test_only_a_lost_replica_is_worth_another_try() -> None:

@@ -217,8 +217,11 @@ def test_settings_take_lists_as_yaml_has_them() -> None:
 
 def test_the_application_survives_the_journey_to_a_replica() -> None:
     from ray import cloudpickle
+    from ray._common.serialization import pickle_dumps
+    from ray.serve.api import ensure_serialization_context
 
-    copy = cloudpickle.loads(cloudpickle.dumps(build_http(ApiSettings(retry_after_s=9))))
+    ensure_serialization_context()
+    copy = cloudpickle.loads(pickle_dumps(build_http(ApiSettings(retry_after_s=9)), "it does not travel"))
     assert copy.state.settings.retry_after_s == 9
 
 

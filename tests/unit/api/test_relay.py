@@ -6,8 +6,10 @@ from collections.abc import AsyncGenerator
 import pytest
 from ray.exceptions import ActorDiedError
 
+from peagle.api.errors import Asked
 from peagle.api.relay import DONE, EventStream, relay
 
+ASKED = Asked("prompt")
 TOKEN = 'data: {"id":"1","choices":[{"text":"a"}]}\n\n'
 ENGINE_ERROR = (
     'data: {"error": {"message": "too hot", "type": "BadRequestError", "param": "temperature", "code": 400}}\n\n'
@@ -34,7 +36,7 @@ class Replies:
 async def collect(replies: Replies) -> str:
     rest = replies.stream()
     first = await anext(rest)
-    events = relay([first] if isinstance(first, str) else first, rest, 1.0)
+    events = relay([first] if isinstance(first, str) else first, rest, ASKED, 1.0)
     text = "".join([event async for event in events])
     assert replies.closed
     return text
@@ -78,7 +80,7 @@ async def test_a_stream_that_just_stops_is_not_taken_for_a_whole_one() -> None:
 async def test_a_client_that_cannot_be_sent_to_closes_the_replica() -> None:
     replies = Replies(TOKEN, TOKEN, DONE)
     rest = replies.stream()
-    response = EventStream(relay([await anext(rest)], rest, 1.0))
+    response = EventStream(relay([await anext(rest)], rest, ASKED, 1.0))
 
     async def broken(message: object) -> None:
         raise OSError("gone")

@@ -1,0 +1,105 @@
+"""Around Serve's proxy, in its process: what a client may say to the proxy, and what the proxy may say to a client.
+
+The proxy obeys some headers, among them one that keeps a request running after its client has left; it fails on
+others that are not UTF-8; and it answers in plain text. A process that starts Ray names `peagle.api.edge.middlewares`
+in `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` to have this around each of its proxies.
+"""
+
+import logging
+import re
+
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from peagle.api.reply import SERVER_ERROR, ErrorReply, from_status, overloaded
+
+logger = logging.getLogger(__name__)
+
+# Orders to the proxy that are the operator's to give, not a client's.
+INTERNAL_HEADERS = frozenset(
+    {b"x-request-timeout-seconds", b"x-request-disconnect-disabled", b"serve_multiplexed_model_id"}
+)
+REQUEST_ID = b"x-request-id"
+_PLAIN_ID = re.compile(rb"[!-~]{1,128}")
+# The proxy's own paths, which others than OpenAI's clients read.
+_PROXY_PATHS = "/-/"
+
+
+def middlewares() -> list[Middleware]:
+    """What Serve's proxy is wrapped in."""
+    return [Middleware(Edge)]
+
+
+class Edge:
+    """Drops headers that only the platform may set; turns the proxy's own errors into OpenAI's error object."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(_PROXY_PATHS):
+            await self._app(scope, receive, send)
+            return
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if _is_allowed(name, value)]
+        answer = _Answer(scope, receive, send)
+        try:
+            await self._app(scope, receive, answer.pass_on)
+        except Exception:
+            logger.exception("The proxy failed on %s %s.", scope["method"], scope["path"])
+        await answer.complete()
+
+
+def _is_allowed(name: bytes, value: bytes) -> bool:
+    if name in INTERNAL_HEADERS:
+        return False
+    if name == REQUEST_ID:
+        return _PLAIN_ID.fullmatch(value) is not None
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class _Answer:
+    """One response on its way: errors in plain text are replaced, and whatever stays unfinished is finished."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self._plain: tuple[int, list[bytes]] | None = None
+        self._retry_after = b""
+        self._streams = False
+        self._started = self._completed = False
+
+    async def pass_on(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = dict(message.get("headers", ()))
+            kind = headers.get(b"content-type", b"")
+            self._streams = kind.startswith(b"text/event-stream")
+            if message["status"] >= 400 and kind.startswith(b"text/plain"):
+                self._plain = message["status"], []
+                self._retry_after = headers.get(b"retry-after", b"")
+                return
+            self._started = True
+        elif self._plain is not None:
+            self._plain[1].append(message.get("body", b""))
+            return
+        elif message["type"] == "http.response.body":
+            self._completed = not message.get("more_body", False)
+        await self._send(message)
+
+    async def complete(self) -> None:
+        """Send what is missing; a cut answer that is no stream is left to break, so that it is not taken for whole."""
+        if self._completed:
+            return
+        if not self._started:
+            await self._reply().response()(self._scope, self._receive, self._send)
+        elif self._streams:
+            lost = ErrorReply(502, "The server ended before its answer was complete.", SERVER_ERROR)
+            await self._send({"type": "http.response.body", "body": lost.event().encode(), "more_body": False})
+
+    def _reply(self) -> ErrorReply:
+        status, parts = self._plain or (500, [])
+        if status in (429, 503):
+            return overloaded("The server is busy or starting.", float(self._retry_after or 1))
+        return from_status(status, b"".join(parts).decode(errors="replace"))

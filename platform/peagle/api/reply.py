@@ -1,0 +1,63 @@
+"""OpenAI's error object, `{"error": {"message", "type", "param", "code"}}`, as a response or as a stream's event."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+INVALID_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+OVERLOADED = "rate_limit_error"
+
+# Clients print messages; an engine may quote a whole prompt in one.
+MAX_MESSAGE_CHARS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """One error as the client sees it."""
+
+    status: int
+    message: str
+    kind: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), status_code=self.status, headers=dict(self.headers))
+
+    def event(self) -> str:
+        """The error as the last event of a stream whose status is already sent."""
+        return f"data: {json.dumps(self.body())}\n\n"
+
+
+def from_status(
+    status: int,
+    message: str,
+    param: str | None = None,
+    code: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> ErrorReply:
+    """A reply for a status that something else chose; a 5xx keeps its reasons to itself."""
+    if status >= 500:
+        return ErrorReply(status, "The server failed to answer this request.", SERVER_ERROR)
+    # An entity that vLLM could not process is, to OpenAI's clients, an invalid request.
+    status = 400 if status == 422 else status
+    return ErrorReply(status, bounded(message), INVALID_REQUEST, param, code, headers or {})
+
+
+def overloaded(message: str, retry_after_s: float) -> ErrorReply:
+    seconds = max(1, math.ceil(retry_after_s))
+    return ErrorReply(429, bounded(message), OVERLOADED, code="overloaded", headers={"Retry-After": str(seconds)})
+
+
+def bounded(message: str) -> str:
+    message = message.strip()
+    return message if len(message) <= MAX_MESSAGE_CHARS else message[: MAX_MESSAGE_CHARS - 1] + "…"

@@ -1,0 +1,112 @@
+"""Around Serve's proxy: which headers reach it, and what becomes of its own answers."""
+
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from peagle.api.edge import Edge, middlewares
+
+
+async def ask(app: ASGIApp, path: str = "/v1/models", headers: Any = None) -> httpx.Response:
+    transport = httpx.ASGITransport(Edge(app), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        return await http.get(path, headers=headers)
+
+
+async def headers_seen(sent: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+        await JSONResponse(dict(Request(scope).headers))(scope, receive, send)
+
+    seen: dict[str, str] = (await ask(echo, headers=sent)).json()
+    return seen
+
+
+async def test_a_client_cannot_order_that_its_request_outlives_it() -> None:
+    seen = await headers_seen([(b"x-request-disconnect-disabled", b"?1"), (b"X-Request-Timeout-Seconds", b"0.1")])
+    assert not {"x-request-disconnect-disabled", "x-request-timeout-seconds"} & set(seen)
+
+
+@pytest.mark.parametrize("value", [b"\xe9", b"x" * 129, b"a b"])
+async def test_a_request_id_that_is_no_plain_id_is_dropped(value: bytes) -> None:
+    assert "x-request-id" not in await headers_seen([(b"x-request-id", value)])
+
+
+async def test_other_headers_pass_unless_the_proxy_would_fail_on_them() -> None:
+    seen = await headers_seen([(b"x-request-id", b"mine-1"), (b"authorization", b"Bearer x"), (b"x-session", b"\xff")])
+    assert (seen["x-request-id"], seen["authorization"]) == ("mine-1", "Bearer x")
+    assert "x-session" not in seen
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "answered"),
+    [(404, {}, 404), (408, {}, 408), (429, {"retry-after": "7"}, 429), (503, {}, 429), (500, {}, 500)],
+)
+async def test_the_proxys_own_errors_become_openais(status: int, headers: dict[str, str], answered: int) -> None:
+    answer = await ask(PlainTextResponse("Request 1 timed out.", status, headers))
+    assert answer.status_code == answered
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert answer.headers.get("retry-after") == ({429: "7", 503: "1"}.get(status))
+
+
+async def test_answers_of_the_application_pass_untouched() -> None:
+    answer = await ask(JSONResponse({"error": "mine"}, 400))
+    assert (answer.status_code, answer.json()) == (400, {"error": "mine"})
+    assert (await ask(PlainTextResponse("metrics"))).text == "metrics"
+
+
+async def test_the_proxys_own_paths_pass_untouched() -> None:
+    assert (await ask(PlainTextResponse("unhealthy", 503), "/-/healthz")).text == "unhealthy"
+
+
+async def test_a_proxy_that_fails_or_says_nothing_is_a_server_error() -> None:
+    async def fails(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("secret")
+
+    async def silent(scope: Scope, receive: Receive, send: Send) -> None:
+        return
+
+    for app in (fails, silent):
+        answer = await ask(app)
+        assert answer.status_code == 500
+        assert "secret" not in answer.text
+        assert answer.json()["error"]["type"] == "server_error"
+
+
+def cut(kind: bytes) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
+        await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True})
+
+    return app
+
+
+async def test_a_stream_whose_ingress_is_lost_ends_with_an_error_event() -> None:
+    text = (await ask(cut(b"text/event-stream; charset=utf-8"))).text
+    assert text.startswith('data: {}\n\ndata: {"error": {"message": "The server ended before')
+
+
+async def test_a_cut_answer_that_is_no_stream_is_not_completed() -> None:
+    messages: list[Any] = []
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+    await Edge(cut(b"application/json"))(scope, receive, send)
+    assert messages[-1]["more_body"] is True
+
+
+def test_serve_finds_the_middleware_by_its_path() -> None:
+    from ray.serve._private.http_util import validate_http_proxy_callback_return
+    from ray.serve._private.utils import call_function_from_import_path
+
+    built = call_function_from_import_path("peagle.api.edge.middlewares")
+    assert [middleware.cls for middleware in validate_http_proxy_callback_return(built)] == [Edge]
+    assert middlewares()[0].cls is Edge
