@@ -60,6 +60,7 @@ class LiveDepthScheduler(Scheduler):  # type: ignore[misc]
         self._steps: deque[_Step] = deque(maxlen=self.vllm_config.max_concurrent_batches + 1)
         self._ended_s = 0.0
         self._had_more = False
+        self._whole_always = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
 
     def set_depths(self, version: int, depths: list[int]) -> None:
         """Replace the table; the next step uses it.
@@ -78,11 +79,18 @@ class LiveDepthScheduler(Scheduler):  # type: ignore[misc]
             "cells": self._sums.plain(),
         }
 
+    def set_pause_state(self, pause_state: Any) -> None:
+        self._had_more = False  # The engine may now wait with work left.
+        super().set_pause_state(pause_state)
+
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         scheduled_s = perf_counter()
         depth = self._table.depth_at(len(self.running))
         prefilling = any(request.is_prefill_chunk for request in self.running)
         whole_drafts = self._cut_drafts(depth)
+        # vLLM pads a new request that computes one token with Kmax empty drafts, to keep a batch of whole drafts
+        # uniform. Under a cut they would only be rows to verify beyond K; a schedule, even a constant one, stops it.
+        self.dynamic_sd_lookup = None if depth == self.num_spec_tokens else self._whole_always
         output = super().schedule(throttle_prefills)
         self._restore_unscheduled(whole_drafts, output)
         admits = output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids
