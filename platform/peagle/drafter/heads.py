@@ -17,7 +17,7 @@ from peagle.drafter.export import export_head
 from peagle.drafter.training import Progress, Rates, make_optimizers, restore_checkpoint, save_checkpoint, update
 
 Method = Literal["p-eagle", "eagle3"]
-HEAD_RATES = Rates(matrix=4e-3, other=1.5e-3, warmup_steps=50, decay_steps=800, weight_decay=0.01)
+HEAD_RATES = Rates(matrix=4e-3, other=1.5e-3, warmup_steps=50, decay_steps=600, weight_decay=0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class HeadPlan:
     depth_ratio: float = 0.8
     generated_ratio: float = 0.8
     rows_per_step: int = 2
-    steps: int = 2000
+    steps: int = 1500
     rates: Rates = HEAD_RATES
     seed: int = 11
 
