@@ -25,6 +25,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Ray lowers its workers' priority by 15 steps, which on a busy machine starves the engine itself.
     "RAY_worker_niceness": "0",
+    # Serve's own proxy answers in OpenAI's form, too.
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "peagle.api.edge.middlewares",
     # A first start that fails is told at once; a replica that has run is restarted for ever all the same.
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
 }
