@@ -33,7 +33,7 @@ from peagle.api import metrics
 from peagle.api.body import read_json, validate
 from peagle.api.errors import Asked, EngineError, describe, from_engine, is_lost_replica
 from peagle.api.fleet import ask_models
-from peagle.api.relay import EventStream, engine_error, relay, split_events
+from peagle.api.relay import EventStream, engine_error, finish, relay, split_events
 from peagle.api.reply import SERVER_ERROR, ErrorReply
 from peagle.api.settings import ApiSettings
 from peagle.config import Deployment
@@ -128,13 +128,16 @@ class PeagleIngress(OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
                 logger.warning("A replica was lost before its first token; another is asked.", exc_info=error)
                 continue
             if isinstance(first, BaseModel):
-                await rest.aclose()
+                await finish(rest)
                 return Response(first.model_dump_json(), media_type="application/json")
             return EventStream(relay(first, rest, asked, settings.retry_after_s))
         raise AssertionError("unreachable: the last turn returns or raises")
 
     def _handle(self, request: Request, model_id: str) -> DeploymentHandle:
         handle: DeploymentHandle = self._get_configured_serve_handle(model_id)
+        if not handle.is_initialized:
+            # Handles made of this one by `options` share its router only if it has one; else each makes its own.
+            handle._init()
         session_id = session_id_from_headers(request.headers)
         return handle.options(session_id=session_id) if session_id else handle
 

@@ -74,6 +74,7 @@ async def relay(
                 yield error.reply.event()
                 return
             if packet.endswith(DONE):
+                await finish(rest)
                 return
             try:
                 events = split_events(await anext(rest))
@@ -84,6 +85,12 @@ async def relay(
         yield describe(error, retry_after_s).event()
     finally:
         await rest.aclose()
+
+
+async def finish(rest: AsyncGenerator[Any, None]) -> None:
+    """Let an answered request end by itself; closed before that, it would be cancelled, and count as such there."""
+    await anext(rest, None)
+    await rest.aclose()
 
 
 def _until_error(events: list[str], asked: Asked) -> tuple[str, EngineError | None]:

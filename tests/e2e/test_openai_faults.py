@@ -1,0 +1,254 @@
+"""What a client sees when replicas fail, hang or are full: the real ingress on a real Ray cluster, with replicas that
+do what a prompt tells them to.
+"""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from ray.llm._internal.serve.core.configs.openai_api_models import ErrorInfo, ErrorResponse, ModelCard
+from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
+from ray.llm._internal.serve.core.protocol import LLMServerProtocol
+
+from peagle.api.app import ENDPOINTS, build_http
+from peagle.api.ingress import PeagleIngress
+from peagle.api.settings import ApiSettings
+from served import free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+TOKEN = 'data: {"id":"1","object":"text_completion","choices":[{"index":0,"text":"a"}]}\n\n'
+DONE = "data: [DONE]\n\n"
+REQUEST_TIMEOUT_S = 3.0
+RETRY_AFTER_S = 7
+
+
+class Scripted(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
+    """A replica whose prompts are orders; `marks` is a folder that all replicas and the test share."""
+
+    def __init__(self, marks: str) -> None:
+        self._marks = Path(marks)
+
+    async def check_health(self) -> None:
+        if (self._marks / "sick").exists():
+            raise RuntimeError("secret")
+
+    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        return self._obey(request.prompt)
+
+    async def _obey(self, order: str) -> AsyncGenerator[Any, None]:
+        if order == "die" or (order == "die once" and self._first("died")):
+            os._exit(1)
+        if order == "fail":
+            raise RuntimeError("secret")
+        if order == "refuse a type":
+            raise TypeError("top_k must be an integer")
+        if order == "refuse":
+            yield ErrorResponse(error=ErrorInfo(message="no", type="BadRequestError", param="prompt", code=400))
+            return
+        if order == "hang":
+            await self._hang()
+        yield TOKEN
+        if order == "die midway":
+            os._exit(1)
+        if order == "fail midway":
+            raise RuntimeError("secret")
+        if order == "hang midway":
+            await self._hang()
+        if order == "stop midway":
+            return
+        yield [TOKEN, DONE]
+
+    def _first(self, name: str) -> bool:
+        try:
+            (self._marks / name).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    async def _hang(self) -> None:
+        (self._marks / "hanging").touch()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            (self._marks / "left").touch()
+
+
+@pytest.fixture(scope="module")
+def marks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("marks")
+
+
+@pytest.fixture(scope="module")
+def url(marks: Path) -> Iterator[str]:
+    """The ingress in front of `pair`, two replicas, and `narrow`, one that holds one request and queues one."""
+    import ray
+    from ray import serve
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "peagle.api.edge.middlewares")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    try:
+        port = free_port()
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        settings = ApiSettings(request_timeout_s=REQUEST_TIMEOUT_S, retry_after_s=RETRY_AFTER_S)
+        ingress = make_fastapi_ingress(PeagleIngress, endpoint_map=ENDPOINTS, app=build_http(settings))
+        limits = {
+            "pair": {"num_replicas": 2, "max_ongoing_requests": 50},
+            "narrow": {"num_replicas": 1, "max_ongoing_requests": 1, "max_queued_requests": 1},
+        }
+        servers = {
+            name: serve.deployment(Scripted, name=name, health_check_period_s=60, **options).bind(str(marks))
+            for name, options in limits.items()
+        }
+        cards = {n: ModelCard(id=n, object="model", owned_by="x", permission=[], metadata={}) for n in limits}
+        serve.run(serve.deployment(ingress, max_ongoing_requests=100).bind(servers, cards))
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+@pytest.fixture
+def clean(marks: Path) -> None:
+    for mark in marks.iterdir():
+        mark.unlink()
+
+
+@pytest.fixture
+async def http(url: str, clean: None) -> AsyncGenerator[httpx.AsyncClient, None]:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        yield client
+
+
+async def order(http: httpx.AsyncClient, prompt: str, model: str = "pair") -> httpx.Response:
+    return await http.post("/v1/completions", json={"model": model, "prompt": prompt, "stream": True})
+
+
+async def until(mark: Path) -> None:
+    await asyncio.to_thread(_wait, mark)
+
+
+def _wait(mark: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not mark.exists():
+        assert time.monotonic() < deadline, f"no replica left the mark {mark.name}"
+        time.sleep(0.05)
+
+
+def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert "secret" not in answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def last_error(answer: httpx.Response) -> dict[str, Any]:
+    assert answer.status_code == 200
+    assert answer.text.startswith(TOKEN)
+    assert "secret" not in answer.text
+    assert "[DONE]" not in answer.text
+    event = answer.text.removeprefix(TOKEN)
+    error: dict[str, Any] = json.loads(event.removeprefix("data: "))["error"]
+    return error
+
+
+async def test_an_answer_is_relayed(http: httpx.AsyncClient) -> None:
+    answer = await order(http, "go")
+    assert (answer.status_code, answer.text) == (200, TOKEN + TOKEN + DONE)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+
+
+async def test_a_refusal_before_the_first_token_has_its_status(http: httpx.AsyncClient) -> None:
+    assert error_of(await order(http, "refuse"), 400)["param"] == "prompt"
+    assert error_of(await order(http, "refuse a type"), 400)["type"] == "invalid_request_error"
+
+
+async def test_a_failure_before_the_first_token_is_a_server_error(http: httpx.AsyncClient) -> None:
+    assert error_of(await order(http, "fail"), 500)["type"] == "server_error"
+
+
+async def test_a_failure_midway_is_the_last_event(http: httpx.AsyncClient) -> None:
+    assert last_error(await order(http, "fail midway"))["type"] == "server_error"
+
+
+async def test_a_stream_that_ends_early_is_not_taken_for_whole(http: httpx.AsyncClient) -> None:
+    assert "before its answer was complete" in last_error(await order(http, "stop midway"))["message"]
+
+
+async def test_a_replica_that_hangs_is_given_up_and_told_to_stop(http: httpx.AsyncClient, marks: Path) -> None:
+    assert error_of(await order(http, "hang"), 504)["code"] == "timeout"
+    await until(marks / "left")
+
+
+async def test_a_stream_that_stalls_ends_with_an_error(http: httpx.AsyncClient, marks: Path) -> None:
+    assert last_error(await order(http, "hang midway"))["code"] == "timeout"
+    await until(marks / "left")
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-request-disconnect-disabled": "?1"}], ids=["plain", "in disguise"])
+async def test_a_request_that_its_client_has_left_stops(
+    http: httpx.AsyncClient, marks: Path, headers: dict[str, str]
+) -> None:
+    body = {"model": "pair", "prompt": "hang", "stream": True}
+    asking = asyncio.create_task(http.post("/v1/completions", json=body, headers=headers))
+    await until(marks / "hanging")
+    started = time.monotonic()
+    asking.cancel()
+    await until(marks / "left")
+    assert time.monotonic() - started < REQUEST_TIMEOUT_S
+
+
+async def test_a_full_model_answers_with_when_to_come_back(http: httpx.AsyncClient, marks: Path) -> None:
+    waiting = [asyncio.create_task(order(http, "hang", "narrow")) for _ in range(2)]
+    await until(marks / "hanging")
+    await asyncio.sleep(0.3)
+    answer = await order(http, "go", "narrow")
+    assert error_of(answer, 429)["type"] == "rate_limit_error"
+    assert answer.headers["retry-after"] == str(RETRY_AFTER_S)
+    assert (await order(http, "go")).status_code == 200
+    for task in waiting:
+        task.cancel()
+    await until(marks / "left")
+
+
+async def test_health_needs_a_well_replica_of_every_model(http: httpx.AsyncClient, marks: Path) -> None:
+    answer = await http.get("/health")
+    assert answer.json() == {"status": "ok", "replicas": {"pair": 2, "narrow": 1}}
+    (marks / "sick").touch()
+    error = error_of(await http.get("/health"), 503)
+    assert error["code"] == "model_unavailable"
+    assert "pair, narrow" in error["message"]
+
+
+async def test_with_several_models_one_has_to_be_named(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/v1/completions", json={"prompt": "go"})
+    assert error_of(answer, 400)["code"] == "missing_required_parameter"
+    assert [model["id"] for model in (await http.get("/v1/models")).json()["data"]] == ["pair", "narrow"]
+
+
+# The tests below end replicas, so they come last.
+
+
+async def test_a_replica_lost_before_the_first_token_is_not_noticed(http: httpx.AsyncClient, marks: Path) -> None:
+    answer = await order(http, "die once")
+    assert (marks / "died").exists()
+    assert (answer.status_code, answer.text) == (200, TOKEN + TOKEN + DONE)
+
+
+async def test_a_replica_lost_midway_is_told(http: httpx.AsyncClient) -> None:
+    assert last_error(await order(http, "die midway"))["type"] == "server_error"
+
+
+async def test_a_request_that_ends_every_replica_is_given_up(http: httpx.AsyncClient) -> None:
+    answer = await order(http, "die")
+    assert answer.status_code in (502, 504)
+    assert error_of(answer, answer.status_code)["type"] == "server_error"
