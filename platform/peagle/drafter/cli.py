@@ -39,8 +39,7 @@ def target(out: OUT, steps: STEPS = None, threads: THREADS = 0) -> None:
 
     _use_threads(threads)
     plan = TargetPlan()
-    if steps:
-        plan = replace(plan, steps=steps)
+    plan = replace(plan, steps=steps or plan.steps)
     corpus = standard_library()
     console.print(f"{corpus.source}: {len(corpus.train)} files to train on, {len(corpus.held_out)} held out")
     with _Bar("target", plan.steps) as bar:
@@ -63,8 +62,7 @@ def generate(target: TARGET, out: OUT, prompts: PROMPTS = None) -> None:
     from peagle.drafter.generate import generate as generate_rows
 
     plan = GenerationPlan()
-    if prompts:
-        plan = replace(plan, prompts=prompts)
+    plan = replace(plan, prompts=prompts or plan.prompts)
     rows = generate_rows(target, token_stream(_tokenizer(target), standard_library().train), plan)
     np.save(out, rows)
     console.print(f"{len(rows)} of {plan.prompts} rows kept (the others loop), {rows.size} tokens, in {out}")
@@ -89,15 +87,14 @@ def train(
     import numpy as np
 
     from peagle.drafter.corpus import MASK, special_id, standard_library, token_stream
-    from peagle.drafter.heads import HeadPlan, train_head
+    from peagle.drafter.heads import HEAD_PLANS, train_head
     from peagle.errors import ConfigError
 
-    if method not in ("p-eagle", "eagle3"):
-        raise ConfigError("--method", method, "there is no such method", "Write p-eagle or eagle3.")
+    if method not in HEAD_PLANS:
+        raise ConfigError("--method", method, "there is no such method", f"Write {' or '.join(HEAD_PLANS)}.")
     _use_threads(threads)
-    plan = HeadPlan(method, layers or (2 if method == "p-eagle" else 1))  # type: ignore[arg-type]
-    if steps:
-        plan = replace(plan, steps=steps)
+    plan = HEAD_PLANS[method]
+    plan = replace(plan, layers=layers or plan.layers, steps=steps or plan.steps)
     tokenizer = _tokenizer(target)
     corpus = token_stream(tokenizer, standard_library().train)
     with _Bar(method, plan.steps) as bar:

@@ -24,12 +24,13 @@ HEAD_RATES = Rates(matrix=4e-3, other=1.5e-3, warmup_steps=50, decay_steps=600, 
 class HeadPlan:
     """Shape and schedule of a head. Both methods see the same rows in the same order.
 
-    `depth_ratio` is the share of positions that each further depth keeps (COD sampling, arXiv 2602.01469).
+    `trained_depth` is how many tokens it learns to draft, `depth_ratio` the share of positions that each further depth
+    keeps (COD sampling, arXiv 2602.01469).
     """
 
     method: Method
     layers: int
-    trained_depth: int = 8
+    trained_depth: int
     tapped_layers: tuple[int, int, int] = (2, 8, 13)
     depth_ratio: float = 0.8
     generated_ratio: float = 0.8
@@ -37,6 +38,14 @@ class HeadPlan:
     steps: int = 1500
     rates: Rates = HEAD_RATES
     seed: int = 11
+
+
+# EAGLE-3 passes once for each depth over every position, P-EAGLE's two layers once over those sampled: at these shapes
+# a step is about the same work for both.
+HEAD_PLANS = {
+    "p-eagle": HeadPlan("p-eagle", layers=2, trained_depth=8),
+    "eagle3": HeadPlan("eagle3", layers=1, trained_depth=7),
+}
 
 
 def train_head(
@@ -121,7 +130,7 @@ def _make_head(target: Path, mask_token: int, plan: HeadPlan) -> Eagle3DraftMode
             config, mask_token_id=mask_token, num_depths=plan.trained_depth, **shape
         )
     else:
-        head = Eagle3DraftModel.from_training_args(config, ttt_steps=plan.trained_depth - 1, **shape)
+        head = Eagle3DraftModel.from_training_args(config, ttt_steps=plan.trained_depth, **shape)
     # speculators keeps the target's output matrix; a head this small drafts better with one of its own
     head.lm_head.weight.requires_grad_(True)
     return head.float()
@@ -158,14 +167,14 @@ def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: Head
             sampling = {"down_sample_ratio": plan.depth_ratio, "down_sample_ratio_min": 0.1}
             _, loss, metrics = head(**batch, loss_config=loss_config, num_depths=plan.trained_depth, **sampling)
         else:
-            _, loss, metrics = head(**batch, loss_config=loss_config, ttt_steps=plan.trained_depth - 1)
-            loss = loss / (plan.trained_depth - 1)  # it comes summed over the steps
+            _, loss, metrics = head(**batch, loss_config=loss_config, ttt_steps=plan.trained_depth)
+            loss = loss / plan.trained_depth  # it comes summed over the steps
     (loss / plan.rows_per_step).backward()
     return {name: float(value) for name, value in metrics.items()} | {"loss": float(loss)}
 
 
 def _progress(measures: list[dict[str, float]], plan: HeadPlan, step: int, steps: int, tokens_per_s: float) -> Progress:
-    """Accuracy by position is that of the head's first choice, whatever the positions before it got."""
+    """For P-EAGLE, accuracy of each position by itself; for EAGLE-3, of it and all before it."""
     name = "position_{}_acc" if plan.method == "p-eagle" else "full_acc_{}"  # as speculators calls them
     names = [name.format(depth) for depth in range(plan.trained_depth)]
     accuracy = [

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from peagle.drafter.corpus import Corpus
-from peagle.drafter.heads import HeadPlan, train_head
+from peagle.drafter.heads import HEAD_PLANS, HeadPlan, train_head
 from peagle.drafter.target import TargetPlan, train_target
 from peagle.drafter.training import CHECKPOINT, Progress, Rates
 
@@ -75,8 +75,7 @@ def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -
 
 
 def head_plan(method: str) -> HeadPlan:
-    layers = 2 if method == "p-eagle" else 1
-    return HeadPlan(method, layers, trained_depth=4, tapped_layers=(1, 2, 3), steps=6, rates=RATES)  # type: ignore[arg-type]
+    return replace(HEAD_PLANS[method], trained_depth=4, tapped_layers=(1, 2, 3), steps=6, rates=RATES)
 
 
 def run_head(target: Path, out: Path, method: str, report=ignore) -> None:  # type: ignore[no-untyped-def]
