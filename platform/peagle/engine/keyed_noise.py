@@ -30,7 +30,7 @@ def sample_tokens(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """
     keys = _mix(_mix(seeds + _STEP) + (positions + 1) * _STEP)
     rows_at_once = max(1, _ELEMENTS_AT_ONCE // logits.shape[-1])
-    chunks = zip(logits.split(rows_at_once), keys.split(rows_at_once), strict=True)
+    chunks = zip(torch.split(logits, rows_at_once), torch.split(keys, rows_at_once), strict=True)
     return torch.cat([(gumbel_noise(key, part.shape[-1]) + part).argmax(dim=-1) for part, key in chunks])
 
 
