@@ -74,7 +74,7 @@ def train(
     generated: Annotated[Path, typer.Argument(help="Rows from `peagle drafter generate`.", exists=True)],
     out: OUT,
     method: Annotated[str, typer.Option(help="p-eagle or eagle3.")] = "p-eagle",
-    layers: Annotated[int | None, typer.Option(help="By default 2 for p-eagle, 1 for eagle3.", min=1)] = None,
+    layers: Annotated[int | None, typer.Option(help="By default 4 for p-eagle, 1 for eagle3.", min=1)] = None,
     steps: STEPS = None,
     threads: THREADS = 0,
 ) -> None:

@@ -17,33 +17,36 @@ from peagle.drafter.export import export_head
 from peagle.drafter.training import Progress, Rates, make_optimizers, restore_checkpoint, save_checkpoint, update
 
 Method = Literal["p-eagle", "eagle3"]
-HEAD_RATES = Rates(matrix=4e-3, other=1.5e-3, warmup_steps=50, decay_steps=600, weight_decay=0.01)
+HEAD_RATES = Rates(matrix=6e-3, other=2e-3, warmup_steps=50, decay_steps=800, weight_decay=0.01)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadPlan:
-    """Shape and schedule of a head. Both methods see the same rows in the same order.
+    """Shape and schedule of a head. Both methods see the same text in the same order.
 
     `trained_depth` is how many tokens it learns to draft, `depth_ratio` the share of positions that each further depth
-    keeps (COD sampling, arXiv 2602.01469).
+    keeps (COD sampling, arXiv 2602.01469). Most steps see short crops, because attention over all depths of a row grows
+    with the square of its length; one step in `whole_row_every` sees whole rows, for what lies further back.
     """
 
     method: Method
     layers: int
     trained_depth: int
     tapped_layers: tuple[int, int, int] = (2, 8, 13)
-    depth_ratio: float = 0.8
+    depth_ratio: float = 0.65
     generated_ratio: float = 0.8
-    rows_per_step: int = 2
-    steps: int = 1500
+    tokens_per_step: int = 832
+    crop_tokens: int = 208
+    whole_row_every: int = 4
+    steps: int = 2000
     rates: Rates = HEAD_RATES
     seed: int = 11
 
 
-# EAGLE-3 passes once for each depth over every position, P-EAGLE's two layers once over those sampled: at these shapes
-# a step is about the same work for both.
+# EAGLE-3 passes its one layer over every position, once for each depth, P-EAGLE its four over those sampled, once: a
+# step is about the same work for both. Drafting, P-EAGLE passes once, and so affords the layers.
 HEAD_PLANS = {
-    "p-eagle": HeadPlan("p-eagle", layers=2, trained_depth=8),
+    "p-eagle": HeadPlan("p-eagle", layers=4, trained_depth=8),
     "eagle3": HeadPlan("eagle3", layers=1, trained_depth=7),
 }
 
@@ -76,7 +79,7 @@ def train_head(
         started = time.monotonic()
         torch.manual_seed(plan.seed * 1_000_003 + step)  # so that a resumed run samples the same positions
         rows = _rows(generated, corpus, plan, step)
-        measures = [_backward(head, tap(row), plan) for row in rows]
+        measures = [_backward(head, tap(row), plan, len(rows)) for row in rows]
         update(optimizers, plan.rates.factor_at(step, plan.steps))
         report(_progress(measures, plan, step + 1, plan.steps, rows.size / (time.monotonic() - started)))
         if (step + 1) % checkpoint_every_steps == 0 or step + 1 == plan.steps:
@@ -99,7 +102,7 @@ class _TargetTap:
 
     def __call__(self, row: np.ndarray) -> dict[str, torch.Tensor]:
         tokens = torch.from_numpy(row).long()[None]
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             states = self._model(tokens, output_hidden_states=True).hidden_states
         assert self._last is not None
         length = tokens.shape[1] - 1
@@ -147,20 +150,22 @@ def _optimizers(head: torch.nn.Module, plan: HeadPlan) -> tuple[torch.optim.Opti
 
 
 def _rows(generated: np.ndarray, corpus: np.ndarray, plan: HeadPlan, step: int) -> np.ndarray:
-    """The rows of one step, [rows_per_step, tokens]: they depend on the step number alone."""
+    """The rows of one step, [rows, tokens]: they depend on the step number alone."""
     draw = np.random.default_rng((plan.seed, step))
-    length = generated.shape[1]
+    whole = generated.shape[1]
+    length = whole if step % plan.whole_row_every == 0 else min(plan.crop_tokens, whole)
     rows = []
-    for _ in range(plan.rows_per_step):
+    for _ in range(max(1, plan.tokens_per_step // length)):
         if draw.random() < plan.generated_ratio:
-            rows.append(generated[draw.integers(len(generated))])
+            start = draw.integers(whole - length + 1)
+            rows.append(generated[draw.integers(len(generated)), start : start + length])
         else:
             start = draw.integers(len(corpus) - length)
             rows.append(corpus[start : start + length])
     return np.stack(rows)
 
 
-def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: HeadPlan) -> dict[str, float]:
+def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: HeadPlan, rows: int) -> dict[str, float]:
     loss_config = resolve_loss_config("kl_div", "eager")
     with torch.autocast("cpu", torch.bfloat16):
         if plan.method == "p-eagle":
@@ -169,7 +174,7 @@ def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: Head
         else:
             _, loss, metrics = head(**batch, loss_config=loss_config, ttt_steps=plan.trained_depth)
             loss = loss / plan.trained_depth  # it comes summed over the steps
-    (loss / plan.rows_per_step).backward()
+    (loss / rows).backward()
     return {name: float(value) for name, value in metrics.items()} | {"loss": float(loss)}
 
 
