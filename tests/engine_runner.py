@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,9 +37,12 @@ class Runner:
     """One engine. Every `generate` may watch its steps; depth tables are numbered as they are sent."""
 
     def __init__(self, deployment: Deployment) -> None:
-        from vllm import LLM
+        with warnings.catch_warnings():
+            # What vLLM and torch warn of while they are imported and start is not about this project.
+            warnings.simplefilter("ignore")
+            from vllm import LLM
 
-        self.llm: Any = LLM(**engine_arguments(deployment))
+            self.llm: Any = LLM(**engine_arguments(deployment))
         self.engine: Any = self.llm.llm_engine
         self.version = 0
         self._requests = 0
