@@ -1,4 +1,7 @@
-"""Talk to a running engine about its depth: set the table, read the step statistics."""
+"""Talk to a running engine about its depth: set the table, read the step statistics.
+
+Under data parallelism the table reaches every engine, and the statistics are those of the first.
+"""
 
 from typing import Any
 

@@ -59,14 +59,14 @@ class StepStats:
         return sum(sum(cell.accepted) for cell in self.cells)
 
     @property
-    def depth_effective(self) -> float:
-        """Draft tokens verified per draft; 0 where nothing was."""
-        return self.drafted / self.drafts if self.drafts else 0.0
+    def depth_effective(self) -> float | None:
+        """Draft tokens verified per draft; None before the first."""
+        return self.drafted / self.drafts if self.drafts else None
 
     @property
-    def acceptance_length(self) -> float:
-        """Tokens that the target emits for each verified draft, its own one included; 1 where nothing was verified."""
-        return 1.0 + self.accepted / self.drafts if self.drafts else 1.0
+    def acceptance_length(self) -> float | None:
+        """Tokens that the target emits for each verified draft, its own one included; None before the first."""
+        return 1.0 + self.accepted / self.drafts if self.drafts else None
 
     def since(self, earlier: "StepStats") -> "StepStats":
         """What was added after `earlier`, an older reading of the same engine; cells without a new count are left out.

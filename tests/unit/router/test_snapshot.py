@@ -14,9 +14,9 @@ def test_totals_come_from_every_cell() -> None:
     assert stats.acceptance_length == 2.0
 
 
-def test_an_engine_that_verified_nothing_has_depth_0_and_emits_one_token_a_step() -> None:
+def test_before_the_first_draft_its_rates_are_unknown() -> None:
     stats = StepStats(TABLE, 3, ())
-    assert (stats.depth_effective, stats.acceptance_length) == (0.0, 1.0)
+    assert (stats.depth_effective, stats.acceptance_length) == (None, None)
 
 
 def test_since_leaves_what_was_added() -> None:
