@@ -1,13 +1,14 @@
 """What to measure: which engines a comparison needs, and which (engine, K) pairs it times. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from peagle.config import Deployment, parse_deployment
 from peagle.errors import ConfigError
 
 NONE, EAGLE3, PEAGLE = "none", "eagle3", "p-eagle"
+GPU_MEMORY_RATIO = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def plan_engines(
             plans.append(EnginePlan(method, _derive(file, max(depths), eager), tuple(depths), live=True))
         else:
             plans.extend(EnginePlan(method, _derive(file, depth, eager), (depth,), live=False) for depth in depths)
-    return plans
+    return [_sharing_a_gpu(plan, len(plans)) for plan in plans]
 
 
 def variants_of(plans: Sequence[EnginePlan]) -> list[Variant]:
@@ -90,6 +91,14 @@ def rotated(variants: Sequence[Variant], turn: int) -> list[Variant]:
     """The variants in an order that starts one further each turn, so that none always goes first."""
     start = turn % len(variants)
     return [*variants[start:], *variants[:start]]
+
+
+def _sharing_a_gpu(plan: EnginePlan, engines: int) -> EnginePlan:
+    """`plan` with its part of the GPU's memory, of which vLLM otherwise gives nearly all to one engine."""
+    if plan.deployment.resources.accelerator == "cpu" or engines == 1:
+        return plan
+    engine = {**plan.deployment.engine, "gpu_memory_utilization": round(GPU_MEMORY_RATIO / engines, 3)}
+    return replace(plan, deployment=plan.deployment.model_copy(update={"engine": engine}))
 
 
 def _derive(deployment: Deployment, depth: int | None, eager: bool) -> Deployment:

@@ -130,7 +130,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         "",
         "Each method at its fastest K:",
         "",
-        *map(_best_line, result["best"]),
+        *(f"- {best_line(row)}" for row in result["best"]),
         "",
         "Probability that the first j drafts are all accepted:",
         "",
@@ -142,6 +142,17 @@ def markdown(result: Mapping[str, Any]) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def best_line(row: Row) -> str:
+    """One row of `best_rows` in words."""
+    name = row["method"] if row["method"] == NONE else f"{row['method']} K={row['depth']}"
+    ratios = [
+        f"{_spread(row[key], '{:.2f}')} times {words}"
+        for key, words in (("ratio_to_none", "no speculation"), ("ratio_to_best_eagle3", "the fastest EAGLE-3"))
+        if key in row
+    ]
+    return f"{row['concurrency']} at once: {name}" + (f": {', '.join(ratios)}" if ratios else "")
 
 
 _HEADINGS = (
@@ -163,16 +174,6 @@ def _cells(row: Row) -> list[str]:
         f"{row[_DISTINCT]:.0%}",
         "" if row.get("outputs_equal_to_none_ratio") is None else f"{row['outputs_equal_to_none_ratio']:.0%}",
     ]
-
-
-def _best_line(row: Row) -> str:
-    name = row["method"] if row["method"] == NONE else f"{row['method']} K={row['depth']}"
-    ratios = [
-        f"{_spread(row[key], '{:.2f}')} times {words}"
-        for key, words in (("ratio_to_none", "no speculation"), ("ratio_to_best_eagle3", "the fastest EAGLE-3"))
-        if key in row
-    ]
-    return f"- {row['concurrency']} at once: {name}" + (f": {', '.join(ratios)}" if ratios else "")
 
 
 def _selection(prompts: Mapping[str, Any]) -> str:

@@ -15,11 +15,11 @@ from peagle.bench import machine
 from peagle.bench.engines import Engine, idle_cpu_ratio
 from peagle.bench.options import SpeculationOptions
 from peagle.bench.plan import NONE, EnginePlan, plan_engines, variants_of
-from peagle.bench.report import SCHEMA_VERSION, best_rows, markdown, result_rows, result_table
+from peagle.bench.report import SCHEMA_VERSION, best_line, best_rows, markdown, result_rows, result_table
 from peagle.bench.speculation import Cell, Run, Selection, measure, passes, select_prompts
 from peagle.bench.workloads import read_prompts
 from peagle.config import Deployment
-from peagle.errors import ConfigError
+from peagle.errors import ConfigError, StartupError
 from peagle.serve.terminal import Terminal
 
 IDLE_SECONDS = 3.0
@@ -66,6 +66,9 @@ async def compare(
                 warmup_sets=options.warmup_sets,
                 begin=begin,
             )
+    except ExceptionGroup as failures:
+        problem = f"an engine failed under load ({failures.exceptions[0]!r})"
+        raise StartupError(problem, f"{terminal.log} says why.") from failures
     finally:
         for engine in engines:
             engine.stop()
@@ -73,6 +76,8 @@ async def compare(
     (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(markdown(result), encoding="utf-8")
     terminal.console.print(result_table(result["rows"]), soft_wrap=False)
+    for row in result["best"]:
+        terminal.say(best_line(row))
     terminal.say(f"Written: {folder}/report.md and result.json")
 
 

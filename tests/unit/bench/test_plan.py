@@ -75,3 +75,10 @@ def test_every_variant_leads_once_in_as_many_turns() -> None:
     variants = [Variant(0, "none", 0), Variant(1, "p-eagle", 3), Variant(1, "p-eagle", 7)]
     assert {rotated(variants, turn)[0] for turn in range(3)} == set(variants)
     assert all(sorted(map(str, rotated(variants, turn))) == sorted(map(str, variants)) for turn in range(5))
+
+
+def test_engines_on_one_gpu_share_its_memory_and_engines_on_a_cpu_are_left_alone() -> None:
+    gpu = plan_engines(deployment(), None, [], [7], eager=False)
+    assert [plan.deployment.engine["gpu_memory_utilization"] for plan in gpu] == [0.45, 0.45]
+    cpu = plan_engines(deployment(resources={"accelerator": "cpu"}), None, [], [7], eager=False)
+    assert all("gpu_memory_utilization" not in plan.deployment.engine for plan in cpu)
