@@ -1,0 +1,107 @@
+"""The order of a comparison, and which prompts it takes, on a generator that needs no vLLM."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from peagle.bench.plan import Variant
+from peagle.bench.speculation import measure, passes, select_prompts
+from peagle.bench.statistics import NO_DRAFTS, DraftCounts
+from peagle.errors import ConfigError
+
+NONE, SHALLOW, DEEP = Variant(0, "none", 0), Variant(1, "p-eagle", 2), Variant(1, "p-eagle", 4)
+OUTPUT_TOKENS = 16
+
+
+class Generator:
+    """What `measure` needs of an engine: repeats a prompt that starts with 0, and counts up from any other."""
+
+    context_tokens = 40
+
+    def __init__(self, log: list[tuple[str, int]], name: str) -> None:
+        self.log, self.name, self.depth, self.total = log, name, 0, NO_DRAFTS
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def counts(self) -> DraftCounts:
+        return self.total
+
+    async def prepare(self, depth: int) -> None:
+        self.depth = depth
+        self.log.append((self.name, depth))
+
+    async def settle(self) -> None:
+        pass
+
+    async def stream(self, prompt: list[int]) -> AsyncIterator[Sequence[int]]:
+        drafted = (1,) * self.depth
+        for step in range(OUTPUT_TOKENS):
+            if self.depth:
+                self.total += DraftCounts(1, drafted, (1, *(0,) * (self.depth - 1)))
+            yield [prompt[0] + step if prompt[0] else 0]
+
+
+async def compared(prompts: int, concurrencies: Sequence[int], repeats: int, warmup: int) -> tuple[Any, ...]:
+    log: list[tuple[str, int]] = []
+    begun: list[str] = []
+    engines: list[Any] = [Generator(log, "none"), Generator(log, "p-eagle")]
+    tokens = [[number + 1] for number in range(prompts)]
+    runs = await measure(
+        engines,
+        [NONE, SHALLOW, DEEP],
+        tokens,
+        concurrencies,
+        repeats=repeats,
+        warmup_sets=warmup,
+        begin=begun.append,
+    )
+    assert len(log) == len(begun) == passes(3, tokens, concurrencies, repeats, warmup)
+    return runs, log
+
+
+async def test_every_variant_runs_a_prompt_set_before_any_runs_the_next() -> None:
+    _, log = await compared(prompts=7, concurrencies=[1], repeats=2, warmup=0)
+    rounds = [log[start : start + 3] for start in range(0, len(log), 3)]
+    assert len(rounds) == 6
+    assert all(sorted(turn) == [("none", 0), ("p-eagle", 2), ("p-eagle", 4)] for turn in rounds)
+    assert len({turn[0] for turn in rounds}) == 3
+
+
+async def test_each_repeat_of_a_cell_holds_every_prompt_once_in_order() -> None:
+    runs, _ = await compared(prompts=7, concurrencies=[1, 2], repeats=2, warmup=1)
+    assert set(runs) == {(variant, level) for variant in (NONE, SHALLOW, DEEP) for level in (1, 2)}
+    for cell in runs.values():
+        assert [[trace.tokens[0] for trace in run.traces] for run in cell] == [list(range(1, 8))] * 2
+        assert all(run.output_tokens_per_s > 0 for run in cell)
+
+
+async def test_drafts_are_credited_to_the_depth_that_was_set_when_they_were_verified() -> None:
+    runs, _ = await compared(prompts=3, concurrencies=[1], repeats=1, warmup=1)
+    steps = 3 * OUTPUT_TOKENS
+    assert runs[NONE, 1][0].counts == NO_DRAFTS
+    assert runs[SHALLOW, 1][0].counts.drafted[:2] == (steps, steps)
+    assert runs[SHALLOW, 1][0].counts.depth_effective == 2
+    assert runs[DEEP, 1][0].counts.depth_effective == 4
+    assert runs[DEEP, 1][0].counts.accepted == (steps, 0, 0, 0)
+
+
+async def test_prompts_that_lead_to_a_loop_or_do_not_fit_are_left_out_and_counted() -> None:
+    engine: Any = Generator([], "none")
+    texts = ["1", "0", " ".join(["5"] * 30), "2", "3"]
+    selection = await select_prompts(texts, 2, OUTPUT_TOKENS, engine, min_distinct_share=0.9)
+    assert selection.prompts == ([1], [2])
+    assert (selection.examined, selection.looping, selection.too_long) == (4, 1, 1)
+
+
+async def test_loops_are_kept_unless_asked_otherwise() -> None:
+    engine: Any = Generator([], "none")
+    selection = await select_prompts(["0", "1"], 2, OUTPUT_TOKENS, engine, min_distinct_share=None)
+    assert (len(selection.prompts), selection.looping) == (2, 0)
+
+
+async def test_too_few_prompts_are_refused_with_the_reason() -> None:
+    engine: Any = Generator([], "none")
+    with pytest.raises(ConfigError, match=r"only 1 of 2 prompts do: 0 are too long, 1 lead to a loop"):
+        await select_prompts(["0", "1"], 2, OUTPUT_TOKENS, engine, min_distinct_share=0.9)
