@@ -38,7 +38,7 @@ class HeadPlan:
     tokens_per_step: int = 832
     crop_tokens: int = 208
     whole_row_every: int = 4
-    steps: int = 2000
+    steps: int = 2200
     rates: Rates = HEAD_RATES
     seed: int = 11
 
