@@ -22,7 +22,10 @@ from served import Served, start, write_deployment
 REPLICAS = 2
 
 # Warnings of libraries about themselves, as they are imported: (message, reason).
-TOLERATED_WARNINGS = (("Using extra keyword arguments on `Field`", "Ray Serve declares its own models so"),)
+TOLERATED_WARNINGS = (
+    ("Using extra keyword arguments on `Field`", "Ray Serve declares its own models so"),
+    ("`torch.jit.script_method` is deprecated", "PyTorch imports parts of its own that it has left behind"),
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -175,7 +175,7 @@ def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: Head
             _, loss, metrics = head(**batch, loss_config=loss_config, ttt_steps=plan.trained_depth)
             loss = loss / plan.trained_depth  # it comes summed over the steps
     (loss / rows).backward()
-    return {name: float(value) for name, value in metrics.items()} | {"loss": float(loss)}
+    return {name: float(value) for name, value in metrics.items()} | {"loss": float(loss.detach())}
 
 
 def _progress(measures: list[dict[str, float]], plan: HeadPlan, step: int, steps: int, tokens_per_s: float) -> Progress:

@@ -75,7 +75,9 @@ def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -
 
 
 def head_plan(method: str) -> HeadPlan:
-    return replace(HEAD_PLANS[method], trained_depth=4, tapped_layers=(1, 2, 3), steps=6, rates=RATES)
+    return replace(
+        HEAD_PLANS[method], trained_depth=4, tapped_layers=(1, 2, 3), tokens_per_step=96, steps=6, rates=RATES
+    )
 
 
 def run_head(target: Path, out: Path, method: str, report=ignore) -> None:  # type: ignore[no-untyped-def]
