@@ -38,7 +38,7 @@ def sampled(runner: Runner, batch_size: int, name: str, on_step: Any = None) -> 
 
 
 def long_prompt(runner: Runner) -> Texts:
-    outputs = runner.generate(["\n".join(held_out(8))], 1, max_tokens=32, ignore_eos=True, **SAMPLING["plain"])
+    outputs = runner.generate(["\n".join(held_out(4))], 1, max_tokens=32, ignore_eos=True, **SAMPLING["plain"])
     return [tuple(output.token_ids) for output in outputs]
 
 
