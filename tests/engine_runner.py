@@ -47,6 +47,15 @@ class Runner:
         self.version = 0
         self._requests = 0
 
+    def close(self) -> None:
+        """End the engine's process and let go of it here."""
+        with warnings.catch_warnings():
+            # Sockets that vLLM leaves to the garbage collector.
+            warnings.simplefilter("ignore")
+            self.engine.engine_core.shutdown()
+            del self.llm, self.engine
+            gc.collect()
+
     def set_depths(self, *depths: int) -> None:
         self.version += 1
         set_depths_sync(self.llm, DepthTable(self.version, depths))
@@ -114,9 +123,7 @@ def running(deployment: Deployment) -> Iterator[Runner]:
         yield runner
     finally:
         if runner is not None:
-            runner.engine.engine_core.shutdown()
-        del runner
-        gc.collect()
+            runner.close()
         if before is None:
             del os.environ["VLLM_CPU_KVCACHE_SPACE"]
         else:
