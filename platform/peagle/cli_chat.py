@@ -18,6 +18,8 @@ HELP = "Ctrl-C stops an answer, /reset forgets the conversation, /exit or Ctrl-D
 CODE_HINT = "This small model was trained on Python source and continues it. Try: def read_json(path):"
 
 Message = dict[str, str]
+DraftCounts = tuple[float, int]
+"""Drafts verified, and draft tokens accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A finished or stopped answer. `acceptance_length` is this answer's own; None where nothing was drafted."""
+    """A finished or stopped answer. `acceptance_length` is None where nothing was drafted.
+
+    It is this answer's own where the server reports it with the answer. Otherwise it is `server_wide`: counted over all
+    that the server verified meanwhile.
+    """
 
     text: str
     ttft_s: float
@@ -41,6 +47,7 @@ class Answer:
     completion_tokens: int | None
     finish_reason: str | None
     acceptance_length: float | None
+    server_wide: bool = False
 
     def summary(self) -> str:
         """One line of figures. Speed leaves out the first token, whose time is shown as the time to first token."""
@@ -52,7 +59,8 @@ class Answer:
             parts.append(f"{(self.completion_tokens - 1) / decode_s:.0f} tokens/s")
         parts.append(f"first token after {self.ttft_s * 1000:.0f} ms")
         if self.acceptance_length is not None:
-            parts.append(f"acceptance length {self.acceptance_length:.2f}")
+            scope = " (of all requests meanwhile)" if self.server_wide else ""
+            parts.append(f"acceptance length {self.acceptance_length:.2f}{scope}")
         if self.finish_reason == "length":
             parts.append("cut at the length limit")
         return " · ".join(parts)
@@ -112,6 +120,7 @@ class ChatClient:
 
     def ask(self, messages: list[Message]) -> Answer:
         """Print an answer as it arrives and return it; Ctrl-C ends it early, on the server too."""
+        before = self._draft_counts()
         start = time.perf_counter()
         first: float | None = None
         text, tokens, finish, acceptance = "", None, None, None
@@ -139,7 +148,18 @@ class ChatClient:
         finally:
             stream.close()
         end = time.perf_counter()
-        return Answer(text, (first or end) - start, end - start, tokens, finish, acceptance)
+        times = (first or end) - start, end - start
+        if acceptance is not None or tokens is None:
+            return Answer(text, *times, tokens, finish, acceptance)
+        return Answer(text, *times, tokens, finish, acceptance_between(before, self._draft_counts()), server_wide=True)
+
+    def _draft_counts(self) -> DraftCounts | None:
+        """Drafts verified and tokens accepted by all replicas of the model; None where the server does not say."""
+        try:
+            models = self._http.get("/fleet", timeout=10.0).raise_for_status().json()["models"]
+            return draft_counts(next(model["replicas"] for model in models if model["name"] == self.model))
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, StopIteration):
+            return None
 
 
 def parse_event(data: str) -> Piece:
@@ -162,6 +182,22 @@ def parse_event(data: str) -> Piece:
         completion_tokens=usage.get("completion_tokens"),
         acceptance_length=speculative.get("mean_acceptance_length") if speculative.get("num_spec_steps") else None,
     )
+
+
+def draft_counts(replicas: list[dict[str, Any]]) -> DraftCounts:
+    """Sum the rows of `GET /fleet`, which tell draft tokens and how many there are to a draft."""
+    drafting = [replica for replica in replicas if replica["depth_effective"]]
+    return (
+        sum(replica["drafted"] / replica["depth_effective"] for replica in drafting),
+        sum(replica["accepted"] for replica in drafting),
+    )
+
+
+def acceptance_between(before: DraftCounts | None, after: DraftCounts | None) -> float | None:
+    """Tokens per verification between two counts; None where either is unknown or nothing was drafted."""
+    if before is None or after is None or after[0] - before[0] < 0.5:
+        return None
+    return 1.0 + (after[1] - before[1]) / (after[0] - before[0])
 
 
 def nothing_answers(url: str, error: Exception) -> StartupError:

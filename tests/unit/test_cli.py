@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from peagle.cli_chat import Answer, Piece, parse_event
+from peagle.cli_chat import Answer, Piece, acceptance_between, draft_counts, parse_event
 from peagle.cli_status import fleet_table
 from peagle.errors import RequestError
 
@@ -126,6 +126,21 @@ def test_summary_counts_speed_after_the_first_token() -> None:
 
 def test_summary_of_a_stopped_answer_claims_no_figures() -> None:
     assert Answer("x", 0.5, 1.5, None, None, None).summary() == "stopped after 1.5 s"
+
+
+def test_acceptance_over_the_server_is_counted_between_two_reads_of_every_replica() -> None:
+    idle = {"drafted": 0, "accepted": 0, "depth_effective": None}
+    before = draft_counts([{"drafted": 70, "accepted": 20, "depth_effective": 7.0}, idle])
+    after = draft_counts([{"drafted": 140, "accepted": 40, "depth_effective": 7.0}] * 2)
+    assert before == (10.0, 20)
+    assert acceptance_between(before, after) == pytest.approx(1 + 60 / 30)
+    assert acceptance_between(before, before) is None
+    assert acceptance_between(None, after) is None
+
+
+def test_summary_says_when_the_acceptance_length_is_not_the_answers_own() -> None:
+    answer = Answer("x", 0.5, 1.5, 101, "stop", 3.14, server_wide=True)
+    assert answer.summary().endswith("acceptance length 3.14 (of all requests meanwhile)")
 
 
 def fleet(generated: int, **changes: Any) -> dict[str, Any]:
