@@ -5,6 +5,7 @@ do what a prompt tells them to.
 import asyncio
 import json
 import os
+import sys
 import time
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
@@ -89,8 +90,10 @@ def marks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(marks: Path) -> Iterator[str]:
     """The ingress in front of `pair`, two replicas, and `narrow`, one that holds one request and queues one."""
     import ray
-    from ray import serve
+    from ray import cloudpickle, serve
 
+    # Replicas do not have this file's folder on their path.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "peagle.api.edge.middlewares")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
