@@ -114,9 +114,18 @@ class Served:
         return self.process.wait(STOP_TIMEOUT_S)
 
     def left_behind(self) -> list[str]:
-        """Command lines of processes of this platform that still run."""
+        """Command lines of what still runs of all processes ever seen below it, and of all in its session."""
         # Process objects compare pid and start time, so that a reused number does not count.
-        return [" ".join(process.cmdline()) or process.name() for process in self.family if _runs(process)]
+        known = {process for process in self.family if _runs(process)}
+        session = {process for process in psutil.process_iter() if _session(process) == self.pid and _runs(process)}
+        return [" ".join(process.cmdline()) or process.name() for process in known | session]
+
+
+def _session(process: psutil.Process) -> int | None:
+    try:
+        return os.getsid(process.pid)
+    except ProcessLookupError:
+        return None
 
 
 def _runs(process: psutil.Process) -> bool:
