@@ -4,6 +4,7 @@ Answers go to stdout and everything else to stderr, so that a pipe holds nothing
 """
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Generator, Iterator
@@ -209,6 +210,8 @@ def nothing_answers(url: str, error: Exception) -> StartupError:
 
 def run_chat(url: str, model: str | None, *, max_tokens: int, temperature: float | None, system: str | None) -> int:
     """Talk until the input ends. Returns 1 if the input was a pipe and an answer in it failed, else 0."""
+    # A shell starts background commands with Ctrl-C ignored; a conversation always listens to it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     options: dict[str, Any] = {"max_tokens": max_tokens}
     if temperature is not None:
         options["temperature"] = temperature

@@ -60,7 +60,11 @@ def structured(runner: Runner, on_step: OnStep = None) -> list[str]:
     from vllm.sampling_params import StructuredOutputsParams
 
     outputs = runner.generate(
-        held_out(8), 4, on_step, max_tokens=160, structured_outputs=StructuredOutputsParams(json=SCHEMA)
+        held_out(8),
+        4,
+        on_step,
+        max_tokens=160,
+        structured_outputs=StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True),
     )
     return [output.text for output in outputs]
 
