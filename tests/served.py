@@ -1,5 +1,6 @@
 """Runs the real `peagle serve` in a process of its own, and watches that it leaves none behind."""
 
+import ctypes
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ DEPLOYMENT = REPOSITORY / "deployments" / "embedded.yaml"
 START_TIMEOUT_S = 420.0
 STOP_TIMEOUT_S = 90.0
 POLL_S = 0.5
+PR_SET_PDEATHSIG = 1
 
 
 def free_port() -> int:
@@ -135,6 +137,12 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
+def _stop_with_parent() -> None:
+    """Have the kernel send SIGTERM when the test run ends, even where it is killed before its fixtures tear down."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def start(folder: Path, deployment: Path, port: int | None = None, replicas: int = 1) -> Served:
     """Start `peagle serve` on `deployment`; its state and output go under `folder`."""
     port = port or free_port()
@@ -147,5 +155,6 @@ def start(folder: Path, deployment: Path, port: int | None = None, replicas: int
             stdin=subprocess.DEVNULL,
             env={**os.environ, "XDG_STATE_HOME": str(folder)},
             start_new_session=True,
+            preexec_fn=_stop_with_parent,
         )
     return Served(deployment, port, folder, process, output, replicas)
