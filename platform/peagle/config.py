@@ -22,6 +22,7 @@ PLATFORM_OWNED_ARGUMENTS: Mapping[str, str] = {
     "spec_model": "drafter.source",
     "spec_tokens": "speculation.depth_max",
     "scheduler_cls": "speculation.live_depth",
+    "worker_extension_cls": "nothing: the platform needs its own",
     "tensor_parallel_size": "resources.tensor_parallel_size",
     "data_parallel_size": "replicas.min and replicas.max",
     "disable_log_stats": "nothing: statistics are always on",

@@ -6,6 +6,8 @@ from peagle.config import Deployment
 
 # Resolved by name inside the engine core process; see plugin.live_depth_scheduler.
 SCHEDULER = "peagle.engine.plugin.live_depth_scheduler"
+# Resolved by name in each worker process; see worker.
+WORKER_EXTENSION = "peagle.engine.worker.WorkerExtension"
 # The key under vLLM's `additional_config` that carries settings to the scheduler in the engine core process.
 SETTINGS_KEY = "peagle"
 
@@ -36,6 +38,7 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
         "num_speculative_tokens": depth,
         "parallel_drafting": drafter.method == "p-eagle",
     }
+    arguments["worker_extension_cls"] = WORKER_EXTENSION
     if deployment.speculation.live_depth:
         arguments["scheduler_cls"] = SCHEDULER
         settings = {"depth_static": deployment.speculation.depth_static}

@@ -21,7 +21,6 @@ ENGINE = {
     "enforce_eager": True,
     "max_num_seqs": 8,
     "max_num_batched_tokens": 96,
-    "worker_extension_cls": "peagle.engine.worker.WorkerExtension",
 }
 SAMPLING: dict[str, dict[str, Any]] = {
     "plain": {"temperature": 0.9, "seed": 7},
