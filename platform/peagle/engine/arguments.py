@@ -25,6 +25,8 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
         "served_model_name": deployment.name,
         "tensor_parallel_size": deployment.resources.tensor_parallel_size,
         "disable_log_stats": False,
+        # With and without a drafter, so that a seed gives one text.
+        "worker_extension_cls": WORKER_EXTENSION,
     }
     depth = drafted_depth(deployment)
     if depth == 0:
@@ -38,7 +40,6 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
         "num_speculative_tokens": depth,
         "parallel_drafting": drafter.method == "p-eagle",
     }
-    arguments["worker_extension_cls"] = WORKER_EXTENSION
     if deployment.speculation.live_depth:
         arguments["scheduler_cls"] = SCHEDULER
         settings = {"depth_static": deployment.speculation.depth_static}
