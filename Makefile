@@ -1,5 +1,6 @@
 # make serve   serve the embedded model on this machine
-# make test    run every test that needs no GPU
+# make test    run the unit tests and the tests on a real engine
+# make test-platform   run the tests on the whole platform
 # make check   lint, formatting and types
 # make lock    resolve the pinned versions anew
 # Settings: FILE=deployments/x.yaml  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"
@@ -22,14 +23,17 @@ PINS := --constraint .constraints.txt
 TORCH := $(if $(FIND_LINKS),,--torch-backend cpu)
 endif
 
-.PHONY: serve test check lock clean
+.PHONY: serve test test-platform check lock clean
 .DEFAULT_GOAL := serve
 
 serve: $(READY)
 	@$(BIN)/peagle serve $(FILE) --port $(PORT)
 
 test: $(READY)
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python -m pytest -m "not platform and not gpu" $(TESTS)
+
+test-platform: $(READY)
+	@$(BIN)/python -m pytest -m platform $(TESTS)
 
 check: $(READY)
 	@$(BIN)/ruff check .

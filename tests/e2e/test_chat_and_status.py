@@ -14,7 +14,7 @@ import pytest
 
 from served import Served
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.platform]
 
 PROMPT = "def read_lines(path):\n    with open(path) as file:"
 

@@ -12,7 +12,7 @@ import pytest
 from peagle.serve.preflight import visible_gpus
 from served import START_TIMEOUT_S, Served, free_port, start, write_deployment
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
 RECOVERY_TIMEOUT_S = 240.0
 

@@ -22,7 +22,7 @@ from peagle.api.ingress import PeagleIngress
 from peagle.api.settings import ApiSettings
 from served import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
 
 TOKEN = 'data: {"id":"1","object":"text_completion","choices":[{"index":0,"text":"a"}]}\n\n'
 DONE = "data: [DONE]\n\n"

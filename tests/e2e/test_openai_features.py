@@ -12,7 +12,7 @@ from openai import OpenAI
 
 from served import Served
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
 PROMPT = "def read_lines(path):\n"
 CHAT: Any = [{"role": "user", "content": "import os\n\ndef remove(path):\n"}]
