@@ -117,7 +117,7 @@ def _start(
     host, port, address = where
     try:
         with terminal.stage("Start Ray" if address is None else f"Join Ray at {address}"):
-            cluster.connect(deployments, address)
+            _connect(deployments, address)
             signals.install()
             # Imported here: Ray's LLM library takes seconds, in which the operator should see something.
             from peagle.serve.app import compose
@@ -134,6 +134,17 @@ def _start(
             _wait_until_all_answer(base_url(host, port), deployments)
     except StartupError as error:
         raise StartupError(error.problem, f"{error.fix.rstrip('.')}: {terminal.log}") from None
+
+
+def _connect(deployments: Sequence[Deployment], address: str | None) -> None:
+    try:
+        cluster.connect(deployments, address)
+    except StartupError:
+        if address is not None:
+            raise
+        # Ray gives its own processes half a minute, which a cold disk and a busy machine can use up; now they are warm.
+        processes.end_descendants(patience_s=0)
+        cluster.connect(deployments, address)
 
 
 def base_url(host: str, port: int) -> str:
