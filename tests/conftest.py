@@ -21,9 +21,13 @@ from served import Served, start, write_deployment
 
 REPLICAS = 2
 
-# Warnings of libraries about themselves, as they are imported: (message, reason).
+# Warnings of libraries about themselves: (message, reason).
 TOLERATED_WARNINGS = (
     ("Using extra keyword arguments on `Field`", "Ray Serve declares its own models so"),
+    (
+        r"Unclosed (context|socket) <zmq",
+        "vLLM leaves its engine client's sockets to the garbage collector",
+    ),
     ("`torch.jit.script_method` is deprecated", "PyTorch imports parts of its own that it has left behind"),
 )
 

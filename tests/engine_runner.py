@@ -49,12 +49,9 @@ class Runner:
 
     def close(self) -> None:
         """End the engine's process and let go of it here."""
-        with warnings.catch_warnings():
-            # Sockets that vLLM leaves to the garbage collector.
-            warnings.simplefilter("ignore")
-            self.engine.engine_core.shutdown()
-            del self.llm, self.engine
-            gc.collect()
+        self.engine.engine_core.shutdown()
+        del self.llm, self.engine
+        gc.collect()
 
     def set_depths(self, *depths: int) -> None:
         self.version += 1

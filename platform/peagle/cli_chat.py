@@ -19,7 +19,7 @@ HELP = "Ctrl-C stops an answer, /reset forgets the conversation, /exit or Ctrl-D
 CODE_HINT = "This small model was trained on Python source and continues it. Try: def read_json(path):"
 
 Message = dict[str, str]
-DraftCounts = tuple[float, int]
+DraftCounts = tuple[int, int]
 """Drafts verified, and draft tokens accepted."""
 
 
@@ -186,17 +186,13 @@ def parse_event(data: str) -> Piece:
 
 
 def draft_counts(replicas: list[dict[str, Any]]) -> DraftCounts:
-    """Sum the rows of `GET /fleet`, which tell draft tokens and how many there are to a draft."""
-    drafting = [replica for replica in replicas if replica["depth_effective"]]
-    return (
-        sum(replica["drafted"] / replica["depth_effective"] for replica in drafting),
-        sum(replica["accepted"] for replica in drafting),
-    )
+    """Sum the rows of `GET /fleet`."""
+    return sum(replica["drafts"] for replica in replicas), sum(replica["accepted"] for replica in replicas)
 
 
 def acceptance_between(before: DraftCounts | None, after: DraftCounts | None) -> float | None:
     """Tokens per verification between two counts; None where either is unknown or nothing was drafted."""
-    if before is None or after is None or after[0] - before[0] < 0.5:
+    if before is None or after is None or after[0] == before[0]:
         return None
     return 1.0 + (after[1] - before[1]) / (after[0] - before[0])
 

@@ -129,9 +129,9 @@ def test_summary_of_a_stopped_answer_claims_no_figures() -> None:
 
 
 def test_acceptance_over_the_server_is_counted_between_two_reads_of_every_replica() -> None:
-    idle = {"drafted": 0, "accepted": 0, "depth_effective": None}
-    before = draft_counts([{"drafted": 70, "accepted": 20, "depth_effective": 7.0}, idle])
-    after = draft_counts([{"drafted": 140, "accepted": 40, "depth_effective": 7.0}] * 2)
+    idle = {"drafts": 0, "accepted": 0}
+    before = draft_counts([{"drafts": 10, "accepted": 20}, idle])
+    after = draft_counts([{"drafts": 20, "accepted": 40}] * 2)
     assert before == (10.0, 20)
     assert acceptance_between(before, after) == pytest.approx(1 + 60 / 30)
     assert acceptance_between(before, before) is None

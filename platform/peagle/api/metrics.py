@@ -36,6 +36,7 @@ REPLICA_SERIES = (
     ReplicaSeries(
         "acceptance_length", "peagle_replica_acceptance_length", GaugeMetricFamily, "Tokens per verification."
     ),
+    ReplicaSeries("drafts", "peagle_replica_drafts", CounterMetricFamily, "Drafts verified."),
     ReplicaSeries("drafted", "peagle_replica_draft_tokens", CounterMetricFamily, "Draft tokens verified."),
     ReplicaSeries("accepted", "peagle_replica_accepted_tokens", CounterMetricFamily, "Draft tokens accepted."),
     ReplicaSeries("generation_tokens", "peagle_replica_generation_tokens", CounterMetricFamily, "Tokens generated."),

@@ -27,19 +27,16 @@ THREADS = Annotated[int, typer.Option(help="CPU threads to use; 0 takes PyTorch'
 
 
 @app.command()
-def target(out: OUT, steps: STEPS = None, threads: THREADS = 0) -> None:
+def target(out: OUT, threads: THREADS = 0) -> None:
     """Train the embedded model on the standard library of this Python.
 
     Example: peagle drafter target --out deployments/embedded/target
     """
-    from dataclasses import replace
-
     from peagle.drafter.corpus import standard_library
     from peagle.drafter.target import TargetPlan, train_target
 
     _use_threads(threads)
     plan = TargetPlan()
-    plan = replace(plan, steps=steps or plan.steps)
     corpus = standard_library()
     console.print(f"{corpus.source}: {len(corpus.train)} files to train on, {len(corpus.held_out)} held out")
     with _Bar("target", plan.steps) as bar:

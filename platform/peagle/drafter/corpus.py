@@ -14,10 +14,8 @@ END_OF_TEXT = "<|endoftext|>"
 MASK = "<|mask|>"
 SPECIAL_TOKENS = (END_OF_TEXT, MASK)
 
-# Tests repeat themselves; character maps and generated tables are not code anyone would complete.
-LEFT_OUT = frozenset(
-    {"test", "tests", "idle_test", "site-packages", "encodings", "pydoc_data", "lib2to3", "lib-dynload", "__pycache__"}
-)
+# Character maps and generated tables are not code anyone would complete.
+LEFT_OUT = frozenset({"site-packages", "encodings", "pydoc_data", "lib2to3", "lib-dynload", "__pycache__"})
 HELD_OUT_ONE_IN = 20
 
 
@@ -35,7 +33,7 @@ class Corpus:
 
 
 def standard_library(root: Path | None = None) -> Corpus:
-    """Read the standard library of this interpreter (or of `root`), without tests and generated tables.
+    """Read the standard library of this interpreter (or of `root`), its tests among it, without generated tables.
 
     Raises:
         FileNotFoundError: `root` holds no Python source.

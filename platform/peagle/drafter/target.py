@@ -15,7 +15,15 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from peagle.drafter.corpus import END_OF_TEXT, Corpus, special_id, token_stream, train_tokenizer
-from peagle.drafter.training import Progress, Rates, make_optimizers, restore_checkpoint, save_checkpoint, update
+from peagle.drafter.training import (
+    Progress,
+    Rates,
+    checkpoint_step,
+    make_optimizers,
+    restore_checkpoint,
+    save_checkpoint,
+    update,
+)
 
 # The model completes text; a conversation is simply its messages, one under the other.
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{{ '\\n' }}{% endfor %}"
@@ -24,23 +32,35 @@ TARGET_RATES = Rates(matrix=6e-3, other=3e-3, warmup_steps=60, decay_steps=450)
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """A run of steps at one depth, with its own warm-up and decay."""
+
+    layers: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class TargetPlan:
-    """Shape and schedule. Sequences are short while the rate holds, which is faster, and whole while it falls."""
+    """Shape and schedule. Sequences are short while the rate holds, which is faster, and whole while it falls.
+
+    A deep model learns cheapest when it starts shallow: each stage goes on from the last one with layers added that
+    change nothing at first (progressive stacking, arXiv 2405.15319; identity blocks as in LLaMA Pro, arXiv 2401.02415).
+    """
 
     vocab_size: int = 2048
     hidden_size: int = 192
     mlp_size: int = 512
-    layers: int = 16
     head_size: int = 64
     context_tokens: int = 1024
     sequence_tokens: int = 512
     batch_tokens: int = 4096
-    steps: int = 2150
+    stages: tuple[Stage, ...] = (Stage(layers=16, steps=2150), Stage(layers=24, steps=1500))
     rates: Rates = TARGET_RATES
     seed: int = 20
 
-    def sequence_tokens_at(self, step: int) -> int:
-        return self.context_tokens if step >= self.steps - self.rates.decay_steps else self.sequence_tokens
+    @property
+    def steps(self) -> int:
+        return sum(stage.steps for stage in self.stages)
 
 
 def train_target(
@@ -62,18 +82,56 @@ def train_target(
     tokens = torch.from_numpy(token_stream(tokenizer, corpus.train)).long()
     torch.manual_seed(plan.seed)
     model = _model(plan, tokenizer)
-    optimizers = _optimizers(model, plan)
-    first = restore_checkpoint(out, model, optimizers)
-    compiled = torch.compile(model)
-    for step in range(first, plan.steps):
-        started = time.monotonic()
-        loss = _backward(compiled, tokens, plan, step)
-        update(optimizers, plan.rates.factor_at(step, plan.steps))
-        report(Progress(step + 1, plan.steps, loss, plan.batch_tokens / (time.monotonic() - started)))
-        if (step + 1) % checkpoint_every_steps == 0 or step + 1 == plan.steps:
-            save_checkpoint(out, model, optimizers, step + 1)
+    done, ended = checkpoint_step(out), 0
+    for stage in plan.stages:
+        started, ended = ended, ended + stage.steps
+        model = grown(model, stage.layers)
+        if done > ended:
+            continue  # a later stage's checkpoint holds what this one learned
+        optimizers = _optimizers(model, plan)
+        first = restore_checkpoint(out, model, optimizers) if done > started else started
+        compiled = torch.compile(model)
+        for step in range(first, ended):
+            begun = time.monotonic()
+            factor = plan.rates.factor_at(step - started, stage.steps)
+            falling = step >= ended - plan.rates.decay_steps
+            length = plan.context_tokens if falling else plan.sequence_tokens
+            loss = _backward(compiled, *_batch(tokens, plan, step, length))
+            update(optimizers, factor)
+            report(Progress(step + 1, plan.steps, loss, plan.batch_tokens / (time.monotonic() - begun)))
+            if (step + 1) % checkpoint_every_steps == 0 or step + 1 == ended:
+                save_checkpoint(out, model, optimizers, step + 1)
     export_target(model, tokenizer, out)
     return held_out_loss(model, token_stream(tokenizer, corpus.held_out), plan.sequence_tokens)
+
+
+def grown(model: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
+    """`model` with `layers` layers: spread evenly, copies that add nothing to the residual stream until trained.
+
+    Raises:
+        ValueError: `model` has more layers than that.
+    """
+    had = model.config.num_hidden_layers
+    if layers < had:
+        raise ValueError(f"a model of {had} layers cannot grow to {layers}")
+    if layers == had:
+        return model
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = layers
+    deeper = LlamaForCausalLM(config)
+    deeper.model.embed_tokens, deeper.model.norm, deeper.lm_head = (
+        model.model.embed_tokens,
+        model.model.norm,
+        model.lm_head,
+    )
+    sources = [layer * had // layers for layer in range(layers)]
+    for layer, source in enumerate(sources):
+        block = deeper.model.layers[layer]
+        block.load_state_dict(model.model.layers[source].state_dict())
+        if layer and source == sources[layer - 1]:
+            torch.nn.init.zeros_(block.self_attn.o_proj.weight)
+            torch.nn.init.zeros_(block.mlp.down_proj.weight)
+    return deeper
 
 
 def held_out_loss(model: LlamaForCausalLM, tokens: np.ndarray, sequence_tokens: int) -> float:
@@ -122,7 +180,7 @@ def _model(plan: TargetPlan, tokenizer: Tokenizer) -> LlamaForCausalLM:
         vocab_size=plan.vocab_size,
         hidden_size=plan.hidden_size,
         intermediate_size=plan.mlp_size,
-        num_hidden_layers=plan.layers,
+        num_hidden_layers=plan.stages[0].layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
         head_dim=plan.head_size,
@@ -144,8 +202,7 @@ def _optimizers(model: LlamaForCausalLM, plan: TargetPlan) -> tuple[torch.optim.
     return make_optimizers(matrices, others, plan.rates)
 
 
-def _backward(model: Callable[..., Any], tokens: torch.Tensor, plan: TargetPlan, step: int) -> float:
-    inputs, labels = _batch(tokens, plan, step)
+def _backward(model: Callable[..., Any], inputs: torch.Tensor, labels: torch.Tensor) -> float:
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(input_ids=inputs).logits
         loss = functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
@@ -153,9 +210,8 @@ def _backward(model: Callable[..., Any], tokens: torch.Tensor, plan: TargetPlan,
     return float(loss.item())
 
 
-def _batch(tokens: torch.Tensor, plan: TargetPlan, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and labels of one step, both [sequences, tokens a sequence]."""
-    length = plan.sequence_tokens_at(step)
+def _batch(tokens: torch.Tensor, plan: TargetPlan, step: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and labels of one step, both [sequences, `length`]."""
     draw = np.random.default_rng((plan.seed, step))
     starts = draw.integers(0, len(tokens) - length - 1, plan.batch_tokens // length)
     windows = torch.stack([tokens[start : start + length + 1] for start in starts])

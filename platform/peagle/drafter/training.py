@@ -66,6 +66,12 @@ def save_checkpoint(
     partial.replace(folder / CHECKPOINT)
 
 
+def checkpoint_step(folder: Path) -> int:
+    """How many steps the folder's checkpoint has behind it; 0 without one."""
+    path = folder / CHECKPOINT
+    return int(torch.load(path, weights_only=True)["step"]) if path.exists() else 0
+
+
 def restore_checkpoint(folder: Path, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> int:
     """Load the folder's checkpoint where there is one.
 

@@ -31,6 +31,8 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
     depth = drafted_depth(deployment)
     if depth == 0:
         return arguments
+    # Each answer tells what its drafts were worth.
+    arguments.setdefault("per_request_spec_decode_metrics", "summary")
     drafter = deployment.drafter
     assert drafter is not None, "a deployment that speculates has a drafter"
     arguments["speculative_config"] = {

@@ -47,6 +47,9 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
     async def _start_engine(self) -> None:
         # Ray's own method then reports usage, through one more process that imports all of vLLM.
         await self.engine.start()
+        if self.engine._oai_serving_tokenization is None:
+            # Ray 2.60 looks for it under the name it had before vLLM 0.29.
+            self.engine._oai_serving_tokenization = getattr(self.engine._app_state, "serving_tokenization", None)
 
     @property
     def _client(self) -> Any:
@@ -128,6 +131,7 @@ def depth_status(stats: StepStats | None) -> dict[str, Any]:
     return {
         "depth_version": stats.table.version if stats else None,
         "depths": list(stats.table.depths) if stats else [],
+        "drafts": drafts,
         "drafted": drafted,
         "accepted": accepted,
         "depth_effective": drafted / drafts if drafts else None,

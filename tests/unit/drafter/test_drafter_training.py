@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
 
 from peagle.drafter.corpus import Corpus
 from peagle.drafter.heads import HEAD_PLANS, HeadPlan, train_head
-from peagle.drafter.target import TargetPlan, train_target
+from peagle.drafter.target import Stage, TargetPlan, grown, train_target
 from peagle.drafter.training import CHECKPOINT, Progress, Rates
 
 RATES = Rates(matrix=2e-3, other=1e-3, warmup_steps=2, decay_steps=2)
@@ -20,12 +21,11 @@ PLAN = TargetPlan(
     vocab_size=300,
     hidden_size=64,
     mlp_size=64,
-    layers=4,
     head_size=32,
     context_tokens=32,
     sequence_tokens=16,
     batch_tokens=64,
-    steps=6,
+    stages=(Stage(layers=2, steps=3), Stage(layers=4, steps=5)),
     rates=RATES,
 )
 CORPUS = Corpus(
@@ -89,13 +89,24 @@ def run_head(target: Path, out: Path, method: str, report=ignore) -> None:  # ty
 
 def test_target_training_lowers_the_loss(tmp_path: Path) -> None:
     losses: list[float] = []
-    train_target(CORPUS, tmp_path, replace(PLAN, steps=40), lambda progress: losses.append(progress.loss))
+    train_target(CORPUS, tmp_path, replace(PLAN, stages=(Stage(4, 40),)), lambda progress: losses.append(progress.loss))
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.5
 
 
-def test_killed_target_training_ends_where_an_uninterrupted_one_does(target: Path, tmp_path: Path) -> None:
+def test_a_grown_model_answers_as_the_one_it_grew_from(target: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
+    tokens = torch.arange(2, 22)[None]
+    deeper = grown(model, 6)
+    assert deeper.config.num_hidden_layers == len(deeper.model.layers) == 6
+    assert torch.allclose(deeper(tokens).logits, model(tokens).logits, atol=1e-5)
+    with pytest.raises(ValueError, match="cannot grow to 3"):
+        grown(model, 3)
+
+
+@pytest.mark.parametrize("step", [3, 4, 7], ids=["first stage", "its end", "second stage"])
+def test_killed_target_training_ends_where_an_uninterrupted_one_does(target: Path, tmp_path: Path, step: int) -> None:
     with pytest.raises(KilledError):
-        train_target(CORPUS, tmp_path, PLAN, killed_at(5), checkpoint_every_steps=2)
+        train_target(CORPUS, tmp_path, PLAN, killed_at(step), checkpoint_every_steps=2)
     assert (tmp_path / CHECKPOINT).exists()
     assert not (tmp_path / "model.safetensors").exists()
     train_target(CORPUS, tmp_path, PLAN, ignore, checkpoint_every_steps=2)

@@ -43,6 +43,12 @@ def test_target_name_and_engine_settings_reach_vllm() -> None:
     assert arguments["max_num_seqs"] == 8
 
 
+def test_each_answer_tells_what_its_drafts_were_worth_unless_told_otherwise() -> None:
+    assert engine_arguments(deployment())["per_request_spec_decode_metrics"] == "summary"
+    silent = deployment(engine={"per_request_spec_decode_metrics": "none"})
+    assert engine_arguments(silent)["per_request_spec_decode_metrics"] == "none"
+
+
 def test_without_live_depth_the_static_depth_is_drafted_by_vllms_own_scheduler() -> None:
     arguments = engine_arguments(deployment(speculation={"live_depth": False, "depth_max": 7, "depth_static": 5}))
     assert arguments["speculative_config"]["num_speculative_tokens"] == 5
@@ -54,7 +60,8 @@ def test_without_live_depth_the_static_depth_is_drafted_by_vllms_own_scheduler()
 def test_an_engine_that_never_speculates_starts_without_a_drafter(speculation: dict[str, Any]) -> None:
     off = deployment(speculation=speculation)
     assert drafted_depth(off) == 0
-    assert not {"speculative_config", "scheduler_cls", "additional_config"} & engine_arguments(off).keys()
+    only_speculating = {"speculative_config", "scheduler_cls", "additional_config", "per_request_spec_decode_metrics"}
+    assert not only_speculating & engine_arguments(off).keys()
 
 
 def test_an_autoregressive_head_drafts_one_token_at_a_time() -> None:
