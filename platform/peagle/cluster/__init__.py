@@ -1,0 +1,28 @@
+"""Kubernetes: what a cluster lacks before an install, how a release is, and nodes that leave without losing a request.
+
+`peagle cluster preflight` and `peagle cluster status` run on an operator's machine with the operator's own rights.
+`peagle cluster drain` runs in the cluster, one process for each release, in a Deployment of one replica with a service
+account of its own. Every action may be repeated, so neither a lease nor an order between two of them is needed.
+
+    peagle cluster drain --release RELEASE [--namespace NAMESPACE] [--patience SECONDS] [--taint KEY ...]
+
+`--namespace` defaults to the pod's own. What it needs:
+
+Rights, of the cluster
+    nodes: list, watch
+Rights, in the release's namespace
+    pods: list, watch
+    pods/eviction: create
+Labels on the Ray pods, head and workers (KubeRay sets the first; the pod templates set the second)
+    ray.io/node-type: head | worker
+    app.kubernetes.io/instance: RELEASE
+Ports of the Ray head's pod
+    6379 (GCS), 8265 (dashboard: which replica runs where)
+Environment, where Ray asks for a token
+    RAY_AUTH_MODE=token and RAY_AUTH_TOKEN
+A pod disruption budget over the workers, if there is one, has `unhealthyPodEvictionPolicy: AlwaysAllow`: a worker is
+evicted once its Ray has ended, and by then it is not ready.
+
+A worker pod that Kubernetes itself ends (eviction, scale-down) drains by Ray's own SIGTERM handler:
+`RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S` in its environment, some seconds below `terminationGracePeriodSeconds`.
+"""
