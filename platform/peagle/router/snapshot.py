@@ -1,6 +1,7 @@
 """What a replica knows about itself, as frozen values with units in their names."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +100,83 @@ def _minus(cell: StepCell, before: StepCell) -> StepCell:
         tail_drafted=each(cell.tail_drafted, before.tail_drafted),
         tail_matched=each(cell.tail_matched, before.tail_matched),
     )
+
+
+class ReplicaState(StrEnum):
+    """Whether a replica takes new requests: a draining one finishes what it has, a dead one is gone."""
+
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSnapshot:
+    """What a dispatcher weighs of one replica, as of `taken_at_s`.
+
+    Attributes:
+        replica_id: The name under which requests are sent there.
+        taken_at_s: When this was true, on the reader's own clock: whoever receives a report knows its age, and every
+            hop adds its own, so that clocks of different machines are never compared.
+        state: Whether it takes new requests.
+        running_requests: Requests in the engine's batch.
+        waiting_requests: Requests in the engine's queue, which have no place in the batch yet.
+        queued_prompt_tokens: Prompt tokens of both that are still to be prefilled.
+        max_running_requests: Places in the batch.
+        max_ongoing_requests: Running and waiting requests that it may hold together.
+        kv_usage_ratio: Share of the KV cache that running requests hold, 0 to 1.
+        kv_capacity_tokens: Tokens that the whole KV cache holds; 0 where that is not known.
+        prefill_tokens_per_s: Prompt tokens prefilled each second while there are any; 0 before it is known.
+        request_tokens_per_s: Output tokens each second that one request gets, by batch size, under the depth plan
+            that the replica applies now; the last entry holds for any larger batch, and the one at 0 for none. Empty
+            before it is known.
+        output_tokens_mean: Output tokens of its usual request; 0 before it is known.
+    """
+
+    replica_id: str
+    taken_at_s: float
+    state: ReplicaState = ReplicaState.READY
+    running_requests: int = 0
+    waiting_requests: int = 0
+    queued_prompt_tokens: int = 0
+    max_running_requests: int = 256
+    max_ongoing_requests: int = 256
+    kv_usage_ratio: float = 0.0
+    kv_capacity_tokens: int = 0
+    prefill_tokens_per_s: float = 0.0
+    request_tokens_per_s: tuple[float, ...] = ()
+    output_tokens_mean: float = 0.0
+
+    @property
+    def requests(self) -> int:
+        return self.running_requests + self.waiting_requests
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether a time to finish can be predicted here."""
+        return self.prefill_tokens_per_s > 0 and bool(self.request_tokens_per_s)
+
+    def request_tokens_per_s_at(self, batch_size: int) -> float:
+        return self.request_tokens_per_s[min(batch_size, len(self.request_tokens_per_s) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRequest:
+    """What a dispatcher weighs of one request.
+
+    Attributes:
+        request_id: Unique among the requests that are open.
+        prompt_tokens: Length of the prompt.
+        output_tokens: Expected length of the answer, not its bound: a client's `max_tokens` is usually far above it.
+        affinity_key: Requests with the same key share their prompt's beginning, so that one replica should have them;
+            None for one that shares nothing.
+        prefix_tokens: Prompt tokens shared with earlier requests of this key.
+        tried: Replicas that have failed this request already.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    output_tokens: int
+    affinity_key: int | None = None
+    prefix_tokens: int = 0
+    tried: frozenset[str] = frozenset()

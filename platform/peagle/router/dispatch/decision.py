@@ -1,0 +1,236 @@
+"""Which replica takes a request: a pure function of the request, the fleet, what is in flight, the time and a draw."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import islice
+
+from peagle.router.dispatch.fleet import Fleet
+from peagle.router.dispatch.in_flight import InFlight
+from peagle.router.dispatch.profile import SOONEST, Candidate, Exclusion, Profile, Weighed, wait_s
+from peagle.router.snapshot import RouteRequest
+
+# What a client is told where nothing tells how long it would have to wait, and the bounds of what it is told.
+RETRY_AFTER_UNKNOWN_S = 5.0
+RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 1.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one decision.
+
+    Attributes:
+        handful: Candidates weighed against each other: the prefix's home and random ones.
+        probed: Replicas looked at, a handful at a time, before the request is shed.
+        stale_after_s: Age at which a report is no longer believed: four reports missed.
+        home_load_ratio: A home keeps its prefixes up to this multiple of the mean load.
+        home_free_requests: Load up to which it keeps them whatever the mean: on an idle fleet the mean says nothing.
+    """
+
+    handful: int = 4
+    probed: int = 16
+    stale_after_s: float = 2.0
+    home_load_ratio: float = 1.25
+    home_free_requests: int = 4
+
+
+LIMITS = Limits()
+
+
+class RouteReason(StrEnum):
+    """Why a replica was chosen."""
+
+    SOONEST = "soonest"
+    HOME = "home"
+    LEAST_IN_FLIGHT = "least-in-flight"
+    QUEUED = "queued"
+
+
+class ShedReason(StrEnum):
+    """Why none was: the one, of all reasons, that is the most likely to pass soon."""
+
+    FULL = "full"
+    DRAINING = "draining"
+    TRIED = "tried"
+    DEAD = "dead"
+    NO_REPLICAS = "no-replicas"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Send it to `replica_id`.
+
+    Attributes:
+        replica_id: Which.
+        reason: `soonest`; `home` where that is also the replica its prefix belongs to; `least-in-flight` where reports
+            were stale; `queued` where no candidate had room and this one's queue is the soonest.
+        weighed: Every replica looked at. Costs are seconds, but open requests under `least-in-flight`.
+    """
+
+    replica_id: str
+    reason: RouteReason
+    weighed: tuple[Weighed, ...]
+
+    @property
+    def ranked(self) -> tuple[str, ...]:
+        """All that could take it: the chosen one, then the others, cheapest first."""
+        others = [each for each in self.weighed if each.excluded is None and each.replica_id != self.replica_id]
+        others.sort(key=lambda each: each.cost)
+        return (self.replica_id, *(each.replica_id for each in others))
+
+
+@dataclass(frozen=True, slots=True)
+class Shed:
+    """Nothing can take it now; `retry_after_s` is what the client should wait."""
+
+    reason: ShedReason
+    retry_after_s: float
+    weighed: tuple[Weighed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """What every step of one decision reads."""
+
+    request: RouteRequest
+    fleet: Fleet
+    in_flight: InFlight
+    now_s: float
+    profile: Profile
+    limits: Limits
+
+
+def decide(
+    request: RouteRequest,
+    fleet: Fleet,
+    in_flight: InFlight,
+    now_s: float,
+    draw: int,
+    profile: Profile = SOONEST,
+    limits: Limits = LIMITS,
+) -> Route | Shed:
+    """Choose a replica for `request`. Reads its arguments, changes none; looks at no more than a few replicas.
+
+    Args:
+        request: What is to be sent.
+        fleet: The replicas, with their reports.
+        in_flight: What this dispatcher has sent itself.
+        now_s: The time, on the clock of the reports and of `in_flight`.
+        draw: At least 64 random bits, new for every decision: dispatchers that share them would herd.
+        profile: How candidates are judged.
+        limits: How many, and how old a report may be.
+    """
+    decision = _Decision(request, fleet, in_flight, now_s, profile, limits)
+    home = _home(decision)
+    ruled_out: list[tuple[Candidate, Exclusion]] = []
+    without_room: list[Candidate] = []
+    for handful in _handfuls(decision, home, draw):
+        with_room: list[Candidate] = []
+        for candidate in handful:
+            if (reason := profile.exclusion(request, candidate)) is not None:
+                ruled_out.append((candidate, reason))
+            else:
+                (with_room if profile.has_room(request, candidate) else without_room).append(candidate)
+        if with_room:
+            return _route(decision, with_room, _excluded(ruled_out), home)
+    if without_room:
+        return replace(_route(decision, without_room, _excluded(ruled_out), home), reason=RouteReason.QUEUED)
+    return _shed(decision, ruled_out)
+
+
+def _home(decision: _Decision) -> Candidate | None:
+    """Return the replica that the request's prefix belongs to: the first of its homes that may take more."""
+    request, in_flight, limits = decision.request, decision.in_flight, decision.limits
+    if request.affinity_key is None or not decision.fleet.replica_ids:
+        return None
+    mean = (in_flight.open_requests + 1) / len(decision.fleet.replica_ids)
+    bound = max(limits.home_free_requests, math.ceil(limits.home_load_ratio * mean))
+    for replica_id in decision.fleet.homes.of_key(request.affinity_key):
+        if in_flight.to(replica_id).open_requests < bound:
+            candidate = _look(decision, replica_id, is_home=True)
+            if decision.profile.exclusion(request, candidate) is None:
+                return candidate
+    return None
+
+
+def _handfuls(decision: _Decision, home: Candidate | None, draw: int) -> Iterator[list[Candidate]]:
+    """Yield the candidates, home first, a handful at a time."""
+    ids, limits = decision.fleet.replica_ids, decision.limits
+    others = (ids[place] for place in islice(_walk(len(ids), draw), limits.probed))
+    if home is not None:
+        others = (replica_id for replica_id in others if replica_id != home.replica_id)
+    first = [home] if home is not None else []
+    while handful := first + [_look(decision, each) for each in islice(others, limits.handful - len(first))]:
+        yield handful
+        first = []
+
+
+def _walk(count: int, draw: int) -> Iterator[int]:
+    """Yield 0..count-1 once each, from a random start by a random stride: distinct without remembering any."""
+    if count == 0:
+        return
+    draw, place = divmod(draw, count)
+    stride = 1 + draw % max(1, count - 1)
+    while math.gcd(stride, count) != 1:
+        stride += 1
+    for _ in range(count):
+        yield place
+        place = (place + stride) % count
+
+
+def _look(decision: _Decision, replica_id: str, is_home: bool = False) -> Candidate:
+    """Put together what is known of one replica, for this request."""
+    request, fleet = decision.request, decision.fleet
+    seen, sent = fleet.snapshots.get(replica_id), decision.in_flight.to(replica_id)
+    has_prefix = is_home or request.affinity_key in sent.prefixes
+    cached = min(request.prefix_tokens, request.prompt_tokens) if has_prefix else 0
+    age_s = math.inf if seen is None else decision.now_s - seen.taken_at_s
+    if seen is None or age_s > decision.limits.stale_after_s:
+        return Candidate(replica_id, seen, False, sent.open_requests, sent.open_requests, 0.0, math.inf, cached)
+    # The others' requests since the report are not known; they follow the same rule, so they are as many as our own.
+    everyone = fleet.dispatchers
+    done = age_s * seen.prefill_tokens_per_s
+    queued = seen.queued_prompt_tokens + everyone * sent.unseen_prompt_tokens - done
+    free = math.inf
+    if seen.kv_capacity_tokens:
+        free = seen.kv_capacity_tokens * (1.0 - seen.kv_usage_ratio) - everyone * sent.unseen_kv_tokens
+    return Candidate(
+        replica_id,
+        seen,
+        seen.has_rates,
+        sent.open_requests,
+        seen.requests + everyone * sent.unseen_requests,
+        max(0.0, queued),
+        free,
+        cached,
+    )
+
+
+def _route(
+    decision: _Decision, candidates: list[Candidate], excluded: tuple[Weighed, ...], home: Candidate | None
+) -> Route:
+    by_report = all(candidate.is_current for candidate in candidates)
+    weighed = [decision.profile.weigh(decision.request, candidate, by_report) for candidate in candidates]
+    chosen = decision.profile.picker(weighed)
+    if not by_report:
+        reason = RouteReason.LEAST_IN_FLIGHT
+    elif home is not None and chosen.replica_id == home.replica_id:
+        reason = RouteReason.HOME
+    else:
+        reason = RouteReason.SOONEST
+    return Route(chosen.replica_id, reason, (*weighed, *excluded))
+
+
+def _shed(decision: _Decision, ruled_out: list[tuple[Candidate, Exclusion]]) -> Shed:
+    """Name the most hopeful reason, and the shortest queue as the time to wait."""
+    found = {reason for _, reason in ruled_out}
+    reason = next((ShedReason(kind) for kind in Exclusion if kind in found), ShedReason.NO_REPLICAS)
+    full = [candidate for candidate, why in ruled_out if why is Exclusion.FULL and candidate.is_current]
+    soonest_s = min((wait_s(decision.request, candidate) for candidate in full), default=math.inf)
+    retry_after_s = soonest_s if math.isfinite(soonest_s) else RETRY_AFTER_UNKNOWN_S
+    return Shed(reason, min(max(retry_after_s, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S), _excluded(ruled_out))
+
+
+def _excluded(ruled_out: list[tuple[Candidate, Exclusion]]) -> tuple[Weighed, ...]:
+    return tuple(Weighed(candidate.replica_id, math.inf, {}, reason) for candidate, reason in ruled_out)

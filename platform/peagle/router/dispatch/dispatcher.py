@@ -1,0 +1,64 @@
+"""One process's dispatcher: the fleet it knows and the requests it has open, kept in step with each other."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from peagle.router.dispatch.decision import LIMITS, Limits, Route, Shed, decide
+from peagle.router.dispatch.fleet import Fleet
+from peagle.router.dispatch.in_flight import InFlight
+from peagle.router.dispatch.profile import SOONEST, Profile
+from peagle.router.snapshot import ReplicaSnapshot, RouteRequest
+
+
+class Dispatcher:
+    """Dispatches one model's requests. Not thread-safe: it belongs to one event loop.
+
+    Times are seconds on one monotonic clock of the caller's; a snapshot's `taken_at_s` is on the same clock.
+    """
+
+    def __init__(self, profile: Profile = SOONEST, limits: Limits = LIMITS) -> None:
+        self._profile, self._limits = profile, limits
+        self._in_flight = InFlight()
+        self._fleet = Fleet.of()
+
+    @property
+    def fleet(self) -> Fleet:
+        return self._fleet
+
+    @property
+    def open_requests(self) -> int:
+        return self._in_flight.open_requests
+
+    def set_members(self, replica_ids: Iterable[str]) -> None:
+        """Take exactly `replica_ids` as the fleet; what was in flight to one that left is forgotten."""
+        before = self._fleet
+        self._fleet = before.with_members(replica_ids)
+        for replica_id in set(before.replica_ids) - set(self._fleet.replica_ids):
+            self._in_flight.left(replica_id)
+
+    def set_dispatchers(self, count: int) -> None:
+        """Set how many processes send to this fleet, this one included; at least 1."""
+        self._fleet = replace(self._fleet, dispatchers=count)
+
+    def report(self, snapshots: Iterable[ReplicaSnapshot]) -> None:
+        """Take newer snapshots, best many at once."""
+        before, self._fleet = self._fleet, self._fleet.reported(snapshots := tuple(snapshots))
+        for replica_id in {each.replica_id for each in snapshots}:
+            taken = self._fleet.snapshots.get(replica_id)
+            if taken is not None and taken is not before.snapshots.get(replica_id):
+                self._in_flight.reported(replica_id, taken.taken_at_s)
+
+    def dispatch(self, request: RouteRequest, now_s: float, draw: int) -> Route | Shed:
+        """Decide, and count the request in flight at once: the next decision may come before it has left."""
+        decision = decide(request, self._fleet, self._in_flight, now_s, draw, self._profile, self._limits)
+        if isinstance(decision, Route):
+            self._in_flight.started(request, decision.replica_id, now_s)
+        return decision
+
+    def moved(self, request: RouteRequest, replica_id: str, now_s: float) -> None:
+        """Note that a dispatched request went to another replica than decided."""
+        self._in_flight.started(request, replica_id, now_s)
+
+    def ended(self, request_id: str) -> None:
+        """Note that a request is over or was never sent; an unknown one changes nothing."""
+        self._in_flight.ended(request_id)

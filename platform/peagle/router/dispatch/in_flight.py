@@ -1,0 +1,106 @@
+"""What one dispatcher has sent itself: the part of a replica's load that its last report cannot show yet."""
+
+from dataclasses import dataclass, field
+
+from peagle.router.snapshot import RouteRequest
+
+# A request sent this long before a report may still have been on its way when the report was written.
+ARRIVAL_S = 0.05
+# Prefixes remembered for each replica; past that, its cache has most likely dropped the oldest.
+PREFIXES_REMEMBERED = 256
+
+
+@dataclass(slots=True)
+class Sent:
+    """What was sent to one replica and is open; `unseen_*` is the part that its last report does not hold."""
+
+    open_requests: int = 0
+    unseen_requests: int = 0
+    unseen_prompt_tokens: int = 0
+    unseen_kv_tokens: int = 0
+    prefixes: dict[int, None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    replica_id: str
+    sent_at_s: float
+    prompt_tokens: int
+    kv_tokens: int
+
+
+_NOTHING = Sent()
+
+
+class InFlight:
+    """One dispatcher's open requests. Times are on the dispatcher's own clock."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, dict[str, _Open]] = {}
+        self._where: dict[str, str] = {}
+        self._sent: dict[str, Sent] = {}
+        self._reported_at_s: dict[str, float] = {}
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._where)
+
+    def to(self, replica_id: str) -> Sent:
+        """Return what was sent to `replica_id`, to be read and not changed."""
+        return self._sent.get(replica_id, _NOTHING)
+
+    def started(self, request: RouteRequest, replica_id: str, now_s: float) -> None:
+        """Note that `request` goes to `replica_id`, instead of where it went before if it is open already."""
+        self.ended(request.request_id)
+        sent = self._sent.setdefault(replica_id, Sent())
+        cached = _remember(sent.prefixes, request)
+        new = _Open(replica_id, now_s, request.prompt_tokens - cached, request.prompt_tokens + request.output_tokens)
+        self._open.setdefault(replica_id, {})[request.request_id] = new
+        self._where[request.request_id] = replica_id
+        sent.open_requests += 1
+        self._add_unseen(sent, new, 1)
+
+    def ended(self, request_id: str) -> None:
+        """Note that a request is over, however it ended; an unknown one changes nothing."""
+        replica_id = self._where.pop(request_id, None)
+        if replica_id is None:
+            return
+        over = self._open[replica_id].pop(request_id)
+        sent = self._sent[replica_id]
+        sent.open_requests -= 1
+        self._add_unseen(sent, over, -1)
+
+    def reported(self, replica_id: str, taken_at_s: float) -> None:
+        """Count as unseen from now on only what was sent after a report taken at `taken_at_s`."""
+        self._reported_at_s[replica_id] = taken_at_s
+        sent = self._sent.get(replica_id)
+        if sent is None:
+            return
+        sent.unseen_requests = sent.unseen_prompt_tokens = sent.unseen_kv_tokens = 0
+        for request in self._open.get(replica_id, {}).values():
+            self._add_unseen(sent, request, 1)
+
+    def left(self, replica_id: str) -> None:
+        """Forget a replica, with all that was open there."""
+        for request_id in self._open.pop(replica_id, {}):
+            del self._where[request_id]
+        self._sent.pop(replica_id, None)
+        self._reported_at_s.pop(replica_id, None)
+
+    def _add_unseen(self, sent: Sent, request: _Open, sign: int) -> None:
+        if request.sent_at_s > self._reported_at_s.get(request.replica_id, float("-inf")) - ARRIVAL_S:
+            sent.unseen_requests += sign
+            sent.unseen_prompt_tokens += sign * request.prompt_tokens
+            sent.unseen_kv_tokens += sign * request.kv_tokens
+
+
+def _remember(prefixes: dict[int, None], request: RouteRequest) -> int:
+    """Note the prefix as the latest; return how many prompt tokens it saves there."""
+    if request.affinity_key is None:
+        return 0
+    known = request.affinity_key in prefixes
+    prefixes.pop(request.affinity_key, None)
+    prefixes[request.affinity_key] = None
+    if len(prefixes) > PREFIXES_REMEMBERED:
+        del prefixes[next(iter(prefixes))]
+    return min(request.prefix_tokens, request.prompt_tokens) if known else 0
