@@ -1,0 +1,45 @@
+"""Waits until a peagle server has every model ready, then asks each for a few tokens: `ask.py URL TIMEOUT_S`."""
+
+import json
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+KEYS = Path("/etc/peagle/keys")
+POLL_S = 5.0
+
+
+def ask(url, body=None):
+    headers = {"content-type": "application/json"}
+    if KEYS.exists():
+        headers["authorization"] = f"Bearer {KEYS.read_text().split()[0]}"
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=120) as answer:
+        return json.load(answer)
+
+
+def wait(url, timeout_s):
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return ask(f"{url}/health")
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            if time.monotonic() > deadline:
+                sys.exit(f"{url}/health: not well after {timeout_s:.0f} s: {error}")
+            print(f"waiting: {error}", flush=True)
+        time.sleep(POLL_S)
+
+
+def main(url, timeout_s):
+    wait(url, timeout_s)
+    for model in ask(f"{url}/v1/models")["data"]:
+        body = {"model": model["id"], "prompt": "def read_lines(path):\n", "max_tokens": 16, "temperature": 0}
+        answer = ask(f"{url}/v1/completions", body)
+        if not answer["usage"]["completion_tokens"]:
+            sys.exit(f"{model['id']} answered with no token: {answer}")
+        print(f"{model['id']}: {answer['choices'][0]['text']!r}")
+
+
+main(sys.argv[1], float(sys.argv[2]))

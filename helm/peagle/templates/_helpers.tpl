@@ -1,0 +1,138 @@
+{{/* Names and labels. RayService names longer than 47 characters are refused by KubeRay, so 40 leaves room for suffixes. */}}
+{{- define "peagle.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "peagle.labels" -}}
+app.kubernetes.io/name: peagle
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{ include "peagle.selector" . }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/*
+What selects this release's pods. Not `app.kubernetes.io/name`: on Ray's pods that label is KubeRay's own, and its head
+service finds the head by it. Not the instance alone: an operator in the same release has that one too.
+*/}}
+{{- define "peagle.selector" -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/part-of: peagle
+{{- end -}}
+
+{{/* Labels of a pod: (dict "root" $ "component" "head") */}}
+{{- define "peagle.podLabels" -}}
+{{ include "peagle.selector" .root }}
+app.kubernetes.io/component: {{ .component }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Metadata of an object: (dict "root" $ "suffix" "-redis") */}}
+{{- define "peagle.metadata" -}}
+name: {{ include "peagle.fullname" .root }}{{ .suffix }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "peagle.labels" .root | nindent 2 }}
+{{- end -}}
+
+{{- define "peagle.image" -}}
+{{- $image := .Values.image -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository ($image.tag | default (printf "%s-%s" .Chart.AppVersion $image.variant)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Every worker group with its defaults, as a map. A field that a group names replaces the default whole. */}}
+{{- define "peagle.groups" -}}
+{{- $groups := dict -}}
+{{- range $name, $group := .Values.workerGroups -}}
+  {{- $merged := deepCopy $.Values.workerGroupDefaults -}}
+  {{- range $field, $value := $group -}}
+    {{- $_ := set $merged $field $value -}}
+  {{- end -}}
+  {{- $_ := set $groups $name $merged -}}
+{{- end -}}
+{{- toYaml $groups -}}
+{{- end -}}
+
+{{/* Every model that is enabled, as a map of deployments in which each field that was left out has its default. */}}
+{{- define "peagle.deployments" -}}
+{{- $defaults := (.Files.Get "files/deployment.yaml" | fromYaml).defaults -}}
+{{- $deployments := dict -}}
+{{- range $key, $model := .Values.models -}}
+  {{- if ne $model.enabled false -}}
+    {{- $deployment := deepCopy $model.deployment -}}
+    {{- range $section, $fields := $defaults -}}
+      {{- $written := dict -}}
+      {{- if hasKey $deployment $section -}}{{- $written = get $deployment $section -}}{{- end -}}
+      {{- range $field, $value := $fields -}}
+        {{- if not (hasKey $written $field) -}}{{- $_ := set $written $field $value -}}{{- end -}}
+      {{- end -}}
+      {{- $_ := set $deployment $section $written -}}
+    {{- end -}}
+    {{- $_ := set $deployments $key $deployment -}}
+  {{- end -}}
+{{- end -}}
+{{- toYaml $deployments -}}
+{{- end -}}
+
+{{- define "peagle.serveConfig" -}}
+proxy_location: EveryNode
+http_options:
+  host: 0.0.0.0
+  port: 8000
+logging_config:
+  enable_access_log: false
+applications:
+  - name: peagle
+    route_prefix: /
+    import_path: peagle.serve.app:build_app
+    args:
+      deployments:
+        {{- range $model := .Values.models }}
+        {{- if ne $model.enabled false }}
+        - {{ toYaml $model.deployment | nindent 10 | trim }}
+        {{- end }}
+        {{- end }}
+      {{- $api := deepCopy .Values.api }}
+      {{- if .Values.apiKeys.existingSecret }}
+      {{- $_ := set $api "keys_file" "/etc/peagle/keys" }}
+      {{- end }}
+      {{- with $api }}
+      api:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+    # A replica or an ingress that leaves gets the time that its pod has.
+    deployments:
+      - name: Ingress
+        graceful_shutdown_timeout_s: {{ .Values.drain.timeoutSeconds }}
+      {{- range $deployment := include "peagle.deployments" . | fromYaml }}
+      - name: PeagleServer:{{ $deployment.name | replace "/" "--" | replace "." "_" }}
+        graceful_shutdown_timeout_s: {{ $.Values.drain.timeoutSeconds }}
+      {{- end }}
+{{- end -}}
+
+{{/* Pods that the `restricted` pod security level refuses, each with the reason; empty where there is none. */}}
+{{- define "peagle.unrestricted" -}}
+{{- range $name, $group := include "peagle.groups" . | fromYaml }}
+{{- if $group.rdmaDevices }}
+worker group {{ $name }}: RDMA needs the capability IPC_LOCK
+{{- end }}
+{{- if eq $.Values.modelCache.type "hostPath" }}
+worker group {{ $name }}: modelCache.type hostPath mounts a folder of the node
+{{- end }}
+{{- end }}
+{{- end -}}

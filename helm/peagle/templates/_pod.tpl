@@ -1,0 +1,142 @@
+{{/* What the head's pod and the workers' pods have in common. */}}
+
+{{- define "peagle.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: {{ .Values.podSecurity.runAsUser }}
+runAsGroup: {{ .Values.podSecurity.runAsGroup }}
+fsGroup: {{ .Values.podSecurity.fsGroup }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "peagle.securityContext" -}}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{- define "peagle.imageFields" -}}
+image: {{ include "peagle.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{- end -}}
+
+{{- define "peagle.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Environment of a Ray container: (dict "root" $ "env" a group's own). The later ones win. */}}
+{{- define "peagle.env" -}}
+{{- $values := .root.Values -}}
+{{- $env := dict
+  "RAY_USAGE_STATS_ENABLED" "0"
+  "VLLM_NO_USAGE_STATS" "1"
+  "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH" "peagle.api.edge.middlewares"
+  "RAY_worker_niceness" "0"
+  "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO" "0"
+  "XDG_CACHE_HOME" "/var/cache/peagle"
+  "HF_HOME" "/var/cache/peagle/huggingface"
+-}}
+{{- range $name, $value := $values.env }}{{- $_ := set $env $name $value }}{{- end -}}
+{{- range $name, $value := .env }}{{- $_ := set $env $name $value }}{{- end -}}
+{{- range $name, $value := $env }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- with $values.huggingFace.existingSecret }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ . }}
+      key: {{ $values.huggingFace.tokenKey }}
+{{- end }}
+{{- end -}}
+
+{{- define "peagle.volumeMounts" -}}
+- name: shared-mem
+  mountPath: /dev/shm
+- name: tmp
+  mountPath: /tmp
+- name: model-cache
+  mountPath: /var/cache/peagle
+{{- if .Values.apiKeys.existingSecret }}
+- name: api-keys
+  mountPath: /etc/peagle
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{/* Volumes of a pod: (dict "root" $ "sharedMemory" "1Gi" "isHead" true) */}}
+{{- define "peagle.volumes" -}}
+{{- $values := .root.Values -}}
+{{- $cache := $values.modelCache -}}
+- name: shared-mem
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ .sharedMemory }}
+- name: tmp
+  emptyDir: {}
+- name: model-cache
+  {{- if eq $cache.type "pvc" }}
+  persistentVolumeClaim:
+    claimName: {{ $cache.existingClaim | default (printf "%s-model-cache" (include "peagle.fullname" .root)) }}
+  {{- else if or .isHead (eq $cache.type "none") }}
+  emptyDir: {}
+  {{- else if eq $cache.type "hostPath" }}
+  hostPath:
+    path: {{ $cache.hostPath }}
+    type: DirectoryOrCreate
+  {{- else }}
+  ephemeral:
+    volumeClaimTemplate:
+      metadata:
+        labels:
+          {{- include "peagle.selector" .root | nindent 10 }}
+      spec:
+        {{- include "peagle.cacheClaim" (dict "cache" $cache "accessMode" "ReadWriteOnce") | nindent 8 }}
+  {{- end }}
+{{- with $values.apiKeys.existingSecret }}
+- name: api-keys
+  secret:
+    secretName: {{ . }}
+    items:
+      - key: {{ $values.apiKeys.key }}
+        path: keys
+{{- end }}
+{{- end -}}
+
+{{- define "peagle.cacheClaim" -}}
+accessModes: [{{ .accessMode }}]
+{{- with .cache.storageClassName }}
+storageClassName: {{ . }}
+{{- end }}
+resources:
+  requests:
+    storage: {{ .cache.size }}
+{{- end -}}
+
+{{/*
+Probes ask over HTTP, so that a busy pod needs no new process for each. None of them waits for a model: a replica loads
+behind a Ray that is up, and only the application itself knows whether it is ready.
+(dict "root" $ "isHead" true)
+*/}}
+{{- define "peagle.probes" -}}
+{{- $probes := .root.Values.probes -}}
+{{- $alive := ternary (dict "path" "/api/gcs_healthz" "port" 8265) (dict "path" "/api/local_raylet_healthz" "port" 52365) .isHead -}}
+{{- $ready := ternary $alive (dict "path" "/-/healthz" "port" 8000) .isHead -}}
+startupProbe:
+  httpGet: {{ toJson $alive }}
+  timeoutSeconds: {{ $probes.liveness.timeoutSeconds }}
+  {{- toYaml $probes.startup | nindent 2 }}
+readinessProbe:
+  httpGet: {{ toJson $ready }}
+  {{- toYaml $probes.readiness | nindent 2 }}
+livenessProbe:
+  httpGet: {{ toJson $alive }}
+  {{- toYaml $probes.liveness | nindent 2 }}
+{{- end -}}

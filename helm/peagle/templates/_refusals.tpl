@@ -1,0 +1,142 @@
+{{/*
+Stops a release that could not work, with every reason at once: each line is the path of a value, what is wrong, and the
+fix. What one field alone can have wrong is the schema's business.
+*/}}
+{{- define "peagle.refuse" -}}
+{{- $problems := concat
+  (include "peagle.problems.models" . | fromYamlArray)
+  (include "peagle.problems.placement" . | fromYamlArray)
+  (include "peagle.problems.groups" . | fromYamlArray)
+  (include "peagle.problems.storage" . | fromYamlArray)
+  (include "peagle.problems.access" . | fromYamlArray)
+-}}
+{{- if $problems -}}
+{{- fail (printf "these values cannot work:\n  %s" (join "\n  " $problems)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "peagle.problems.models" -}}
+{{- $owned := (.Files.Get "files/deployment.yaml" | fromYaml).ownedArguments -}}
+{{- $deployments := include "peagle.deployments" . | fromYaml -}}
+{{- if not $deployments }}
+- "models: it serves none. Pass a ready file, such as -f helm/peagle/values/gpt-oss-20b.yaml, or write one."
+{{- end }}
+{{- $names := dict -}}
+{{- range $key, $deployment := $deployments }}
+{{- $at := printf "models.%s.deployment" $key -}}
+{{- if hasKey $names $deployment.name }}
+- {{ printf "%s.name is %s, as models.%s.deployment.name is. Give each its own name." $at $deployment.name (get $names $deployment.name) | quote }}
+{{- end }}
+{{- $_ := set $names $deployment.name $key }}
+{{- $depth := $deployment.speculation }}
+{{- if $depth.enabled }}
+{{- if not $deployment.drafter }}
+- {{ printf "%s.drafter is missing while speculation.enabled is true. Add a drafter, or write speculation: {enabled: false}." $at | quote }}
+{{- else if gt (int $depth.depth_max) (int $deployment.drafter.trained_depth) }}
+- {{ printf "%s.speculation.depth_max is %d, above drafter.trained_depth, which is %d. Lower it to %d." $at (int $depth.depth_max) (int $deployment.drafter.trained_depth) (int $deployment.drafter.trained_depth) | quote }}
+{{- end }}
+{{- end }}
+{{- if gt (int $depth.depth_static) (int $depth.depth_max) }}
+- {{ printf "%s.speculation.depth_static is %d, above depth_max, which is %d. Lower it to %d." $at (int $depth.depth_static) (int $depth.depth_max) (int $depth.depth_max) | quote }}
+{{- end }}
+{{- if gt (int $deployment.replicas.min) (int $deployment.replicas.max) }}
+- {{ printf "%s.replicas.max is %d, below replicas.min, which is %d. Raise it to %d." $at (int $deployment.replicas.max) (int $deployment.replicas.min) (int $deployment.replicas.min) | quote }}
+{{- end }}
+{{- range $argument, $value := $deployment.engine }}
+{{- if eq $argument "data_parallel_size" }}
+- {{ printf "%s.engine.data_parallel_size is %v: with data parallel ranks in one engine, live depth would let them diverge. Remove it; replicas.min and replicas.max give the same throughput." $at $value | quote }}
+{{- else if hasKey $owned $argument }}
+- {{ printf "%s.engine.%s is set by %s. Remove it here." $at $argument (get $owned $argument) | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Whether the pods of some group can hold the replicas that each model asks for. */}}
+{{- define "peagle.problems.placement" -}}
+{{- $groups := include "peagle.groups" . | fromYaml -}}
+{{- $needed := dict -}}
+{{- range $key, $deployment := include "peagle.deployments" . | fromYaml }}
+{{- $at := printf "models.%s.deployment.resources" $key -}}
+{{- $resources := $deployment.resources -}}
+{{- $ranks := int $resources.tensor_parallel_size -}}
+{{- $type := default "" $resources.accelerator_type -}}
+{{- if eq $resources.accelerator "gpu" }}
+{{- $largest := 0 -}}
+{{- range $group := $groups }}
+{{- if and $group.gpus (or (not $type) (eq $type $group.acceleratorType)) }}
+{{- $largest = max $largest (int $group.gpus) -}}
+{{- end }}
+{{- end }}
+{{- if not $largest }}
+- {{ printf "%s asks for a GPU%s, and no group of workerGroups has one. Add a group with gpus and acceleratorType: %s." $at (ternary (printf " of type %s" $type) "" (ne $type "")) (default "..." $type) | quote }}
+{{- else if gt $ranks $largest }}
+- {{ printf "%s.tensor_parallel_size is %d, and the largest pod that fits has %d GPUs (workerGroups.*.gpus). A replica stays within one node: lower it to %d, or raise gpus to what the node has." $at $ranks $largest $largest | quote }}
+{{- else }}
+{{- $_ := set $needed $type (add (default 0 (get $needed $type)) (mul $ranks (int $deployment.replicas.min))) -}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $type, $count := $needed }}
+{{- $present := 0 -}}
+{{- range $group := $groups }}
+{{- if or (not $type) (eq $type $group.acceleratorType) }}
+{{- $present = add $present (mul (int $group.gpus) (int $group.maxReplicas)) -}}
+{{- end }}
+{{- end }}
+{{- if gt (int $count) (int $present) }}
+- {{ printf "models: the least number of replicas (replicas.min) takes %d GPUs%s, and workerGroups have at most %d (gpus * maxReplicas). Raise maxReplicas, or lower replicas.min." (int $count) (ternary (printf " of type %s" $type) "" (ne $type "")) (int $present) | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "peagle.problems.groups" -}}
+{{- $groups := include "peagle.groups" . | fromYaml -}}
+{{- if not $groups }}
+- "workerGroups: it is empty. Pass a ready file, or add a group, such as workerGroups: {b200: {}}."
+{{- end }}
+{{- $cpus := 0 -}}
+{{- range $name, $group := $groups }}
+{{- $at := printf "workerGroups.%s" $name -}}
+{{- $cpus = add $cpus (mul (int $group.cpus) (int $group.maxReplicas)) -}}
+{{- if gt (int $group.minReplicas) (int $group.maxReplicas) }}
+- {{ printf "%s.maxReplicas is %d, below minReplicas, which is %d. Raise it to %d." $at (int $group.maxReplicas) (int $group.minReplicas) (int $group.minReplicas) | quote }}
+{{- else if and (not $.Values.autoscaling.enabled) (ne (int $group.minReplicas) (int $group.maxReplicas)) }}
+- {{ printf "%s.maxReplicas is %d and minReplicas %d, but nothing moves between them while autoscaling.enabled is false. Write the same number, or switch it on." $at (int $group.maxReplicas) (int $group.minReplicas) | quote }}
+{{- end }}
+{{- end }}
+{{- $needed := 1.0 -}}
+{{- range $deployment := include "peagle.deployments" . | fromYaml }}
+{{- $needed = addf $needed (mulf (float64 $deployment.resources.cpus) (float64 $deployment.replicas.min)) -}}
+{{- end }}
+{{- if and $groups (gt $needed (float64 $cpus)) }}
+- {{ printf "workerGroups: they have at most %d CPUs (cpus * maxReplicas), and the least number of replicas takes %v, with one for the ingress. Raise cpus or maxReplicas." (int $cpus) $needed | quote }}
+{{- end }}
+{{- end -}}
+
+{{- define "peagle.problems.storage" -}}
+{{- $cache := .Values.modelCache -}}
+{{- $pods := 1 -}}
+{{- range $group := include "peagle.groups" . | fromYaml }}{{- $pods = add $pods (int $group.maxReplicas) -}}{{- end -}}
+{{- if and (eq $cache.type "hostPath") (not $cache.hostPath) }}
+- "modelCache.hostPath is empty while modelCache.type is hostPath. Name a folder of the nodes, such as /var/lib/peagle."
+{{- end }}
+{{- if and (eq $cache.type "pvc") (not $cache.existingClaim) (ne $cache.accessMode "ReadWriteMany") }}
+- {{ printf "modelCache.accessMode is %s, and up to %d pods share the claim. Write ReadWriteMany, or modelCache.type: ephemeral for a claim of each pod." $cache.accessMode (int $pods) | quote }}
+{{- end }}
+{{- if and (eq .Values.gcs.store "external") (not .Values.gcs.external.address) }}
+- "gcs.external.address is empty while gcs.store is external. Write host:port of your Redis, or gcs.store: bundled."
+{{- end }}
+{{- end -}}
+
+{{- define "peagle.problems.access" -}}
+{{- if and .Values.ingress.enabled .Values.gatewayRoute.enabled }}
+- "gatewayRoute.enabled and ingress.enabled are both true. Switch one off."
+{{- end }}
+{{- if and .Values.gatewayRoute.enabled (not .Values.gatewayRoute.gateway.name) }}
+- "gatewayRoute.gateway.name is empty while gatewayRoute.enabled is true. Name the Gateway that the route joins."
+{{- end }}
+{{- if and .Values.ingress.enabled (not .Values.ingress.host) }}
+- "ingress.host is empty while ingress.enabled is true. Name the host that clients ask for."
+{{- end }}
+{{- end -}}
