@@ -55,6 +55,10 @@ labels:
 {{- end -}}
 {{- end -}}
 
+{{- define "peagle.authSecret" -}}
+{{- .Values.ray.auth.existingSecret | default (printf "%s-ray-auth" (include "peagle.fullname" .)) -}}
+{{- end -}}
+
 {{/* Every worker group with its defaults, as a map. A field that a group names replaces the default whole. */}}
 {{- define "peagle.groups" -}}
 {{- $groups := dict -}}
@@ -114,14 +118,6 @@ applications:
       {{- with $api }}
       api:
         {{- toYaml . | nindent 8 }}
-      {{- end }}
-    # A replica or an ingress that leaves gets the time that its pod has.
-    deployments:
-      - name: Ingress
-        graceful_shutdown_timeout_s: {{ .Values.drain.timeoutSeconds }}
-      {{- range $deployment := include "peagle.deployments" . | fromYaml }}
-      - name: PeagleServer:{{ $deployment.name | replace "/" "--" | replace "." "_" }}
-        graceful_shutdown_timeout_s: {{ $.Values.drain.timeoutSeconds }}
       {{- end }}
 {{- end -}}
 

@@ -116,7 +116,7 @@ spec:
       lifecycle:
         preStop:
           exec:
-            command: [python, -m, peagle.serve.drain, --timeout-s, {{ $root.Values.drain.timeoutSeconds | quote }}]
+            command: [python, -m, peagle.cluster.leave, --timeout-s, {{ $root.Values.drain.timeoutSeconds | quote }}]
   volumes:
     {{- include "peagle.volumes" (dict "root" $root "sharedMemory" $group.sharedMemory "isHead" false) | nindent 4 }}
 {{- end -}}

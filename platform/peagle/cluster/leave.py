@@ -1,0 +1,81 @@
+"""What a worker pod does before it ends: its Ray node drains, and it waits until no replica is left on it.
+
+Run by the pod's preStop hook. Where Ray's head does not answer there is nobody to send requests elsewhere, so it ends with
+a message and the pod with it.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import psutil
+
+from peagle.cluster.ray_nodes import Gcs, RayControl, RayUnreachable
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0
+# How Ray titles the process of a Serve replica.
+REPLICA = "ray::ServeReplica:"
+# Set in each Ray container by KubeRay.
+ADDRESS, POD = "RAY_ADDRESS", "RAY_CLOUD_INSTANCE_ID"
+
+
+def replicas_here() -> int:
+    """How many Serve replicas run in this pod."""
+    return sum(1 for process in psutil.process_iter() if _title(process).startswith(REPLICA))
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return next(iter(process.cmdline()), "")
+    except psutil.Error:
+        return ""
+
+
+def leave(
+    control: RayControl,
+    pod: str,
+    timeout_s: float,
+    replicas: Callable[[], int] = replicas_here,
+    poll_s: float = POLL_S,
+) -> bool:
+    """Drain the Ray node in `pod` and wait; return whether its last replica has left within `timeout_s`.
+
+    Raises:
+        RayUnreachable: Ray's head does not answer.
+    """
+    deadline_s = time.time() + timeout_s
+    for node in control.nodes():
+        if node.pod == pod:
+            control.drain(node.node_id, round(1000 * deadline_s), f"pod {pod} ends")
+    while left := replicas():
+        if time.time() >= deadline_s:
+            logger.warning("%d replicas are still here after %.0f s", left, timeout_s)
+            return False
+        time.sleep(poll_s)
+    return True
+
+
+def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
+    """Leave, as the command line and KubeRay's variables say; return the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    parser = argparse.ArgumentParser(prog="python -m peagle.cluster.leave", description=__doc__)
+    parser.add_argument("--timeout-s", type=float, required=True, help="Longest wait, in seconds.")
+    timeout_s: float = parser.parse_args(arguments).timeout_s
+    missing = [name for name in (ADDRESS, POD) if name not in environment]
+    if missing:
+        print(f"{' and '.join(missing)} not set: this is no container of KubeRay's", file=sys.stderr)
+        return 2
+    try:
+        return 0 if leave(Gcs(environment[ADDRESS]), environment[POD], timeout_s) else 1
+    except RayUnreachable as error:
+        print(f"Ray's head does not answer, so nothing is waited for: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
