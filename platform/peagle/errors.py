@@ -4,6 +4,7 @@ PeagleError
 ├── ConfigError            a deployment file, option or checkpoint that cannot work (names field, value and fix)
 │   └── CombinedConfigError       several of these at once
 ├── StartupError           the machine cannot run it now: port, memory, missing model, unknown vLLM
+├── ClusterError           the Kubernetes API refuses, or does not answer
 ├── RequestError           a client's mistake, answered in OpenAI's error object
 │   ├── NotFoundError      404: unknown model or path
 │   └── TooLargeError      413: body over the limit
@@ -106,6 +107,30 @@ class StartupError(PeagleError):
         Exception.__init__(self, problem, fix)
         self.problem, self.fix = problem, fix
         self.message = f"{problem}. {fix}"
+
+
+class ClusterError(PeagleError):
+    """The Kubernetes API did not do what was asked.
+
+    Args:
+        status: HTTP status of its answer; 0 where none came.
+        action: What was asked, as in "list nodes".
+        reason: What the API, or the network, said of it.
+    """
+
+    http_status = 502
+
+    def __init__(self, status: int, action: str, reason: str) -> None:
+        Exception.__init__(self, status, action, reason)
+        self.status, self.action, self.reason = status, action, _printable(reason)
+        if status == 0:
+            self.message = f"Kubernetes does not answer ({self.reason}). Check the context and the network."
+        elif status == 401:
+            self.message = f"Kubernetes does not know this account ({self.reason}). Renew its credentials."
+        elif status == 403:
+            self.message = f"Kubernetes does not let this account {action} ({self.reason}). Grant it that right."
+        else:
+            self.message = f"Kubernetes could not {action}: status {status}, {self.reason}"
 
 
 class RequestError(PeagleError):

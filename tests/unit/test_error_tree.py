@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 from peagle.errors import (
+    ClusterError,
     CombinedConfigError,
     ConfigError,
     NotFoundError,
@@ -24,6 +25,10 @@ EVERY_ERROR = [
     WRONG_MAX,
     CombinedConfigError(WRONG_MAX, WRONG_NAME),
     StartupError("port 8000 is in use", "Pass another --port."),
+    ClusterError(0, "list nodes", "connection refused"),
+    ClusterError(401, "list nodes", "Unauthorized"),
+    ClusterError(403, "list nodes", "nodes is forbidden"),
+    ClusterError(500, "list nodes", "etcd\nis slow"),
     RequestError("n must be at least 1", param="n", code="invalid_value"),
     NotFoundError("no such model", code="model_not_found"),
     TooLargeError("the body is too large"),

@@ -4,25 +4,27 @@
 `peagle cluster drain` runs in the cluster, one process for each release, in a Deployment of one replica with a service
 account of its own. Every action may be repeated, so neither a lease nor an order between two of them is needed.
 
-    peagle cluster drain --release RELEASE [--namespace NAMESPACE] [--patience SECONDS] [--taint KEY ...]
+    peagle cluster drain --release RELEASE [--namespace NAMESPACE] [--patience S] [--finish S] [--taint KEY ...]
 
-`--namespace` defaults to the pod's own. What it needs:
+`--namespace` defaults to the pod's own; `--finish` is the `request_timeout_s` of the release's API settings. It needs:
 
 Rights, of the cluster
     nodes: list, watch
 Rights, in the release's namespace
     pods: list, watch
     pods/eviction: create
-Labels on the Ray pods, head and workers (KubeRay sets the first; the pod templates set the second)
+Labels on the Ray pods, head and workers (KubeRay sets the first two; the pod templates set the third)
     ray.io/node-type: head | worker
+    ray.io/cluster: the RayCluster
     app.kubernetes.io/instance: RELEASE
-Ports of the Ray head's pod
-    6379 (GCS), 8265 (dashboard: which replica runs where)
+Port of the Ray head's pod
+    6379 (GCS)
 Environment, where Ray asks for a token
     RAY_AUTH_MODE=token and RAY_AUTH_TOKEN
 A pod disruption budget over the workers, if there is one, has `unhealthyPodEvictionPolicy: AlwaysAllow`: a worker is
 evicted once its Ray has ended, and by then it is not ready.
 
 A worker pod that Kubernetes itself ends (eviction, scale-down) drains by Ray's own SIGTERM handler:
-`RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S` in its environment, some seconds below `terminationGracePeriodSeconds`.
+`RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S` in its environment, at least `--patience` plus `--finish` and some seconds below
+`terminationGracePeriodSeconds`. Whoever marks a node as draining, the request routers then send nothing more there.
 """

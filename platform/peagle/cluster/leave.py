@@ -1,7 +1,7 @@
 """What a worker pod does before it ends: its Ray node drains, and it waits until no replica is left on it.
 
-Run by the pod's preStop hook. Where Ray's head does not answer there is nobody to send requests elsewhere, so it ends with
-a message and the pod with it.
+Run by the pod's preStop hook. Where Ray's head does not answer there is nobody to send requests elsewhere, so it ends
+with a message, and the pod with it.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def leave(
     deadline_s = time.time() + timeout_s
     for node in control.nodes():
         if node.pod == pod:
-            control.drain(node.node_id, round(1000 * deadline_s), f"pod {pod} ends")
+            control.drain(node.id, round(1000 * deadline_s), f"pod {pod} ends")
     while left := replicas():
         if time.time() >= deadline_s:
             logger.warning("%d replicas are still here after %.0f s", left, timeout_s)

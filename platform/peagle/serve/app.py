@@ -42,13 +42,14 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
 
 def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.Application:
     """Bind one server deployment for each model behind one ingress."""
-    configs = {deployment.name: llm_config(deployment) for deployment in deployments}
+    parting = parting_options(settings)
+    configs = {deployment.name: llm_config(deployment, parting) for deployment in deployments}
     servers = {
         deployment.name: build_llm_deployment(configs[deployment.name], bind_kwargs={"deployment": deployment})
         for deployment in deployments
     }
     ingress = make_fastapi_ingress(PeagleIngress, endpoint_map=ENDPOINTS, app=build_http(settings))
-    options = ingress_options(deployments)
+    options = {**ingress_options(deployments), **parting}
     return serve.deployment(ingress, name="Ingress", **options).bind(
         llm_deployments=servers,
         model_cards={name: to_model_metadata(name, config) for name, config in configs.items()},
@@ -73,8 +74,16 @@ def ingress_options(deployments: Sequence[Deployment]) -> dict[str, Any]:
     }
 
 
-def llm_config(deployment: Deployment) -> LLMConfig:
-    """Ray Serve LLM's configuration of one deployment."""
+def parting_options(settings: ApiSettings) -> dict[str, Any]:
+    """Serve options by which a replica that has to go gets nothing new, and finishes what it has."""
+    return {
+        "graceful_shutdown_timeout_s": settings.request_timeout_s,
+        "request_router_config": {"request_router_class": "peagle.serve.draining.DrainAwareRouter"},
+    }
+
+
+def llm_config(deployment: Deployment, serve_options: Mapping[str, Any] | None = None) -> LLMConfig:
+    """Ray Serve LLM's configuration of one deployment; `serve_options` join those that follow from it."""
     engine = engine_settings(deployment)
     source = engine.pop("model")
     engine.pop("served_model_name", None)
@@ -98,6 +107,7 @@ def llm_config(deployment: Deployment) -> LLMConfig:
             "max_ongoing_requests": deployment.routing.max_ongoing_requests,
             "max_queued_requests": deployment.routing.max_queued_requests,
             "ray_actor_options": {"num_cpus": resources.cpus if on_gpu else 0},
+            **(serve_options or {}),
         },
         server_cls=PeagleServer,
         # Ray otherwise holds every token of a stream back for up to 50 ms.

@@ -3,10 +3,13 @@
 from typing import Any
 
 import pytest
+from ray.serve.config import RequestRouterConfig
 
+from peagle.api.settings import ApiSettings
 from peagle.config import Deployment, parse_deployment
 from peagle.errors import ConfigError
-from peagle.serve.app import build_app, ingress_options, llm_config, replica_count
+from peagle.serve.app import build_app, ingress_options, llm_config, parting_options, replica_count
+from peagle.serve.draining import DrainAwareRouter
 from peagle.serve.server import LocalCheckpoint, PeagleServer
 
 
@@ -52,6 +55,14 @@ def test_equal_bounds_are_a_fixed_count_and_others_scale_on_full_batches() -> No
     assert replica_count(_deployment(replicas={"min": 3, "max": 3})) == {"num_replicas": 3}
     scaled = replica_count(_deployment(replicas={"min": 1, "max": 4}, engine={"max_num_seqs": 32}))
     assert scaled["autoscaling_config"] == {"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 32}
+
+
+def test_what_has_to_go_finishes_what_the_api_lets_requests_take() -> None:
+    config = llm_config(_deployment(), parting_options(ApiSettings(request_timeout_s=77.0)))
+    options = config.deployment_config
+    assert options["graceful_shutdown_timeout_s"] == 77.0
+    router = RequestRouterConfig(**options["request_router_config"])
+    assert router.get_request_router_class() is DrainAwareRouter
 
 
 def test_the_ingress_holds_what_all_replicas_may_hold() -> None:

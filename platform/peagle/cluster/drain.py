@@ -1,0 +1,186 @@
+"""Which nodes leave, and what to do about the Ray workers on them. Pure: snapshots in, actions out.
+
+A node is left in three steps, each taken again until the cluster shows that it has happened:
+
+1. Its worker pods' Ray nodes are marked as draining. From then on request routers pass by their replicas as long as the
+   model runs elsewhere, and Ray Serve starts a replacement for each; an old replica stops once its replacement runs, or
+   when the deadline nears, and finishes its requests first.
+2. Ray ends by itself on a draining node that has nothing left to do.
+3. The pod is evicted. KubeRay makes another, which Kubernetes places on a node that stays.
+
+Ray keeps the first deadline that it is told, and cannot take a drain back: a node that is made schedulable again is
+still emptied, and its pods come back as new Ray nodes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+NODE_TYPE, RAY_CLUSTER, INSTANCE = "ray.io/node-type", "ray.io/cluster", "app.kubernetes.io/instance"
+
+# Set by what is about to take the node away; each of them waits for pods to leave, but not for long.
+TERMINATION_TAINTS = (
+    "ToBeDeletedByClusterAutoscaler",
+    "karpenter.sh/disrupted",
+    "karpenter.sh/disruption",
+    "cloud.google.com/impending-node-termination",
+    "aws-node-termination-handler/spot-itn",
+    "aws-node-termination-handler/scheduled-maintenance",
+    "aws-node-termination-handler/asg-lifecycle-termination",
+    "aws-node-termination-handler/rebalance-recommendation",
+    "node.kubernetes.io/out-of-service",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KubeNode:
+    """A node of the cluster: whether new pods may come, and the keys of its taints."""
+
+    name: str
+    is_cordoned: bool
+    taints: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RayPod:
+    """A pod in which Ray runs. `node` and `ip` are None until Kubernetes has placed and started it."""
+
+    name: str
+    namespace: str
+    uid: str
+    ray_cluster: str
+    is_head: bool
+    is_ending: bool
+    node: str | None
+    ip: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RayNode:
+    """A living Ray node. `pod` is the pod it runs in; `deadline_ms`, in Unix time, is set while it drains."""
+
+    id: str
+    pod: str
+    deadline_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DrainPolicy:
+    """How long a cordoned node goes on serving models that run nowhere else, and how long last requests may take."""
+
+    patience_s: float = 300.0
+    finish_s: float = 600.0
+    taints: frozenset[str] = field(default=frozenset(TERMINATION_TAINTS))
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Tell Ray that a node leaves, and by when."""
+
+    pod: RayPod
+    ray_node: str
+    deadline_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Evict a pod whose work is done."""
+
+    pod: RayPod
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A head on a node that leaves: only an operator knows when it may restart."""
+
+    pod: RayPod
+    reason: str
+
+
+Action = Drain | Release | Stay
+
+
+def parse_node(item: Mapping[str, Any]) -> KubeNode:
+    """Read a node as the API gives it."""
+    spec = item.get("spec") or {}
+    taints = tuple(taint["key"] for taint in spec.get("taints") or ())
+    return KubeNode(item["metadata"]["name"], bool(spec.get("unschedulable")), taints)
+
+
+def parse_pod(item: Mapping[str, Any]) -> RayPod | None:
+    """Read a pod as the API gives it; None where Ray does not run in it, or no longer."""
+    metadata, status = item["metadata"], item.get("status") or {}
+    labels = metadata.get("labels") or {}
+    if NODE_TYPE not in labels or RAY_CLUSTER not in labels or status.get("phase") in ("Succeeded", "Failed"):
+        return None
+    return RayPod(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        ray_cluster=labels[RAY_CLUSTER],
+        is_head=labels[NODE_TYPE] == "head",
+        is_ending="deletionTimestamp" in metadata,
+        node=(item.get("spec") or {}).get("nodeName"),
+        ip=status.get("podIP"),
+    )
+
+
+def why_leaving(node: KubeNode, policy: DrainPolicy) -> str | None:
+    """Say why a node leaves, or None where it stays."""
+    announced = _termination(node, policy)
+    if announced is not None:
+        return f"node {node.name} has the taint {announced}"
+    return f"node {node.name} is cordoned" if node.is_cordoned else None
+
+
+def leaving_pods(nodes: Mapping[str, KubeNode], pods: Iterable[RayPod], policy: DrainPolicy) -> list[RayPod]:
+    """The pods on nodes that leave."""
+    return [pod for pod in pods if (node := nodes.get(pod.node or "")) and why_leaving(node, policy)]
+
+
+def decide(
+    nodes: Mapping[str, KubeNode],
+    pods: Sequence[RayPod],
+    ray_nodes: Mapping[str, Sequence[RayNode]],
+    now_ms: int,
+    policy: DrainPolicy,
+) -> list[Action]:
+    """Choose what to do now.
+
+    Args:
+        nodes: The cluster's nodes by name.
+        pods: The release's Ray pods.
+        ray_nodes: The living nodes of each Ray cluster. One that is missing did not answer, and is left alone.
+        now_ms: Unix time.
+        policy: What the operator allows.
+    """
+    actions: list[Action] = []
+    for pod in leaving_pods(nodes, pods, policy):
+        if pod.ray_cluster not in ray_nodes or pod.node is None:
+            continue
+        node = nodes[pod.node]
+        reason = why_leaving(node, policy) or ""
+        if pod.is_head:
+            actions.append(Stay(pod, reason))
+            continue
+        own = [ray_node for ray_node in ray_nodes[pod.ray_cluster] if ray_node.pod == pod.name]
+        deadline_ms = now_ms + round(1000 * _allowance_s(node, policy))
+        actions += [Drain(pod, each.id, deadline_ms, reason) for each in own if each.deadline_ms is None]
+        if pod.is_ending:
+            continue
+        if not own:
+            actions.append(Release(pod, f"{reason} and Ray has ended there"))
+        elif all(each.deadline_ms is not None and each.deadline_ms <= now_ms for each in own):
+            actions.append(Release(pod, f"{reason} and its deadline has passed"))
+    return actions
+
+
+def _termination(node: KubeNode, policy: DrainPolicy) -> str | None:
+    return next((key for key in node.taints if key in policy.taints), None)
+
+
+def _allowance_s(node: KubeNode, policy: DrainPolicy) -> float:
+    """How far off the deadline is. Serve stops a replica `finish_s` before it, replaced or not."""
+    return policy.finish_s + (0.0 if _termination(node, policy) else policy.patience_s)

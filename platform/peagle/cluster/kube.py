@@ -1,0 +1,165 @@
+"""The Kubernetes API as plain JSON: configuration, credentials and transport are the official client's.
+
+Its generated models refuse objects that are newer than they are, and its watches either retry without a pause or hide
+why they ended; so objects stay plain values here, and `peagle.cluster.watch` decides what a lost watch means.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from peagle.errors import ClusterError, ConfigError
+
+Json = dict[str, Any]
+
+REQUEST_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 5.0
+PAGE_ITEMS = 500
+MAX_EVENT_BYTES = 4 * 2**20
+_OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class KubeApi:
+    """One cluster, seen by one account. `namespace` is the one to look into where none is named."""
+
+    def __init__(self, api_client: client.ApiClient, namespace: str) -> None:
+        self._client = api_client
+        self.namespace = namespace
+
+    async def read(self, path: str, action: str, query: Mapping[str, str] | None = None) -> Json:
+        """Get one object, or a list of them.
+
+        Raises:
+            ClusterError: No answer, or one with a status of 400 or above.
+        """
+        return await self._exchange("GET", path, action, query)
+
+    async def create(self, path: str, action: str, body: Json) -> Json:
+        """Create an object, or ask a subresource such as an eviction. Raises as `read` does."""
+        return await self._exchange("POST", path, action, body=body)
+
+    async def list(self, path: str, action: str, query: Mapping[str, str] | None = None) -> tuple[list[Json], str]:
+        """Get all objects of a collection, page by page, and the resource version from which a watch goes on."""
+        items: list[Json] = []
+        asked = {**(query or {}), "limit": str(PAGE_ITEMS)}
+        while True:
+            page = await self.read(path, action, asked)
+            items += page.get("items") or []
+            token = page.get("metadata", {}).get("continue")
+            if not token:
+                return items, page.get("metadata", {}).get("resourceVersion", "")
+            asked["continue"] = token
+
+    async def watch(
+        self, path: str, action: str, query: Mapping[str, str], silence_s: float
+    ) -> AsyncIterator[tuple[str, Json]]:
+        """Yield what happens to a collection as (event type, object) until the connection ends.
+
+        Raises:
+            ClusterError: As for `read`; the status of an ERROR event; 0 after `silence_s` without a byte.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_s)
+        response = await self._send("GET", path, action, {**query, "watch": "true"}, None, timeout)
+        try:
+            buffer = b""
+            async for chunk in response.content.iter_any():
+                *lines, buffer = (buffer + chunk).split(b"\n")
+                if len(buffer) > MAX_EVENT_BYTES:
+                    raise ClusterError(0, action, "an event without an end")
+                for line in filter(None, lines):
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise _refusal(event["object"].get("code", 500), action, event["object"])
+                    yield event["type"], event["object"]
+        except (aiohttp.ClientError, OSError, ValueError, KeyError, TimeoutError) as error:
+            raise ClusterError(0, action, _said(error)) from None
+        finally:
+            response.close()
+
+    async def _exchange(
+        self, method: str, path: str, action: str, query: Mapping[str, str] | None = None, body: Json | None = None
+    ) -> Json:
+        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
+        response = await self._send(method, path, action, query, body, timeout)
+        try:
+            answer: Json = await response.json(content_type=None)
+        except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
+            raise ClusterError(0, action, _said(error)) from None
+        finally:
+            response.release()
+        return answer
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        action: str,
+        query: Mapping[str, str] | None,
+        body: Json | None,
+        limits: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        try:
+            method, url, headers, content, _ = await self._client.param_serialize(
+                method,
+                path,
+                query_params=list((query or {}).items()),
+                header_params={"Accept": "application/json"},
+                body=body,
+                auth_settings=["BearerToken"],
+            )
+            sent = await self._client.call_api(method, url, headers, content, _request_timeout=limits)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise ClusterError(0, action, _said(error)) from None
+        response: aiohttp.ClientResponse = sent.response
+        if response.status < 400:
+            return response
+        try:
+            details = await asyncio.wait_for(response.json(content_type=None), REQUEST_TIMEOUT_S)
+        except (aiohttp.ClientError, OSError, ValueError, TimeoutError):
+            details = {}
+        finally:
+            response.release()
+        raise _refusal(response.status, action, details)
+
+
+@asynccontextmanager
+async def connect(context: str | None = None, namespace: str | None = None) -> AsyncIterator[KubeApi]:
+    """Reach a cluster as kubectl does: by the kubeconfig, or by the pod's own account where there is none.
+
+    Raises:
+        ConfigError: There is neither, or `context` is not in the kubeconfig.
+    """
+    settings = client.Configuration()
+    try:
+        if context or _has_kubeconfig():
+            loader = await config.load_kube_config(context=context, client_configuration=settings)  # type: ignore[no-untyped-call]
+            own = loader.current_context["context"].get("namespace", "default")
+        else:
+            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+            own = _OWN_NAMESPACE.read_text(encoding="utf-8").strip()  # noqa: ASYNC240 - a file of the kernel's memory
+    except (config.ConfigException, OSError) as error:
+        fix = "Name a context of your kubeconfig with --context, or set KUBECONFIG."
+        raise ConfigError("--context", context, f"no cluster is configured ({error})", fix) from None
+    async with client.ApiClient(configuration=settings) as api_client:
+        yield KubeApi(api_client, namespace or own)
+
+
+def _has_kubeconfig() -> bool:
+    places = config.KUBE_CONFIG_DEFAULT_LOCATION.split(os.pathsep)
+    return any(Path(place).expanduser().exists() for place in places if place)
+
+
+def _refusal(status: int, action: str, details: object) -> ClusterError:
+    reason = details.get("message") if isinstance(details, dict) else None
+    return ClusterError(status, action, str(reason or "no reason given"))
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or type(error).__name__

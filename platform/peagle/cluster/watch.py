@@ -1,0 +1,102 @@
+"""A collection of the Kubernetes API, kept as it is by one list and an unending watch.
+
+The official informers retry a refused watch without a pause and a refused list with a traceback, and cannot notice a
+connection that has silently died.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, NoReturn, TypeVar
+
+from peagle.cluster.kube import Json, KubeApi
+from peagle.errors import ClusterError
+
+logger = logging.getLogger(__name__)
+
+# The API ends a watch after the first; a connection without a byte for the second is taken for dead. Going on where a
+# watch ended costs one small request.
+WATCH_S, SILENCE_S = 10, 15.0
+PAUSES_S = (0.0, 0.25, 0.5, 1.0, 2.0)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Collection(Generic[T]):
+    """What to watch. `parse` returns None for an object of no interest."""
+
+    name: str
+    path: str
+    parse: Callable[[Json], T | None]
+    query: Mapping[str, str]
+
+
+class Watch(Generic[T]):
+    """The objects of one collection, by namespace and name; `changed` is set whenever one of them changes."""
+
+    def __init__(self, api: KubeApi, collection: Collection[T], changed: asyncio.Event) -> None:
+        self._api, self._collection, self._changed = api, collection, changed
+        self._action = f"list and watch {collection.name}"
+        self._version: str | None = None
+        self.objects: dict[str, T] = {}
+
+    async def load(self) -> None:
+        """List the collection anew.
+
+        Raises:
+            ClusterError: It could not be listed.
+        """
+        items, version = await self._api.list(self._collection.path, self._action, self._collection.query)
+        self.objects = {key_of(item): parsed for item in items if (parsed := self._collection.parse(item)) is not None}
+        self._version = version
+        self._changed.set()
+
+    async def run(self) -> NoReturn:
+        """Follow the collection for ever: the API may restart, forget, refuse or go away meanwhile."""
+        failures = 0
+        while True:
+            await asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
+            try:
+                if self._version is None:
+                    await self.load()
+                began_s = time.monotonic()
+                events = await self._follow()
+                # An API that ends every watch at once is no better than one that refuses.
+                failures = 0 if events or time.monotonic() - began_s > 1.0 else failures + 1
+            except ClusterError as error:
+                failures += 1
+                if error.status == 410:
+                    self._version = None
+                # A connection that ends is everyday; said from the second time on, and then now and then.
+                if failures in (2, 5) or failures % 100 == 0:
+                    logger.warning("%s (attempt %d)", error, failures)
+
+    async def _follow(self) -> int:
+        """Apply events until the API ends the watch, as it does now and then; return how many came."""
+        events = 0
+        query = {
+            **self._collection.query,
+            "resourceVersion": self._version or "",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_S),
+        }
+        async for kind, item in self._api.watch(self._collection.path, self._action, query, SILENCE_S):
+            events += 1
+            self._version = item["metadata"]["resourceVersion"]
+            if kind == "BOOKMARK":
+                continue
+            parsed = self._collection.parse(item) if kind != "DELETED" else None
+            if parsed is None:
+                self.objects.pop(key_of(item), None)
+            else:
+                self.objects[key_of(item)] = parsed
+            self._changed.set()
+        return events
+
+
+def key_of(item: Json) -> str:
+    metadata = item["metadata"]
+    return f"{metadata.get('namespace', '')}/{metadata['name']}"

@@ -1,0 +1,87 @@
+"""Keeps requests away from nodes that are draining, as long as there are others.
+
+Serve starts a replacement for each replica on a draining node, and goes on routing to the old one until the new one
+runs: minutes, for a large model. Here the old one gets nothing new from the next second on, unless it is the last.
+"""
+
+import functools
+import logging
+import random
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol, TypeVar
+
+import ray
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # Ray ships no types
+from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
+from ray.serve.request_router import PendingRequest, RunningReplica
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 1.0
+TIMEOUT_S = 3.0
+
+
+class OnNode(Protocol):
+    """What runs on a Ray node; `node_id` in hexadecimal."""
+
+    @property
+    def node_id(self) -> str: ...
+
+
+Placed = TypeVar("Placed", bound=OnNode)
+
+
+def staying(candidates: Sequence[Placed], draining: Collection[str]) -> list[Placed]:
+    """Those of `candidates` that are on no draining node, or all of them where every one is: late beats lost."""
+    kept = [candidate for candidate in candidates if candidate.node_id not in draining]
+    return kept or list(candidates)
+
+
+class DrainingNodes:
+    """The ids of the Ray nodes that drain, read once a second by a thread of this process.
+
+    Where the GCS does not answer, the last answer holds.
+    """
+
+    def __init__(self, read: Callable[[], Collection[str]], period_s: float = PERIOD_S) -> None:
+        self._read, self._period_s = read, period_s
+        self._answers = True
+        self.ids: frozenset[str] = frozenset()
+        threading.Thread(target=self._follow, name="draining-nodes", daemon=True).start()
+
+    def _follow(self) -> None:
+        pause = threading.Event()
+        while True:
+            try:
+                self.ids = frozenset(self._read())
+                self._answers = True
+            except Exception as error:  # whatever Ray raises, routing goes on
+                if self._answers:
+                    logger.warning("Draining nodes cannot be read, the last ones hold: %s", error)
+                self._answers = False
+            pause.wait(self._period_s)
+
+
+@functools.cache
+def draining_nodes() -> DrainingNodes:
+    """The one instance of this process, which has to be connected to Ray."""
+    gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
+    return DrainingNodes(lambda: gcs.get_draining_nodes(timeout=TIMEOUT_S))
+
+
+class DrainAwareRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]  # Ray ships no types
+    """Ray's default choice among replicas, without those on draining nodes."""
+
+    def initialize_state(self, **_: Any) -> None:
+        self._draining = draining_nodes()
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        chosen: list[list[RunningReplica]] = await super().choose_replicas(candidate_replicas, pending_request)
+        draining = self._draining.ids
+        if not any(replica.node_id in draining for rank in chosen for replica in rank):
+            return chosen
+        candidates = staying(candidate_replicas, draining)
+        return [random.sample(candidates, min(2, len(candidates)))]

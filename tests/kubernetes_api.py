@@ -1,0 +1,264 @@
+"""A Kubernetes API served over HTTP, as far as this project talks to one.
+
+kmock was looked at first: its watches start over from every object whatever revision is asked for, and its objects have
+no resource versions, so that neither a resumed watch nor 410 Gone nor a conflict can happen. Here every change has a
+revision, as in etcd: a list says which one it shows, a watch goes on from any that is not compacted yet.
+"""
+
+import asyncio
+import itertools
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import unquote
+
+from aiohttp import web
+
+Json = dict[str, Any]
+PATH = re.compile(
+    r"/(?P<group>api/v1|apis/[^/]+/[^/]+)(/namespaces/(?P<namespace>[^/]+))?/(?P<resource>[^/]+)"
+    r"(/(?P<name>[^/]+)(/(?P<subresource>.+))?)?"
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One revision: what happened to which object of which collection, such as `pods`."""
+
+    revision: int
+    kind: str
+    resource: str
+    item: Json
+
+
+@dataclass
+class KubernetesApi:
+    """Serve while entered, at `url`.
+
+    Attributes:
+        refused: (verb, resource) pairs answered with 403, such as `("list", "nodes")`.
+        budgeted: Names of pods whose eviction a disruption budget refuses.
+        replies: What `GET` of a path answers instead of objects: version, service proxies.
+        requests: (verb, resource or path, name) of every request so far.
+    """
+
+    refused: set[tuple[str, str]] = field(default_factory=set)
+    budgeted: set[str] = field(default_factory=set)
+    replies: dict[str, Json] = field(default_factory=dict)
+    requests: list[tuple[str, str, str]] = field(default_factory=list)
+    is_mute: bool = False
+    url: str = ""
+    _objects: dict[tuple[str, str, str], Json] = field(default_factory=dict)
+    _log: list[Change] = field(default_factory=list)
+    _revision: int = 100
+    _compacted: int = 100
+    _uids: Callable[[], int] = field(default_factory=lambda: itertools.count(1).__next__)
+    _watches: set[asyncio.Transport] = field(default_factory=set)
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._runner is not None
+        self.drop_connections()
+        await self._runner.cleanup()
+
+    # What a test does to the cluster.
+
+    async def put(self, resource: str, item: Json) -> Json:
+        """Create or replace an object, as another client would."""
+        metadata = item["metadata"]
+        key = (resource, metadata.get("namespace", ""), metadata["name"])
+        before = self._objects.get(key)
+        self._revision += 1
+        uid = before["metadata"]["uid"] if before else f"uid-{self._uids()}"
+        stored = {**item, "metadata": {"uid": uid, **metadata, "resourceVersion": str(self._revision)}}
+        self._objects[key] = stored
+        await self._record("MODIFIED" if before else "ADDED", resource, stored)
+        return stored
+
+    async def merge(self, resource: str, name: str, changes: Json, namespace: str = "") -> Json:
+        """Lay `changes` over an object."""
+        return await self.put(resource, _merged(self._objects[resource, namespace, name], changes))
+
+    async def remove(self, resource: str, name: str, namespace: str = "") -> None:
+        self._revision += 1
+        item = self._objects.pop((resource, namespace, name))
+        gone = {**item, "metadata": {**item["metadata"], "resourceVersion": str(self._revision)}}
+        await self._record("DELETED", resource, gone)
+
+    def names(self, resource: str) -> set[str]:
+        return {name for kind, _, name in self._objects if kind == resource}
+
+    def drop_connections(self) -> None:
+        """Cut every open watch in the middle, as a load balancer that restarts does."""
+        for transport in list(self._watches):
+            transport.abort()
+
+    def compact(self) -> None:
+        """Forget the past: a watch from before now is answered with 410 Gone."""
+        self._compacted = self._revision
+        self._log.clear()
+
+    def count(self, verb: str, resource: str) -> int:
+        return sum(1 for asked in self.requests if asked[:2] == (verb, resource))
+
+    # What it serves.
+
+    async def _record(self, kind: str, resource: str, item: Json) -> None:
+        self._log.append(Change(self._revision, kind, resource, item))
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path in self.replies:
+            self.requests.append(("get", request.path, ""))
+            return web.json_response(self.replies[request.path])
+        found = PATH.fullmatch(request.path)
+        if found is None and (namespace := re.fullmatch(r"/api/v1/namespaces/([^/]+)", request.path)):
+            resource, name, space, subresource = "namespaces", namespace[1], "", None
+        elif found is None:
+            return _status(404, "NotFound", f"the server could not find {request.path}")
+        else:
+            resource, space = found["resource"], found["namespace"] or ""
+            name, subresource = unquote(found["name"] or ""), found["subresource"]
+        verb = _verb(request, name)
+        full = f"{resource}/{subresource}" if subresource else resource
+        self.requests.append((verb, full, name))
+        if (verb, full) in self.refused:
+            return _status(403, "Forbidden", f'{full} is forbidden: User "test" cannot {verb} resource "{full}"')
+        if subresource == "eviction":
+            return await self._evict(space, name, await request.json())
+        if resource == "selfsubjectaccessreviews":
+            asked = (await request.json())["spec"]["resourceAttributes"]
+            allowed = (asked["verb"], asked["resource"]) not in self.refused
+            return web.json_response({"status": {"allowed": allowed}}, status=201)
+        if verb == "watch":
+            return await self._watch(request, resource, space)
+        if verb == "list":
+            return self._list(request, resource, space)
+        item = self._objects.get((resource, space, name))
+        return web.json_response(item) if item else _status(404, "NotFound", f'{resource} "{name}" not found')
+
+    def _list(self, request: web.Request, resource: str, namespace: str) -> web.Response:
+        fits = _selector(request.query.get("labelSelector", ""))
+        items = [
+            item
+            for (kind, space, _), item in sorted(self._objects.items())
+            if kind == resource and namespace in ("", space) and fits(item)
+        ]
+        start, limit = int(request.query.get("continue", 0)), int(request.query.get("limit", len(items) or 1))
+        page = items[start : start + limit]
+        metadata = {"resourceVersion": str(self._revision)}
+        if start + limit < len(items):
+            metadata["continue"] = str(start + limit)
+        return web.json_response({"kind": "List", "metadata": metadata, "items": page})
+
+    async def _watch(self, request: web.Request, resource: str, namespace: str) -> web.StreamResponse:
+        revision = int(request.query.get("resourceVersion") or 0)
+        ends_s = time.monotonic() + float(request.query.get("timeoutSeconds", 3600))
+        fits = _selector(request.query.get("labelSelector", ""))
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        transport = request.transport
+        assert transport is not None
+        self._watches.add(transport)
+        await response.prepare(request)
+        try:
+            while (left_s := ends_s - time.monotonic()) > 0:
+                if revision < self._compacted:
+                    gone = _failure(410, "Expired", f"too old resource version: {revision} ({self._compacted})")
+                    await _event(response, "ERROR", gone)
+                    break
+                for change in [] if self.is_mute else list(self._log):
+                    space = change.item["metadata"].get("namespace", "")
+                    if change.revision > revision and change.resource == resource and namespace in ("", space):
+                        revision = change.revision
+                        if fits(change.item):
+                            await _event(response, change.kind, change.item)
+                async with self._changed:
+                    try:
+                        await asyncio.wait_for(self._changed.wait(), min(left_s, 0.05))
+                    except TimeoutError:
+                        continue
+        except ConnectionError:
+            pass
+        finally:
+            self._watches.discard(transport)
+        return response
+
+    async def _evict(self, namespace: str, name: str, body: Json) -> web.Response:
+        pod = self._objects.get(("pods", namespace, name))
+        if pod is None:
+            return _status(404, "NotFound", f'pods "{name}" not found')
+        wanted = body.get("deleteOptions", {}).get("preconditions", {}).get("uid")
+        if wanted not in (None, pod["metadata"]["uid"]):
+            return _status(409, "Conflict", f"the UID in the precondition ({wanted}) does not match")
+        if name in self.budgeted:
+            return _status(429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget.")
+        await self.remove("pods", name, namespace)
+        return web.json_response(_failure(201, "", "") | {"status": "Success"}, status=201)
+
+
+def node(name: str, **spec: Any) -> Json:
+    return {"metadata": {"name": name, "labels": {}}, "spec": spec, "status": {}}
+
+
+def ray_pod(name: str, on: str | None, kind: str = "worker", ip: str = "10.0.0.9", release: str = "r") -> Json:
+    """A pod as KubeRay makes it for the Ray cluster `r-ray`, in the namespace `serving`."""
+    labels = {"ray.io/node-type": kind, "ray.io/cluster": "r-ray", "app.kubernetes.io/instance": release}
+    spec = {"nodeName": on} if on else {}
+    status = {"phase": "Running", "podIP": ip} if on else {"phase": "Pending"}
+    return {"metadata": {"name": name, "namespace": "serving", "labels": labels}, "spec": spec, "status": status}
+
+
+def _verb(request: web.Request, name: str) -> str:
+    if request.method == "POST":
+        return "create"
+    if request.query.get("watch") == "true":
+        return "watch"
+    return "get" if name else "list"
+
+
+def _selector(text: str) -> Callable[[Json], bool]:
+    terms = [term.partition("=") for term in text.split(",") if term]
+
+    def fits(item: Json) -> bool:
+        labels = item["metadata"].get("labels") or {}
+        return all(labels.get(key) == value if equals else key in labels for key, equals, value in terms)
+
+    return fits
+
+
+def _merged(base: Json, changes: Json) -> Json:
+    merged = dict(base)
+    for key, value in changes.items():
+        merged[key] = _merged(base.get(key) or {}, value) if isinstance(value, dict) else value
+    return merged
+
+
+def _failure(code: int, reason: str, message: str) -> Json:
+    return {"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message}
+
+
+def _status(code: int, reason: str, message: str) -> web.Response:
+    return web.json_response(_failure(code, reason, message), status=code)
+
+
+async def _event(response: web.StreamResponse, kind: str, item: Json) -> None:
+    await response.write(json.dumps({"type": kind, "object": item}).encode() + b"\n")
