@@ -10,13 +10,17 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote
 
 from aiohttp import web
+from kubernetes.aio import client
+
+from peagle.cluster.kube import KubeApi
 
 Json = dict[str, Any]
 PATH = re.compile(
@@ -43,6 +47,7 @@ class KubernetesApi:
         refused: (verb, resource) pairs answered with 403, such as `("list", "nodes")`.
         budgeted: Names of pods whose eviction a disruption budget refuses.
         replies: What `GET` of a path answers instead of objects: version, service proxies.
+        mute: Resources whose open watches say nothing, as if their connections were dead.
         requests: (verb, resource or path, name) of every request so far.
     """
 
@@ -50,7 +55,7 @@ class KubernetesApi:
     budgeted: set[str] = field(default_factory=set)
     replies: dict[str, Json] = field(default_factory=dict)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
-    is_mute: bool = False
+    mute: set[str] = field(default_factory=set)
     url: str = ""
     _objects: dict[tuple[str, str, str], Json] = field(default_factory=dict)
     _log: list[Change] = field(default_factory=list)
@@ -181,11 +186,11 @@ class KubernetesApi:
         await response.prepare(request)
         try:
             while (left_s := ends_s - time.monotonic()) > 0:
-                if revision < self._compacted:
+                if revision < self._compacted and resource not in self.mute:
                     gone = _failure(410, "Expired", f"too old resource version: {revision} ({self._compacted})")
                     await _event(response, "ERROR", gone)
                     break
-                for change in [] if self.is_mute else list(self._log):
+                for change in [] if resource in self.mute else list(self._log):
                     space = change.item["metadata"].get("namespace", "")
                     if change.revision > revision and change.resource == resource and namespace in ("", space):
                         revision = change.revision
@@ -213,6 +218,20 @@ class KubernetesApi:
             return _status(429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget.")
         await self.remove("pods", name, namespace)
         return web.json_response(_failure(201, "", "") | {"status": "Success"}, status=201)
+
+
+@asynccontextmanager
+async def client_of(server: KubernetesApi) -> AsyncIterator[KubeApi]:
+    """This project's client of `server`, looking into the namespace `serving`."""
+    async with client.ApiClient(client.Configuration(host=server.url)) as api_client:
+        yield KubeApi(api_client, "serving")
+
+
+async def until(holds: Callable[[], bool], within_s: float = 5.0) -> None:
+    """Wait until something holds."""
+    async with asyncio.timeout(within_s):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def node(name: str, **spec: Any) -> Json:

@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
 from kubernetes.aio import client
 
-from kubernetes_api import KubernetesApi, node
+from kubernetes_api import KubernetesApi, client_of, node, until
 from peagle.cluster import watch as watching
 from peagle.cluster.drain import KubeNode, parse_node
 from peagle.cluster.kube import KubeApi
@@ -28,8 +28,8 @@ async def server() -> AsyncIterator[KubernetesApi]:
 
 @pytest.fixture
 async def api(server: KubernetesApi) -> AsyncIterator[KubeApi]:
-    async with client.ApiClient(client.Configuration(host=server.url)) as api_client:
-        yield KubeApi(api_client, "serving")
+    async with client_of(server) as connected:
+        yield connected
 
 
 @pytest.fixture
@@ -42,12 +42,6 @@ async def nodes(api: KubeApi) -> AsyncIterator[Watch[KubeNode]]:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-
-
-async def until(holds: Callable[[], bool], within_s: float = 5.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 def names(watch: Watch[KubeNode]) -> set[str]:
@@ -73,11 +67,11 @@ async def test_a_dropped_connection_goes_on_where_it_ended(server: KubernetesApi
 
 async def test_a_forgotten_past_is_listed_anew(server: KubernetesApi, nodes: Watch[KubeNode]) -> None:
     await until(lambda: server.count("watch", "nodes") == 1)
-    server.is_mute = True
+    server.mute.add("nodes")
     await server.remove("nodes", "b")
     await server.put("nodes", node("c"))
     server.compact()
-    server.is_mute = False
+    server.mute.clear()
     await until(lambda: names(nodes) == {"a", "c"})
     assert server.count("list", "nodes") == 2
 
@@ -118,7 +112,7 @@ async def test_a_right_taken_away_and_given_back_is_survived(
 
 async def test_a_refused_list_says_what_to_grant(server: KubernetesApi, api: KubeApi) -> None:
     server.refused.add(("list", "nodes"))
-    with pytest.raises(ClusterError, match="does not let this account list and watch nodes .*forbidden") as caught:
+    with pytest.raises(ClusterError, match=r"does not let this account list and watch nodes .*forbidden") as caught:
         await Watch(api, NODES, asyncio.Event()).load()
     assert caught.value.status == 403
 
