@@ -21,15 +21,16 @@ class Limits:
     """Bounds of one decision.
 
     Attributes:
-        handful: Candidates weighed against each other: the prefix's home and random ones.
+        handful: Candidates weighed against each other: the prefix's home and random ones. More would be worse: every
+            dispatcher reads the same reports, so the more each looks at, the more of them choose the same replica.
         probed: Replicas looked at, a handful at a time, before the request is shed.
         stale_after_s: Age at which a report is no longer believed: four reports missed.
         home_load_ratio: A home keeps its prefixes up to this multiple of the mean load.
         home_free_requests: Load up to which it keeps them whatever the mean: on an idle fleet the mean says nothing.
     """
 
-    handful: int = 4
-    probed: int = 16
+    handful: int = 3
+    probed: int = 18
     stale_after_s: float = 2.0
     home_load_ratio: float = 1.25
     home_free_requests: int = 4

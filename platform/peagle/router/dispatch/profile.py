@@ -149,12 +149,19 @@ def prefill_s(request: RouteRequest, candidate: Candidate) -> float:
 
 
 def decode_s(request: RouteRequest, candidate: Candidate) -> float:
-    """Return the seconds to generate the answer with this request in the batch, under the replica's depth plan."""
+    """Return the seconds to generate the answer with this request in the batch, under the replica's depth plan.
+
+    Today's batch lasts as long as the requests in it, which have half of a usual answer still to give. What comes
+    after is not known, so beyond that only the replica's own speed counts: a long answer must not make today's
+    differences look as if they lasted for ever, and send every long request to the same few replicas.
+    """
     seen = candidate.snapshot
     if seen is None:
         return math.inf
     batch = min(candidate.requests + 1, seen.max_running_requests)
-    return _seconds(request.output_tokens, seen.request_tokens_per_s_at(batch))
+    now = min(request.output_tokens, seen.output_tokens_mean / 2) if seen.output_tokens_mean else request.output_tokens
+    alone_s = _seconds(request.output_tokens - now, seen.request_tokens_per_s_at(1))
+    return _seconds(now, seen.request_tokens_per_s_at(batch)) + alone_s
 
 
 def in_flight_requests(request: RouteRequest, candidate: Candidate) -> float:
