@@ -116,13 +116,8 @@ fix. What one field alone can have wrong is the schema's business.
 
 {{- define "peagle.problems.storage" -}}
 {{- $cache := .Values.modelCache -}}
-{{- $pods := 1 -}}
-{{- range $group := include "peagle.groups" . | fromYaml }}{{- $pods = add $pods (int $group.maxReplicas) -}}{{- end -}}
 {{- if and (eq $cache.type "hostPath") (not $cache.hostPath) }}
 - "modelCache.hostPath is empty while modelCache.type is hostPath. Name a folder of the nodes, such as /var/lib/peagle."
-{{- end }}
-{{- if and (eq $cache.type "pvc") (not $cache.existingClaim) (ne $cache.accessMode "ReadWriteMany") }}
-- {{ printf "modelCache.accessMode is %s, and up to %d pods share the claim. Write ReadWriteMany, or modelCache.type: ephemeral for a claim of each pod." $cache.accessMode (int $pods) | quote }}
 {{- end }}
 {{- if and (eq .Values.gcs.store "external") (not .Values.gcs.external.address) }}
 - "gcs.external.address is empty while gcs.store is external. Write host:port of your Redis, or gcs.store: bundled."

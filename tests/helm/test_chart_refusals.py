@@ -1,0 +1,139 @@
+"""What cannot work is refused before anything is installed: with the path of the value, what is wrong, and the fix."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from helm_python import HelmRenderError, HelmValuesError
+
+from rendered_chart import MINIMAL, READY, at, laid_over, ready_values, render
+
+DEPLOYMENT = "models.small.deployment"
+
+
+def other_model(**fields: Any) -> dict[str, Any]:
+    """MINIMAL's model again, under another key."""
+    return at("models.other.deployment", {**MINIMAL["models"]["small"]["deployment"], **fields})
+
+
+# (changes to values that work, what the message says)
+COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
+    "no model": (at("models.small.enabled", False), "models: it serves none. Pass a ready file"),
+    "no worker group": (at("workerGroups", None), "workerGroups: it is empty."),
+    "K above the trained depth": (
+        at(f"{DEPLOYMENT}.speculation", {"depth_max": 11, "depth_static": 3}),
+        f"{DEPLOYMENT}.speculation.depth_max is 11, above drafter.trained_depth, which is 8. Lower it to 8.",
+    ),
+    "default K above the trained depth": (
+        at(f"{DEPLOYMENT}.drafter.trained_depth", 4),
+        f"{DEPLOYMENT}.speculation.depth_max is 7, above drafter.trained_depth, which is 4. Lower it to 4.",
+    ),
+    "static K above the most": (
+        at(f"{DEPLOYMENT}.speculation.depth_max", 3),
+        f"{DEPLOYMENT}.speculation.depth_static is 7, above depth_max, which is 3. Lower it to 3.",
+    ),
+    "no drafter": (at(f"{DEPLOYMENT}.drafter", None), f"{DEPLOYMENT}.drafter is missing while speculation.enabled"),
+    "fewer replicas than the least": (
+        at(f"{DEPLOYMENT}.replicas", {"min": 2, "max": 1}),
+        f"{DEPLOYMENT}.replicas.max is 1, below replicas.min, which is 2. Raise it to 2.",
+    ),
+    "tensor parallel beyond the node": (
+        laid_over(at(f"{DEPLOYMENT}.resources.tensor_parallel_size", 16), at("workerGroups.b200.gpus", 8)),
+        f"{DEPLOYMENT}.resources.tensor_parallel_size is 16, and the largest pod that fits has 8 GPUs",
+    ),
+    "data parallel with live depth": (
+        at(f"{DEPLOYMENT}.engine.data_parallel_size", 2),
+        f"{DEPLOYMENT}.engine.data_parallel_size is 2: with data parallel ranks in one engine, live depth",
+    ),
+    "an argument that the platform sets": (
+        at(f"{DEPLOYMENT}.engine.revision", "x"), f"{DEPLOYMENT}.engine.revision is set by target.revision. Remove it"
+    ),
+    "one name twice": (other_model(), "models.small.deployment.name is small, as models.other.deployment.name is."),
+    "a GPU that no group has": (
+        at(f"{DEPLOYMENT}.resources.accelerator_type", "H200"), f"{DEPLOYMENT}.resources asks for a GPU of type H200"
+    ),
+    "more GPUs than there are": (
+        at(f"{DEPLOYMENT}.replicas", {"min": 2, "max": 2}),
+        "models: the least number of replicas (replicas.min) takes 2 GPUs of type B200, and workerGroups have at most 1",
+    ),
+    "more GPUs than there are, of two models": (
+        other_model(name="other"), "models: the least number of replicas (replicas.min) takes 2 GPUs of type B200"
+    ),
+    "more CPUs than there are": (
+        at(f"{DEPLOYMENT}.resources.cpus", 16), "workerGroups: they have at most 16 CPUs (cpus * maxReplicas), and the"
+    ),
+    "fewer pods than the least": (
+        at("workerGroups.b200", {"minReplicas": 3}), "workerGroups.b200.maxReplicas is 1, below minReplicas, which is 3"
+    ),
+    "bounds that nothing moves between": (
+        at("workerGroups.b200", {"maxReplicas": 3}), "nothing moves between them while autoscaling.enabled is false"
+    ),
+    "a folder of the node without its path": (at("modelCache.type", "hostPath"), "modelCache.hostPath is empty"),
+    "an external store without its address": (at("gcs.store", "external"), "gcs.external.address is empty"),
+    "an Ingress and a route": (
+        {"ingress": {"enabled": True}, "gatewayRoute": {"enabled": True, "gateway": {"name": "g"}}},
+        "gatewayRoute.enabled and ingress.enabled are both true.",
+    ),
+    "a route without its Gateway": (at("gatewayRoute.enabled", True), "gatewayRoute.gateway.name is empty"),
+    "an Ingress without its host": (
+        at("ingress", {"enabled": True, "host": ""}), "ingress.host is empty while ingress.enabled is true"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COMBINATIONS)
+def test_values_that_cannot_work_together_are_refused(case: str) -> None:
+    changes, message = COMBINATIONS[case]
+    with pytest.raises(HelmRenderError) as refused:
+        render(laid_over(MINIMAL, changes))
+    assert message in str(refused.value)
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    changes = laid_over(at("gcs.store", "external"), at("modelCache.type", "hostPath"))
+    with pytest.raises(HelmRenderError) as refused:
+        render(laid_over(MINIMAL, changes))
+    assert "gcs.external.address" in str(refused.value)
+    assert "modelCache.hostPath" in str(refused.value)
+
+
+# (values that the schema refuses, the place that it names)
+FIELDS: dict[str, tuple[Mapping[str, Any], str]] = {
+    "an unknown value": ({"models_": {}}, "'models_'"),
+    "an unknown value inside": (at("image.tags", "x"), "/image"),
+    "an unknown field of a deployment": (at(f"{DEPLOYMENT}.depth", 3), "/models/small/deployment"),
+    "an unknown field of a section": (at(f"{DEPLOYMENT}.speculation.depth", 3), "/models/small/deployment/speculation"),
+    "a deployment without its name": ({"models": {"x": {"deployment": {"target": {"source": "a"}}}}}, "'name'"),
+    "an unknown field of a group": (at("workerGroups.b200.gpu", 1), "/workerGroups/b200"),
+    "a group with a name that no object may have": (at("workerGroups", {"B_200": {}}), "/workerGroups"),
+    "text for a number": (at("drain.timeoutSeconds", "600"), "/drain/timeoutSeconds"),
+    "a depth beyond reason": (at(f"{DEPLOYMENT}.speculation.depth_max", 65), "depth_max"),
+    "a quantity that is none": (at("head.sharedMemory", "1 GB"), "/head/sharedMemory"),
+    "a digest that is none": (at("image.digest", "sha256:1"), "/image/digest"),
+    "an unknown choice": (at("gcs.store", "memory"), "/gcs/store"),
+    "a setting of the API that there is not": (at("api.max_body", 1), "/api"),
+    "a name too long for KubeRay": (at("fullnameOverride", "x" * 41), "/fullnameOverride"),
+}
+
+
+@pytest.mark.parametrize("case", FIELDS)
+def test_a_value_that_cannot_be_right_is_refused_by_the_schema(case: str) -> None:
+    changes, place = FIELDS[case]
+    with pytest.raises(HelmValuesError) as refused:
+        render(laid_over(MINIMAL, changes))
+    assert place in str(refused.value)
+
+
+@pytest.mark.parametrize("name", READY)
+def test_a_ready_file_is_not_refused(name: str) -> None:
+    render(ready_values(name))
+
+
+def test_false_and_zero_are_values_and_not_gaps() -> None:
+    """A default may not stand in for what was said."""
+    off = laid_over(MINIMAL, at(f"{DEPLOYMENT}.speculation", {"enabled": False, "depth_max": 20, "depth_static": 0}))
+    (deployment,) = render(off).arguments["deployments"]
+    assert deployment["speculation"] == {"enabled": False, "depth_max": 20, "depth_static": 0}
+    cpu = at(f"{DEPLOYMENT}.resources", {"accelerator": "cpu", "accelerator_type": None})
+    rendered = render(laid_over(laid_over(MINIMAL, cpu), at("workerGroups.b200.gpus", 0)))
+    assert "nvidia.com/gpu" not in rendered.container["resources"]["limits"]
