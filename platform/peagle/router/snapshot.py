@@ -84,6 +84,19 @@ class StepStats:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What an engine added to its sums since the last report that was answered.
+
+    Attributes:
+        added: Counts of that time, and the table that the engine applies now.
+        age_s: Seconds between reading the engine's sums and the arrival of this report.
+    """
+
+    added: StepStats
+    age_s: float = 0.0
+
+
 def _minus(cell: StepCell, before: StepCell) -> StepCell:
     def each(now: tuple[int, ...], then: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(a - b for a, b in zip(now, then, strict=True))

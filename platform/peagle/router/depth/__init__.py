@@ -1,0 +1,53 @@
+"""Which K each batch size drafts: acceptance estimate, step-cost model, and the rule that makes a plan of them.
+
+One report of one replica in, its plan out:
+
+    state = start(settings, fleet_prior(others, settings))
+    state, plan = step(state, report, settings, now_s)
+"""
+
+from peagle.router.depth.cost_prior import (
+    DEVICES,
+    EMBEDDED_CPU,
+    TARGETS,
+    CostPrior,
+    Device,
+    TargetSize,
+    roofline_prior,
+)
+from peagle.router.depth.ladder import BatchRange, batch_ranges, depth_ladder
+from peagle.router.depth.plan import Cause, DepthChange, DepthInputs, DepthPlan, Mode
+from peagle.router.depth.settings import AcceptancePrior, DepthLimits, DepthSettings
+from peagle.router.depth.state import DepthState, FleetPrior, fleet_prior, start
+from peagle.router.depth.tuner import step
+from peagle.router.depth.view import DepthView, RangeView, request_tokens_per_s, view
+
+__all__ = [
+    "DEVICES",
+    "EMBEDDED_CPU",
+    "TARGETS",
+    "AcceptancePrior",
+    "BatchRange",
+    "Cause",
+    "CostPrior",
+    "DepthChange",
+    "DepthInputs",
+    "DepthLimits",
+    "DepthPlan",
+    "DepthSettings",
+    "DepthState",
+    "DepthView",
+    "Device",
+    "FleetPrior",
+    "Mode",
+    "RangeView",
+    "TargetSize",
+    "batch_ranges",
+    "depth_ladder",
+    "fleet_prior",
+    "request_tokens_per_s",
+    "roofline_prior",
+    "start",
+    "step",
+    "view",
+]

@@ -1,0 +1,156 @@
+"""A first guess of how long a step takes, before anything is measured. The shape is that of a roofline."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class Terms(NamedTuple):
+    """Seconds of one step, by what they are spent on; the smaller of memory (weights, experts) and token is 0."""
+
+    step: float
+    weights: float
+    experts: float
+    sequence: float
+    token: float
+    draft: float
+    draft_sequence: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostPrior:
+    """Coefficients of `step + sequence·b + draft (+ draft_sequence·b) + max(weights + experts·awake, token·n)`.
+
+    b is the batch size, n the tokens that the target computes (b times K + 1), and awake the share of experts that n
+    tokens wake: 1 - (1 - active/count)^n. The shape is not monotone in what K is best: while a mixture of experts
+    still sleeps each further token wakes some, and once all are awake further tokens are free up to the compute bound.
+
+    Attributes:
+        step_s: Every step: launches, sampling, scheduling.
+        weights_s: Reading what every token needs.
+        sequence_s: For each sequence of the batch.
+        token_s: Computing one token.
+        draft_s: The drafter's pass, flat in K.
+        draft_sequence_s: The drafter's pass, for each sequence.
+        experts_s: Reading all experts; 0 for a dense target.
+        experts: How many there are in a layer; 0 for a dense target.
+        experts_active: How many of them one token wakes.
+        scale_sd: How far each coefficient may be off: the standard deviation of its logarithm.
+    """
+
+    step_s: float
+    weights_s: float
+    sequence_s: float
+    token_s: float
+    draft_s: float
+    draft_sequence_s: float = 0.0
+    experts_s: float = 0.0
+    experts: int = 0
+    experts_active: int = 0
+    scale_sd: float = 0.3
+
+    @property
+    def coefficients(self) -> Terms:
+        return Terms(
+            self.step_s,
+            self.weights_s,
+            self.experts_s,
+            self.sequence_s,
+            self.token_s,
+            self.draft_s,
+            self.draft_sequence_s,
+        )
+
+    def terms(self, scaled: Terms, batch_size: float, tokens: float, drafting: float) -> Terms:
+        """Split one step's seconds.
+
+        Args:
+            scaled: The coefficients, as far as they are corrected by now.
+            batch_size: Sequences in the step.
+            tokens: Tokens that the target computes.
+            drafting: Sequences that the drafter drafts for; 0 where it does not run.
+        """
+        awake = 1.0 - (1.0 - self.experts_active / self.experts) ** tokens if self.experts else 0.0
+        weights, experts, token = scaled.weights, scaled.experts * awake, scaled.token * tokens
+        if weights + experts >= token:
+            token = 0.0
+        else:
+            weights = experts = 0.0
+        draft = scaled.draft if drafting else 0.0
+        return Terms(
+            scaled.step,
+            weights,
+            experts,
+            scaled.sequence * batch_size,
+            token,
+            draft,
+            scaled.draft_sequence * drafting,
+        )
+
+
+EMBEDDED_CPU = CostPrior(
+    step_s=0.5e-3, weights_s=2.1e-3, sequence_s=0.15e-3, token_s=0.13e-3, draft_s=1.7e-3, draft_sequence_s=0.15e-3
+)
+"""The embedded model, compiled, on one core: 2.8 ms without speculation at batch 1, 4.6 ms with K = 7."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU: memory bandwidth in TB/s, dense BF16 compute in PFLOP/s."""
+
+    memory_tb_per_s: float
+    compute_pflop_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSize:
+    """A target's weights in GB (those of every token, those of all experts) and parameters active for one token."""
+
+    dense_gb: float
+    experts_gb: float
+    active_parameters: float
+    experts: int = 0
+    experts_active: int = 0
+
+
+DEVICES: Mapping[str, Device] = MappingProxyType(
+    {"H100": Device(3.35, 0.99), "H200": Device(4.8, 0.99), "B200": Device(8.0, 2.25)}
+)
+TARGETS: Mapping[str, TargetSize] = MappingProxyType(
+    {
+        "gpt-oss-120b": TargetSize(3.1, 60.9, 5.1e9, 128, 4),
+        "gpt-oss-20b": TargetSize(2.4, 10.2, 3.6e9, 32, 4),
+        "qwen3-coder-30b-a3b": TargetSize(1.5, 29.0, 3.3e9, 128, 8),
+    }
+)
+_MEMORY_REACHED, _COMPUTE_REACHED = 0.7, 0.45
+
+
+def roofline_prior(
+    target: TargetSize,
+    device: Device,
+    step_s: float = 1.6e-3,
+    draft_s: float = 1.5e-3,
+    sequence_s: float = 10e-6,
+) -> CostPrior:
+    """Derive a prior from the sizes of a model and a GPU; tensor parallelism multiplies the device.
+
+    Args:
+        target: The target's weights.
+        device: The GPU.
+        step_s: Fixed time of a step, measured as 1.5 to 1.8 ms on a B200.
+        draft_s: Time of the drafter's pass.
+        sequence_s: For each sequence: its KV cache and the work on the host.
+    """
+    bandwidth = _MEMORY_REACHED * device.memory_tb_per_s * 1e12
+    return CostPrior(
+        step_s=step_s,
+        weights_s=target.dense_gb * 1e9 / bandwidth,
+        sequence_s=sequence_s,
+        token_s=2.0 * target.active_parameters / (_COMPUTE_REACHED * device.compute_pflop_per_s * 1e15),
+        draft_s=draft_s,
+        experts_s=target.experts_gb * 1e9 / bandwidth,
+        experts=target.experts,
+        experts_active=target.experts_active,
+    )

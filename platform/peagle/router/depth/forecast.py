@@ -1,0 +1,99 @@
+"""What each depth would yield now: tokens/s, step time, and how sure the comparison of two depths is."""
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import exp, log, sqrt
+
+from peagle.router.depth.acceptance import Acceptance
+from peagle.router.depth.cost_prior import Terms
+from peagle.router.depth.ladder import BatchRange, batch_ranges
+from peagle.router.depth.settings import DepthSettings
+from peagle.router.depth.step_cost import Load, StepCost
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """The logarithm of one depth's tokens/s over another's, and its standard deviation."""
+
+    log_ratio: float
+    sd: float
+
+    @property
+    def ratio(self) -> float:
+        """0.1 for a tenth more."""
+        return exp(self.log_ratio) - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Predictions at one moment. `delivered_ratio` is the share of accepted drafts that reach a client: an answer's
+    end cuts the rest off."""
+
+    acceptance: Acceptance
+    cost: StepCost
+    delivered_ratio: float
+    settings: DepthSettings
+    now_s: float
+    survival: tuple[float, ...] = field(init=False)
+    ranges: tuple[BatchRange, ...] = field(init=False)
+    _sums: tuple[float, ...] = field(init=False)
+    _conditional: tuple[float, ...] = field(init=False)
+    _variances: tuple[float, ...] = field(init=False)
+    _coefficients: Terms = field(init=False)
+
+    def __post_init__(self) -> None:
+        computed = {
+            "_conditional": self.acceptance.conditional,
+            "survival": self.acceptance.survival,
+            "_variances": self.acceptance.variances,
+            "_sums": tuple(accumulate(self.acceptance.survival, initial=0.0)),
+            "_coefficients": self.cost.coefficients,
+            "ranges": batch_ranges(self.settings.batch_max),
+        }
+        for name, value in computed.items():
+            object.__setattr__(self, name, value)
+
+    def step_s(self, index: int, depth: int) -> float:
+        """Seconds of one step of batch range `index` at `depth`."""
+        return exp(self._log_step_s(index, depth))
+
+    def tokens(self, depth: int) -> float:
+        """Tokens that a client gets from one sequence's step."""
+        return 1.0 + self.delivered_ratio * self._sums[depth]
+
+    def log_tokens_per_s(self, index: int, depth: int) -> float:
+        return log(self.ranges[index].at * self.tokens(depth)) - self._log_step_s(index, depth)
+
+    def tokens_per_s(self, index: int, depth: int) -> float:
+        return exp(self.log_tokens_per_s(index, depth))
+
+    def gain(self, index: int, before: int, after: int) -> Gain:
+        """What changing from depth `before` to `after` yields; what is common to both cancels in its deviation."""
+        log_ratio = self.log_tokens_per_s(index, after) - self.log_tokens_per_s(index, before)
+        if before == after:
+            return Gain(0.0, 0.0)
+        variance = self._tokens_variance(before, after) + self._seconds_variance(index, before, after)
+        return Gain(log_ratio, sqrt(variance))
+
+    def _log_step_s(self, index: int, depth: int) -> float:
+        return self.cost.log_step_s(self._coefficients, self._load(index, depth), (index, depth))
+
+    def _load(self, index: int, depth: int) -> Load:
+        batch_size = self.ranges[index].at
+        drafts = depth or not self.settings.drafter_skipped_at_zero
+        return Load(batch_size, batch_size * (depth + 1), batch_size if drafts else 0.0)
+
+    def _tokens_variance(self, before: int, after: int) -> float:
+        """By the slope of log(tokens) in each conditional probability: S_i to S_K all scale with it."""
+        total = 0.0
+        shares = [(self.delivered_ratio / self.tokens(depth), self._sums[depth], depth) for depth in (before, after)]
+        for i in range(max(before, after)):
+            slopes = [factor * (sums - self._sums[i]) if i < depth else 0.0 for factor, sums, depth in shares]
+            total += ((slopes[1] - slopes[0]) / max(self._conditional[i], 0.01)) ** 2 * self._variances[i]
+        return total
+
+    def _seconds_variance(self, index: int, before: int, after: int) -> float:
+        first, second = (self.cost.shares(self._coefficients, self._load(index, depth)) for depth in (before, after))
+        common = self.cost.spread(tuple(b - a for a, b in zip(first, second, strict=True)))
+        own = (self.cost.residual_variance((index, depth), self.now_s) for depth in (before, after))
+        return common + sum(own)

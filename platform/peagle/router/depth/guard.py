@@ -1,0 +1,142 @@
+"""Notices that what the rule sees cannot be true, or does not come true; then the configured static K is safer."""
+
+from dataclasses import dataclass, replace
+from math import exp, log
+
+from peagle.router.depth.acceptance import Acceptance
+from peagle.router.depth.forecast import Forecast
+from peagle.router.depth.settings import DepthSettings
+from peagle.router.depth.step_cost import cell_key, load_of
+from peagle.router.snapshot import StepCell
+
+# Goodput under this share of its prediction, averaged over so many seconds of steps, is a failed prediction.
+_SHORTFALL_RATIO, _SHORTFALL_MEMORY_S, _SHORTFALL_S_MIN = 0.97, 20.0, 12.0
+# One report counts for no more than this: a load never seen before is predicted badly once, and then learned.
+_REPORT_BOUND = 0.2
+# After a change of K, acceptance of the first position is compared with that of before, over so many drafts.
+_FIRST_RATIO, _FIRST_DRAFTS, _FIRST_DRAFTS_BEFORE = 0.5, 300, 100
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """First-position acceptance since a change of K: a wrong cut shows there at once, since K cannot change it."""
+
+    before: float
+    drafts: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What the guard remembers.
+
+    Attributes:
+        watch: Under way after a change.
+        shortfall: Logarithm of measured over predicted goodput, times seconds, forgotten over time; `shortfall_s` are
+            the seconds that it stands for.
+        reason: Why the static K applies; None while the guard is content.
+        until_s: When the rule may try again.
+        hold_s: How long the next hold lasts.
+        trips: How often it has acted.
+    """
+
+    hold_s: float
+    watch: Watch | None = None
+    shortfall: float = 0.0
+    shortfall_s: float = 0.0
+    reason: str | None = None
+    until_s: float = 0.0
+    trips: int = 0
+
+    @property
+    def goodput_ratio(self) -> float | None:
+        """Measured over predicted goodput, lately; None while nothing was measured."""
+        return exp(self.shortfall / self.shortfall_s) if self.shortfall_s > 0 else None
+
+    def tripped(self, reason: str, settings: DepthSettings, now_s: float) -> "Guard":
+        hold_s = min(self.hold_s, settings.guard_hold_s[1])
+        return Guard(hold_s=hold_s * 2.0, reason=reason, until_s=now_s + hold_s, trips=self.trips + 1)
+
+    def released(self) -> "Guard":
+        return replace(self, reason=None)
+
+    def watching(self, first_acceptance: float, evidence_drafts: float) -> "Guard":
+        """Start to compare after a change of K, if there is enough to compare with."""
+        enough = evidence_drafts >= _FIRST_DRAFTS_BEFORE
+        return replace(self, watch=Watch(first_acceptance) if enough else None)
+
+
+def impossible(cells: tuple[StepCell, ...], depth_max: int) -> str | None:
+    """Say what no true report can hold: then none of it is learned from."""
+    for cell in cells:
+        if any(
+            len(counts) != depth_max for counts in (cell.drafted, cell.accepted, cell.tail_drafted, cell.tail_matched)
+        ):
+            return f"a report counts {len(cell.drafted)} positions, not {depth_max}"
+        if min(cell.steps, cell.tokens, cell.drafts, *cell.drafted, *cell.accepted) < 0 or cell.seconds < 0:
+            return "a report holds counts below zero"
+        if any(right > all_ for right, all_ in zip(cell.accepted, cell.drafted, strict=True)):
+            return "a report has more drafts accepted than drafted"
+    return None
+
+
+def examine(guard: Guard, before: Forecast, after: Acceptance, cells: tuple[StepCell, ...]) -> tuple[Guard, str | None]:
+    """Compare one report with what was predicted of it.
+
+    Args:
+        guard: What it remembers.
+        before: The forecast without this report.
+        after: The acceptance estimate with it.
+        cells: The report.
+
+    Returns:
+        What to remember, and what is wrong, if anything.
+    """
+    guard = _with_shortfall(_with_first(guard, cells), before, cells)
+    if after.rises:
+        return guard, "acceptance rises with the position, so drafts are miscounted"
+    watch = guard.watch
+    if watch is not None and watch.drafts >= _FIRST_DRAFTS:
+        now = watch.accepted / watch.drafts
+        if now < _FIRST_RATIO * watch.before:
+            return (
+                guard,
+                f"acceptance of the first position fell from {watch.before:.2f} to {now:.2f} after a change of K",
+            )
+        guard = replace(guard, watch=None)
+    ratio = guard.goodput_ratio
+    if ratio is not None and guard.shortfall_s >= _SHORTFALL_S_MIN and ratio < _SHORTFALL_RATIO:
+        return guard, f"goodput stays at {ratio:.2f} of its prediction"
+    return guard, None
+
+
+def _with_first(guard: Guard, cells: tuple[StepCell, ...]) -> Guard:
+    if guard.watch is None:
+        return guard
+    drafts = guard.watch.drafts + sum(cell.drafted[0] for cell in cells)
+    accepted = guard.watch.accepted + sum(cell.accepted[0] for cell in cells)
+    return replace(guard, watch=replace(guard.watch, drafts=drafts, accepted=accepted))
+
+
+def _with_shortfall(guard: Guard, before: Forecast, cells: tuple[StepCell, ...]) -> Guard:
+    """Add one report. What is predicted is what was really drafted, so that it fails only where the model does."""
+    coefficients = before.cost.coefficients
+    seconds = predicted_s = tokens = predicted_tokens = 0.0
+    for cell in cells:
+        if cell.steps and cell.seconds > 0:
+            key = cell_key(cell, before.settings.batch_max)
+            right = sum(drafted * s for drafted, s in zip(cell.drafted, before.survival, strict=True))
+            seconds += cell.seconds
+            predicted_s += cell.steps * exp(before.cost.log_step_s(coefficients, load_of(cell), key))
+            tokens += cell.tokens
+            predicted_tokens += cell.steps * cell.batch_size + before.delivered_ratio * right
+    if seconds <= 0 or tokens <= 0:
+        return guard
+    log_ratio = log(tokens / seconds) - log(predicted_tokens / predicted_s)
+    log_ratio = min(max(log_ratio, -_REPORT_BOUND), _REPORT_BOUND)
+    kept = exp(-seconds / _SHORTFALL_MEMORY_S)
+    return replace(
+        guard,
+        shortfall=guard.shortfall * kept + log_ratio * seconds,
+        shortfall_s=guard.shortfall_s * kept + seconds,
+    )

@@ -1,0 +1,117 @@
+"""When one batch range changes its K: only for a gain that is worth it, is there twice, and comes not too often."""
+
+from dataclasses import dataclass, replace
+from math import inf, log1p
+
+from peagle.router.depth.forecast import Forecast, Gain
+from peagle.router.depth.ladder import depth_ladder
+from peagle.router.depth.settings import DepthSettings
+
+# A depth that an inter-token target rules out comes back only if it keeps this much distance.
+_LATENCY_MARGIN = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class RangeState:
+    """What the rule remembers of one batch range.
+
+    Attributes:
+        depth: Its K, probes aside.
+        changed_s: When that changed last.
+        rising: Whether it rose then.
+        wanted: 1 or -1 while a deeper or shallower K promises more, else 0; `seen` says in how many reports running.
+        allowance: Changes that may still be made, as of `allowance_s`.
+    """
+
+    depth: int
+    allowance: float
+    changed_s: float = -inf
+    rising: bool = False
+    wanted: int = 0
+    seen: int = 0
+    allowance_s: float = -inf
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The depth that a range should have; `forced` where the present one breaks the inter-token target."""
+
+    depth: int
+    gain: Gain
+    forced: bool
+
+
+def allowed_depths(forecast: Forecast, index: int, present: int) -> tuple[int, ...]:
+    """Return the rungs within the operator's bounds whose step keeps the inter-token target.
+
+    If none keeps it, the one with the quickest step is left.
+    """
+    settings = forecast.settings
+    rungs = depth_ladder(settings.depth_max, settings.limits.floor, settings.limits.ceiling)
+    target_s = settings.inter_token_s_max
+    if target_s is None:
+        return rungs
+    seconds = {rung: forecast.step_s(index, rung) for rung in rungs}
+    kept = tuple(rung for rung in rungs if seconds[rung] <= target_s * (1.0 if rung == present else _LATENCY_MARGIN))
+    return kept or (min(rungs, key=seconds.__getitem__),)
+
+
+def wish(forecast: Forecast, index: int, present: int) -> Wish | None:
+    """Return the depth worth changing to; None if the present one is as good.
+
+    A shallower depth must promise the least gain; a deeper one must do so less one standard deviation, for its
+    acceptance and its cost are the less known ones.
+    """
+    rungs = allowed_depths(forecast, index, present)
+    best = max(rungs, key=lambda rung: forecast.log_tokens_per_s(index, rung))
+    if best == present:
+        return None
+    gain, forced = forecast.gain(index, present, best), present not in rungs
+    sure = gain.log_ratio if best < present else gain.log_ratio - gain.sd
+    return Wish(best, gain, forced) if forced or sure > log1p(forecast.settings.gain_ratio) else None
+
+
+def note(state: RangeState, wished: Wish | None) -> RangeState:
+    """Remember for how many reports running the wish has had its direction."""
+    if wished is None:
+        return replace(state, wanted=0, seen=0)
+    direction = 1 if wished.depth > state.depth else -1
+    return replace(state, wanted=direction, seen=state.seen + 1 if direction == state.wanted else 1)
+
+
+def may_move(state: RangeState, settings: DepthSettings, now_s: float) -> bool:
+    """Whether the wish has lasted, and the last change lies back far enough. A climb goes on with every report."""
+    if is_climbing(state, settings, now_s):
+        return True
+    lasted = state.seen >= settings.confirmations
+    return lasted and now_s - state.changed_s >= settings.dwell_s and refilled(state, settings, now_s).allowance >= 1.0
+
+
+def is_climbing(state: RangeState, settings: DepthSettings, now_s: float) -> bool:
+    return state.rising and state.wanted > 0 and now_s - state.changed_s < settings.dwell_s
+
+
+def moved(state: RangeState, depth: int, settings: DepthSettings, now_s: float) -> RangeState:
+    """The range after a change to `depth`, which uses up one of its allowance unless it goes on with a climb."""
+    cost = 0.0 if is_climbing(state, settings, now_s) else 1.0
+    filled = refilled(state, settings, now_s)
+    return replace(
+        filled,
+        depth=depth,
+        allowance=max(0.0, filled.allowance - cost),
+        changed_s=now_s,
+        rising=depth > state.depth,
+        wanted=0,
+        seen=0,
+    )
+
+
+def next_depth(present: int, wished: int, rungs: tuple[int, ...]) -> int:
+    """Straight down, but up by one rung: what lies above was never measured at this batch size."""
+    return wished if wished < present else min(rung for rung in rungs if rung > present)
+
+
+def refilled(state: RangeState, settings: DepthSettings, now_s: float) -> RangeState:
+    gone_s = max(0.0, now_s - state.allowance_s)
+    allowance = min(settings.changes_at_once, state.allowance + gone_s * settings.changes_per_minute / 60.0)
+    return replace(state, allowance=allowance, allowance_s=now_s)

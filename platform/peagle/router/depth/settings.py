@@ -1,0 +1,83 @@
+"""What the depth rule is told: the model's bounds and priors, what an operator decides, and how calmly to act."""
+
+from dataclasses import dataclass
+
+from peagle.router.depth.cost_prior import CostPrior
+
+
+@dataclass(frozen=True, slots=True)
+class DepthLimits:
+    """What an operator decides; it wins over everything that is learned.
+
+    Attributes:
+        floor: No K below this.
+        ceiling: No K above this; None for the model's own.
+        pin: Exactly this K at every batch size; wins over floor and ceiling.
+        paused: The table stays as it is; learning goes on.
+    """
+
+    floor: int = 0
+    ceiling: int | None = None
+    pin: int | None = None
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptancePrior:
+    """A first guess of acceptance, which counts as much as `drafts` observed drafts and is forgotten like them.
+
+    `conditional[j]` is the probability that draft j + 1 is right where all before it were.
+    """
+
+    conditional: tuple[float, ...]
+    drafts: float
+
+    @classmethod
+    def geometric(cls, depth_max: int, ratio: float = 0.7, drafts: float = 20.0) -> "AcceptancePrior":
+        """Every draft is right with probability `ratio`: published curves lie between 0.6 and 0.75."""
+        return cls((ratio,) * depth_max, drafts)
+
+
+@dataclass(frozen=True, slots=True)
+class DepthSettings:
+    """Everything that the rule needs to know of one replica and its reports do not tell.
+
+    Attributes:
+        depth_max: Tokens that the drafter drafts; the deepest K.
+        depth_static: The K that was configured; what a fallback returns to.
+        batch_max: The largest batch size (`max_num_seqs`).
+        cost: First guess of the step time.
+        acceptance: First guess of acceptance.
+        limits: What an operator decides.
+        inter_token_s_max: A depth whose predicted step takes longer is ruled out, if any other keeps it.
+        drafter_skipped_at_zero: Whether K = 0 runs no drafter; else a step at K = 0 is expected to pay for it.
+        half_life_drafts: An observed draft counts half after this many more.
+        gain_ratio: A change must promise this much more tokens/s,
+        confirmations: in this many reports in a row.
+        dwell_s: Least time between two moves at one batch size; a climb goes on without it.
+        changes_per_minute: What is allowed at one batch size in the long run;
+        changes_at_once: how many of these may come together after a quiet time.
+        probe_wait_s: Least and most time between two probes; each one that brings nothing doubles it.
+        probe_s_max: A probe that has seen too little by then is given up.
+        stale_after_s: A report older than this, or none for this long, means the static K.
+        guard_hold_s: Least and most time at the static K after the guard; each time doubles it.
+    """
+
+    depth_max: int
+    depth_static: int
+    batch_max: int
+    cost: CostPrior
+    acceptance: AcceptancePrior
+    limits: DepthLimits = DepthLimits()
+    inter_token_s_max: float | None = None
+    drafter_skipped_at_zero: bool = True
+    half_life_drafts: float = 2000.0
+    gain_ratio: float = 0.03
+    confirmations: int = 2
+    dwell_s: float = 2.0
+    changes_per_minute: float = 2.0
+    changes_at_once: float = 4.0
+    probe_wait_s: tuple[float, float] = (5.0, 120.0)
+    probe_s_max: float = 3.0
+    stale_after_s: float = 3.0
+    guard_hold_s: tuple[float, float] = (30.0, 600.0)

@@ -1,0 +1,177 @@
+"""How long a step takes at a batch size and a K, learned online over a prior.
+
+log seconds = drift + log(roofline with scaled coefficients) + residual of the cell, followed by a Kalman filter:
+
+- *Drift* is common to every cell and quick: a machine that slows down slows everything, so cells that were measured at
+  different times stay comparable, and it cancels where two depths are compared.
+- The *coefficients* carry what is learned at one batch size and K over to others, by the physics of the prior.
+- *Residuals* hold whatever the prior's shape cannot: graph sizes, tiles, an expert layer that routes unevenly.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import exp, log, sqrt
+
+from peagle.router.depth.cost_prior import CostPrior, Terms
+from peagle.router.depth.ladder import range_index
+from peagle.router.snapshot import StepCell
+
+# Standard deviations of logarithms. Drift: at the start, and of its walk over one second.
+_DRIFT_SD, _DRIFT_WALK_SD = 0.5, 0.03
+# A cell's residual before it is measured, and of its walk over one second until it is no better known than that.
+_RESIDUAL_SD, _RESIDUAL_WALK_SD = 0.08, 0.003
+# One step, and what remains however many steps are averaged.
+_STEP_SD, _REPORT_SD = 0.2, 0.015
+# An innovation beyond this many standard deviations is cut to it, and the drift is free to follow at the next.
+_OUTLIER_SDS = 3.0
+_DT_S_MAX = 60.0
+# The cells with the most steps tell nearly everything of a report; the rest are left out, to bound the work.
+_CELLS_MAX = 6
+# A cell in which fewer drafts were verified than its K asks for is no measurement of that K.
+_DEPTH_REACHED = 0.9
+
+Matrix = tuple[tuple[float, ...], ...]
+Key = tuple[int, int]
+"""Index of a batch range, and K."""
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """What a cell's logarithm of step time is above the rest of the model; `variance` as of `seen_s`."""
+
+    mean: float
+    variance: float
+    seen_s: float
+
+    def variance_at(self, now_s: float) -> float:
+        return min(self.variance + _RESIDUAL_WALK_SD**2 * max(0.0, now_s - self.seen_s), _RESIDUAL_SD**2)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one step computes: sequences, tokens that the target computes, sequences that are drafted for."""
+
+    batch_size: float
+    tokens: float
+    drafting: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """The model. `scales` is the drift, then the logarithm of each coefficient's correction, with their covariance."""
+
+    prior: CostPrior
+    scales: tuple[float, ...]
+    covariance: Matrix
+    residuals: Mapping[Key, Residual] = field(default_factory=dict)
+    updated_s: float | None = None
+    steps: int = 0
+
+    @classmethod
+    def start(cls, prior: CostPrior) -> "StepCost":
+        variances = (_DRIFT_SD**2, *(prior.scale_sd**2 for _ in Terms._fields))
+        size = len(variances)
+        covariance = tuple(tuple(variances[i] if i == j else 0.0 for j in range(size)) for i in range(size))
+        return cls(prior, (0.0,) * size, covariance)
+
+    @property
+    def coefficients(self) -> Terms:
+        """The prior's coefficients, as corrected by now, without the drift."""
+        return Terms(*(c * exp(s) for c, s in zip(self.prior.coefficients, self.scales[1:], strict=True)))
+
+    def log_step_s(self, coefficients: Terms, load: Load, key: Key | None) -> float:
+        """Predict; `coefficients` is this model's own property, computed once for many predictions."""
+        seconds = sum(self.prior.terms(coefficients, load.batch_size, load.tokens, load.drafting))
+        residual = self.residuals.get(key) if key is not None else None
+        return self.scales[0] + log(seconds) + (residual.mean if residual else 0.0)
+
+    def shares(self, coefficients: Terms, load: Load) -> tuple[float, ...]:
+        """Sensitivity of a prediction to `scales`: 1 for the drift, then each term's share of the step."""
+        terms = self.prior.terms(coefficients, load.batch_size, load.tokens, load.drafting)
+        seconds = sum(terms)
+        return (1.0, *(term / seconds for term in terms))
+
+    def residual_variance(self, key: Key, now_s: float) -> float:
+        residual = self.residuals.get(key)
+        return residual.variance_at(now_s) if residual else _RESIDUAL_SD**2
+
+    def spread(self, weights: tuple[float, ...]) -> float:
+        """Variance of a weighted sum of `scales`."""
+        return max(0.0, _dot(weights, _times(self.covariance, weights)))
+
+
+def load_of(cell: StepCell) -> Load:
+    """The mean step of a cell, by what was really verified."""
+    drafted = sum(cell.drafted) / cell.steps
+    return Load(cell.batch_size, cell.batch_size + drafted, min(cell.batch_size, cell.drafts / cell.steps))
+
+
+def observe(state: StepCost, cells: Iterable[StepCell], batch_max: int, now_s: float) -> StepCost:
+    """Learn from the cells of one report."""
+    chosen = sorted((cell for cell in cells if cell.steps > 0 and cell.seconds > 0), key=lambda cell: -cell.steps)
+    if not chosen:
+        return state
+    elapsed_s = min(_DT_S_MAX, max(0.0, now_s - state.updated_s)) if state.updated_s is not None else 0.0
+    state = _drifted(state, _DRIFT_WALK_SD**2 * elapsed_s)
+    for cell in chosen[:_CELLS_MAX]:
+        state = _learn(state, cell, batch_max, now_s)
+    return replace(state, updated_s=now_s, steps=state.steps + sum(cell.steps for cell in chosen))
+
+
+def _learn(state: StepCost, cell: StepCell, batch_max: int, now_s: float) -> StepCost:
+    load, key = load_of(cell), cell_key(cell, batch_max)
+    coefficients = state.coefficients
+    weights = state.shares(coefficients, load)
+    error = log(cell.seconds / cell.steps) - state.log_step_s(coefficients, load, key)
+    spread = _times(state.covariance, weights)
+    residual_variance = state.residual_variance(key, now_s) if key is not None else _RESIDUAL_SD**2
+    variance = _dot(weights, spread) + residual_variance + _STEP_SD**2 / cell.steps + _REPORT_SD**2
+    bound = _OUTLIER_SDS * sqrt(variance)
+    surprise = max(0.0, abs(error) - bound)
+    error = min(max(error, -bound), bound)
+    scales = tuple(scale + gain / variance * error for scale, gain in zip(state.scales, spread, strict=True))
+    covariance = tuple(
+        tuple(entry - row_gain * gain / variance for entry, gain in zip(row, spread, strict=True))
+        for row, row_gain in zip(state.covariance, spread, strict=True)
+    )
+    residuals = state.residuals
+    if key is not None:
+        before = residuals.get(key)
+        gain = residual_variance / variance
+        after = Residual((before.mean if before else 0.0) + gain * error, residual_variance * (1.0 - gain), now_s)
+        residuals = {**residuals, key: after}
+    learned = replace(state, scales=scales, covariance=covariance, residuals=residuals)
+    return _drifted(learned, (surprise / _OUTLIER_SDS) ** 2)
+
+
+def cell_key(cell: StepCell, batch_max: int) -> Key | None:
+    """Which residual a cell measures; None where its drafts did not reach the K asked for."""
+    asked = cell.steps * cell.batch_size * cell.depth
+    if sum(cell.drafted) < _DEPTH_REACHED * asked:
+        return None
+    return range_index(cell.batch_size, batch_max), cell.depth
+
+
+def relearned(state: StepCost) -> StepCost:
+    """The same model for another machine of the same kind: the values stay, as a guess that is open again."""
+    residuals = {
+        key: Residual(kept.mean, max(kept.variance, _RESIDUAL_SD**2 / 4.0), kept.seen_s)
+        for key, kept in state.residuals.items()
+    }
+    return StepCost(state.prior, state.scales, StepCost.start(state.prior).covariance, residuals)
+
+
+def _drifted(state: StepCost, variance: float) -> StepCost:
+    if variance <= 0.0:
+        return state
+    first, *rest = state.covariance
+    widened = (min(first[0] + variance, _DRIFT_SD**2 * 4.0), *first[1:])
+    return replace(state, covariance=(widened, *rest))
+
+
+def _times(matrix: Matrix, vector: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(_dot(row, vector) for row in matrix)
+
+
+def _dot(left: tuple[float, ...], right: tuple[float, ...]) -> float:
+    return sum(a * b for a, b in zip(left, right, strict=True))

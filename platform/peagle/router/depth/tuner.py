@@ -1,0 +1,209 @@
+"""The rule itself: one report of one replica in, its plan out. Replica, simulator and tests call the same function."""
+
+from dataclasses import replace
+from typing import TypeVar
+
+from peagle.router.depth import guard as guards
+from peagle.router.depth import policy
+from peagle.router.depth.forecast import Forecast
+from peagle.router.depth.ladder import batch_ranges, depth_ladder
+from peagle.router.depth.plan import Cause, DepthPlan, Mode
+from peagle.router.depth.probe import Probe, proves_better, worth_probing
+from peagle.router.depth.publish import Causes, publish, publish_uniform
+from peagle.router.depth.settings import DepthSettings
+from peagle.router.depth.state import DepthState, learn, unlearned
+from peagle.router.snapshot import DepthTable, StepCell, StepReport
+
+Item = TypeVar("Item")
+
+
+def step(
+    state: DepthState, report: StepReport | None, settings: DepthSettings, now_s: float
+) -> tuple[DepthState, DepthPlan]:
+    """Decide the depths of one replica.
+
+    Args:
+        state: What the last call returned, or `start(...)`.
+        report: What the replica says; None to ask what holds while it is silent.
+        settings: May change between calls; limits take effect at once.
+        now_s: The caller's clock, monotonic and the same in every call.
+
+    Returns:
+        What to pass next time, and the plan to apply. Its version rises only if its depths change, and is above the
+        one that the replica applies.
+    """
+    if state.plan is None or (state.reported_s is None and report is not None):
+        state = _adopted(state, report, settings)
+    if report is None or report.age_s > settings.stale_after_s:
+        return _without_news(state, report, settings, now_s)
+    wrong = guards.impossible(report.added.cells, settings.depth_max)
+    cells = () if wrong else tuple(cell for cell in report.added.cells if cell.batch_size > 0)
+    before = state.forecast(settings, now_s)
+    if cells:
+        state = learn(state, cells, settings, now_s)
+        watched, found = guards.examine(state.guard, before, state.acceptance, cells)
+        state, wrong = replace(state, guard=watched), wrong or found
+    state = replace(state, reported_s=now_s)
+    if state.guard.reason is not None and now_s >= state.guard.until_s:
+        state = replace(state, guard=state.guard.released())
+    if wrong and state.guard.reason is None:
+        state = unlearned(replace(state, guard=state.guard.tripped(wrong, settings, now_s)), settings)
+    state = _within_limits(state, settings)
+    return _decide(state, cells, settings, now_s, report.added.table)
+
+
+def _decide(
+    state: DepthState, cells: tuple[StepCell, ...], settings: DepthSettings, now_s: float, applied: DepthTable
+) -> tuple[DepthState, DepthPlan]:
+    """Choose by what governs: an operator's pin, the guard, an operator's pause, or what is learned."""
+    forecast = state.forecast(settings, now_s)
+    if settings.limits.pin is not None:
+        pin = min(max(settings.limits.pin, 0), settings.depth_max)
+        return publish_uniform(state, pin, Mode.PINNED, f"an operator pinned K = {pin}", Cause.PIN, forecast, applied)
+    if state.guard.reason is not None:
+        static, left_s = _static(settings), state.guard.until_s - now_s
+        reason = f"{state.guard.reason}; K = {static} as configured for {left_s:.0f} s more"
+        return publish_uniform(state, static, Mode.FALLBACK, reason, Cause.GUARD, forecast, applied)
+    if settings.limits.paused:
+        state = replace(state, probe=None)
+        return publish(state, None, Mode.PAUSED, "an operator paused it; the table stays", {}, forecast, applied)
+    causes: Causes = {}
+    if cells:
+        state, causes = _judge_probe(state, forecast, cells, causes)
+        state, causes = _move(state, forecast, causes)
+        state, causes = _start_probe(state, forecast, causes)
+    depths = [one.depth for one in state.ranges]
+    mode, reason = Mode.ADAPTIVE, "the depths that promise the most tokens/s"
+    if state.probe is not None:
+        depths[state.probe.index] = state.probe.depth
+        mode, reason = Mode.PROBING, f"trying K = {state.probe.depth} at batch {forecast.ranges[state.probe.index]}"
+    return publish(state, tuple(depths), mode, reason, causes, forecast, applied)
+
+
+def _judge_probe(
+    state: DepthState, forecast: Forecast, cells: tuple[StepCell, ...], causes: Causes
+) -> tuple[DepthState, Causes]:
+    """Keep the probed depth, return from it, or look on."""
+    if state.probe is None:
+        return state, causes
+    settings, now_s = forecast.settings, forecast.now_s
+    index = state.probe.index
+    trial = state.probe.saw(cells, forecast.ranges[index])
+    present = state.ranges[index]
+    better = trial.saw_enough and proves_better(forecast, index, present.depth, trial.depth)
+    trial = replace(trial, confirmations=trial.confirmations - 1) if better else trial
+    if better and trial.confirmations > 0:
+        return replace(state, probe=trial), causes
+    if better:
+        ranges = _with(state.ranges, index, policy.moved(present, trial.depth, settings, now_s))
+        clocks = _with(state.clocks, index, state.clocks[index].after_success(now_s))
+        why = (Cause.PROBE_ADOPTED, "it proved better while it was tried")
+        return replace(state, probe=None, ranges=ranges, clocks=clocks), {**causes, index: why}
+    if state.main != index:
+        # Nothing more to be learned here, and nothing against the depth.
+        return replace(state, probe=None), {**causes, index: (Cause.PROBE_REVERTED, "the load has moved on")}
+    if trial.saw_enough or now_s >= trial.until_s:
+        clocks = _with(state.clocks, index, state.clocks[index].after_nothing(settings, now_s))
+        why = (Cause.PROBE_REVERTED, "it is not better" if trial.saw_enough else "too little was drafted to tell")
+        return replace(state, probe=None, clocks=clocks), {**causes, index: why}
+    return replace(state, probe=trial), causes
+
+
+def _move(state: DepthState, forecast: Forecast, causes: Causes) -> tuple[DepthState, Causes]:
+    """Let every batch range that is not being probed follow its wish, if it may."""
+    settings, now_s = forecast.settings, forecast.now_s
+    rungs = depth_ladder(settings.depth_max, settings.limits.floor, settings.limits.ceiling)
+    ranges = list(state.ranges)
+    for index, before in enumerate(ranges):
+        if state.probe is not None and state.probe.index == index:
+            continue
+        wished = policy.wish(forecast, index, before.depth)
+        noted = ranges[index] = policy.note(before, wished)
+        if wished is None or not policy.may_move(noted, settings, now_s):
+            continue
+        if before.depth == 0 and wished.depth > 0 and index == state.main:
+            # Off a K of 0 by a trial, since rung by rung the first ones cost a draft and win little.
+            if state.probe is None:
+                state, causes = _probing(state, forecast, index, wished.depth, causes, confirmations=1)
+            continue
+        depth = policy.next_depth(before.depth, wished.depth, rungs)
+        ranges[index] = policy.moved(noted, depth, settings, now_s)
+        causes = {
+            **causes,
+            index: (Cause.LATENCY, "the step took longer than the inter-token target")
+            if wished.forced
+            else (Cause.GAIN, f"{wished.gain.ratio:.1%} more tokens/s predicted at K = {wished.depth}"),
+        }
+    return replace(state, ranges=tuple(ranges)), causes
+
+
+def _start_probe(state: DepthState, forecast: Forecast, causes: Causes) -> tuple[DepthState, Causes]:
+    """Try another depth where the load is, if it is time and one is worth it."""
+    index, settings, now_s = state.main, forecast.settings, forecast.now_s
+    if state.probe is not None or index is None or now_s < state.clocks[index].next_s:
+        return state, causes
+    present = policy.refilled(state.ranges[index], settings, now_s)
+    if present.seen or present.allowance < 1.0 or now_s - present.changed_s < settings.dwell_s:
+        return state, causes
+    depth = worth_probing(forecast, index, present.depth)
+    if depth is None:
+        return state, causes
+    return _probing(state, forecast, index, depth, causes, confirmations=settings.confirmations)
+
+
+def _probing(
+    state: DepthState, forecast: Forecast, index: int, depth: int, causes: Causes, confirmations: int
+) -> tuple[DepthState, Causes]:
+    until_s = forecast.now_s + forecast.settings.probe_s_max
+    trial = Probe(index, depth, confirmations, until_s)
+    return replace(state, probe=trial), {**causes, index: (Cause.PROBE, f"to see what K = {depth} yields")}
+
+
+def _without_news(
+    state: DepthState, report: StepReport | None, settings: DepthSettings, now_s: float
+) -> tuple[DepthState, DepthPlan]:
+    """What holds while a replica is silent, or tells of long ago: its plan for a while, then the static K."""
+    assert state.plan is not None
+    silent_s = report.age_s if report else now_s - state.reported_s if state.reported_s is not None else 0.0
+    if silent_s <= settings.stale_after_s or settings.limits.pin is not None or settings.limits.paused:
+        return state, replace(state.plan, changes=())
+    applied = report.added.table if report else state.plan.table
+    static = _static(settings)
+    reason = f"the last report is {silent_s:.1f} s old; K = {static} as configured"
+    forecast = state.forecast(settings, now_s)
+    return publish_uniform(state, static, Mode.FALLBACK, reason, Cause.STALE, forecast, applied)
+
+
+def _adopted(state: DepthState, report: StepReport | None, settings: DepthSettings) -> DepthState:
+    """Start from what the replica applies now: a tuner that was lost and comes back changes nothing by that."""
+    table = report.added.table if report else DepthTable(0, (settings.depth_static,))
+    ranges = tuple(
+        replace(one, depth=_on_ladder(table.depth_at(batches.at), settings))
+        for one, batches in zip(state.ranges, batch_ranges(settings.batch_max), strict=True)
+    )
+    plan = DepthPlan(table, Mode.ADAPTIVE, "as the replica had it")
+    return replace(state, ranges=ranges, plan=plan)
+
+
+def _within_limits(state: DepthState, settings: DepthSettings) -> DepthState:
+    ranges = tuple(
+        one if (depth := _on_ladder(one.depth, settings)) == one.depth else replace(one, depth=depth, wanted=0, seen=0)
+        for one in state.ranges
+    )
+    lost = state.probe is not None and _on_ladder(state.probe.depth, settings) != state.probe.depth
+    return replace(state, ranges=ranges, probe=None if lost else state.probe)
+
+
+def _on_ladder(depth: int, settings: DepthSettings) -> int:
+    """The deepest rung within the operator's bounds that is not above `depth`, or the lowest."""
+    rungs = depth_ladder(settings.depth_max, settings.limits.floor, settings.limits.ceiling)
+    return max((rung for rung in rungs if rung <= depth), default=rungs[0])
+
+
+def _static(settings: DepthSettings) -> int:
+    rungs = depth_ladder(settings.depth_max, settings.limits.floor, settings.limits.ceiling)
+    return min(max(settings.depth_static, rungs[0]), rungs[-1])
+
+
+def _with(items: tuple[Item, ...], index: int, item: Item) -> tuple[Item, ...]:
+    return (*items[:index], item, *items[index + 1 :])

@@ -1,0 +1,97 @@
+"""What an operator, a dispatcher and a metric read of a replica's depth."""
+
+from dataclasses import dataclass
+
+from peagle.router.depth.ladder import depth_ladder
+from peagle.router.depth.plan import DepthChange, DepthPlan
+from peagle.router.depth.settings import DepthSettings
+from peagle.router.depth.state import DepthState
+
+
+@dataclass(frozen=True, slots=True)
+class RangeView:
+    """Batch sizes `batch_first` to `batch_last`: their K, and by K what is predicted.
+
+    `measured_tokens_per_s` is of the whole batch in the last report that held these sizes; None before any.
+    """
+
+    batch_first: int
+    batch_last: int
+    depth: int
+    predicted_tokens_per_s: dict[int, float]
+    predicted_step_s: dict[int, float]
+    measured_tokens_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DepthView:
+    """All that lies behind one replica's plan.
+
+    Attributes:
+        plan: Table, mode and reason, as handed out last; None before the first report.
+        survival: Estimated probability that the first j + 1 drafts are all right, at index j.
+        evidence_drafts: Drafts that this rests on, after forgetting.
+        dispersion: Variance of reports over that of independent drafts.
+        delivered_ratio: Share of accepted drafts that reach a client.
+        goodput_ratio: Measured over predicted tokens/s, lately; None before any.
+        shifts, fallbacks: How often prompts were seen to change, and how often the guard acted.
+        probing: Whether a probe is under way.
+        ranges: By batch size.
+        log: The last changes, oldest first.
+    """
+
+    plan: DepthPlan | None
+    survival: tuple[float, ...]
+    evidence_drafts: float
+    dispersion: float
+    delivered_ratio: float
+    goodput_ratio: float | None
+    shifts: int
+    fallbacks: int
+    probing: bool
+    ranges: tuple[RangeView, ...]
+    log: tuple[DepthChange, ...]
+
+
+def view(state: DepthState, settings: DepthSettings, now_s: float) -> DepthView:
+    """Show a state; costs a few hundred predictions, so it is for whoever asks, not for every report."""
+    forecast = state.forecast(settings, now_s)
+    rungs = depth_ladder(settings.depth_max)
+    return DepthView(
+        plan=state.plan,
+        survival=forecast.survival,
+        evidence_drafts=state.acceptance.counts.drafts,
+        dispersion=state.acceptance.dispersion,
+        delivered_ratio=forecast.delivered_ratio,
+        goodput_ratio=state.guard.goodput_ratio,
+        shifts=state.acceptance.shifts,
+        fallbacks=state.guard.trips,
+        probing=state.probe is not None,
+        ranges=tuple(
+            RangeView(
+                batch_first=batches.first,
+                batch_last=batches.last,
+                depth=state.plan.table.depth_at(batches.at) if state.plan else settings.depth_static,
+                predicted_tokens_per_s={rung: forecast.tokens_per_s(index, rung) for rung in rungs},
+                predicted_step_s={rung: forecast.step_s(index, rung) for rung in rungs},
+                measured_tokens_per_s=state.measured.get(index),
+            )
+            for index, batches in enumerate(forecast.ranges)
+        ),
+        log=state.log,
+    )
+
+
+def request_tokens_per_s(state: DepthState, settings: DepthSettings, now_s: float) -> tuple[float, ...]:
+    """Predict the tokens/s of one request at each batch size under the present plan; index 0 is no batch at all.
+
+    Empty before the first step was measured: the prior alone says nothing of this machine.
+    """
+    if state.plan is None or not state.cost.steps:
+        return ()
+    forecast = state.forecast(settings, now_s)
+    rates = [0.0]
+    for index, batches in enumerate(forecast.ranges):
+        rate = forecast.tokens_per_s(index, state.plan.table.depth_at(batches.at)) / batches.at
+        rates.extend([rate] * (batches.last - batches.first + 1))
+    return tuple(rates)
