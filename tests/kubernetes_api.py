@@ -136,13 +136,10 @@ class KubernetesApi:
             self.requests.append(("get", request.path, ""))
             return web.json_response(self.replies[request.path])
         found = PATH.fullmatch(request.path)
-        if found is None and (namespace := re.fullmatch(r"/api/v1/namespaces/([^/]+)", request.path)):
-            resource, name, space, subresource = "namespaces", namespace[1], "", None
-        elif found is None:
+        if found is None:
             return _status(404, "NotFound", f"the server could not find {request.path}")
-        else:
-            resource, space = found["resource"], found["namespace"] or ""
-            name, subresource = unquote(found["name"] or ""), found["subresource"]
+        resource, space = found["resource"], found["namespace"] or ""
+        name, subresource = unquote(found["name"] or ""), found["subresource"]
         verb = _verb(request, name)
         full = f"{resource}/{subresource}" if subresource else resource
         self.requests.append((verb, full, name))

@@ -11,7 +11,12 @@ from peagle import __version__
 from peagle.errors import ConfigError, PeagleError
 
 EXIT_STARTUP, EXIT_CONFIGURATION = 1, 2
-EXTRAS = {"vllm": "peagle[cpu] or peagle[gpu]", "torch": "peagle[cpu] or peagle[gpu]", "speculators": "peagle[train]"}
+EXTRAS = {
+    "vllm": "peagle[cpu] or peagle[gpu]",
+    "torch": "peagle[cpu] or peagle[gpu]",
+    "speculators": "peagle[train]",
+    "kubernetes": "peagle[kubernetes]",
+}
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 app = typer.Typer(
@@ -138,6 +143,15 @@ def bench(context: typer.Context) -> None:
     Example: peagle bench speculation deployments/embedded.yaml
     """
     _forward("peagle.bench.cli", context)
+
+
+@app.command(context_settings=FORWARD, add_help_option=False)
+def cluster(context: typer.Context) -> None:
+    """Check a Kubernetes cluster, look at a release, drain nodes.
+
+    Example: peagle cluster preflight -f helm/peagle/values/gpt-oss-20b.yaml
+    """
+    _forward("peagle.cluster.cli", context)
 
 
 @app.command()

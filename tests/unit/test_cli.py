@@ -14,7 +14,7 @@ from peagle.cli_chat import Answer, Piece, acceptance_between, draft_counts, par
 from peagle.cli_status import fleet_table
 from peagle.errors import RequestError
 
-COMMANDS = ("serve", "validate", "chat", "status", "drafter", "bench", "version")
+COMMANDS = ("serve", "validate", "chat", "status", "drafter", "bench", "cluster", "version")
 
 
 def peagle(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -48,7 +48,19 @@ def test_help_loads_no_heavy_library() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", ["serve", "validate", "chat", "status", "bench speculation"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "serve",
+        "validate",
+        "chat",
+        "status",
+        "bench speculation",
+        "cluster preflight",
+        "cluster status",
+        "cluster drain",
+    ],
+)
 def test_every_help_text_has_an_example(command: str) -> None:
     done = peagle(*command.split(), "--help")
     assert done.returncode == 0

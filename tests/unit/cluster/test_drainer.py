@@ -1,4 +1,4 @@
-"""The drain watcher against a Kubernetes API over HTTP; the Ray cluster is a stand-in that drains when it is told to."""
+"""The drain watcher against a Kubernetes API over HTTP; the Ray cluster is a stand-in that drains when told to."""
 
 import asyncio
 import logging

@@ -1,0 +1,46 @@
+"""Requests keep away from draining nodes."""
+
+import threading
+from dataclasses import dataclass
+
+from peagle.serve.draining import DrainingNodes, staying
+
+
+@dataclass(frozen=True)
+class Placed:
+    node_id: str
+
+
+A, B, C = Placed("a"), Placed("b"), Placed("c")
+
+
+def test_replicas_on_draining_nodes_get_nothing_while_there_are_others() -> None:
+    assert staying([A, B, C], {"b"}) == [A, C]
+    assert staying([A, B, C], frozenset()) == [A, B, C]
+
+
+def test_the_last_replicas_go_on_although_their_nodes_drain() -> None:
+    assert staying([A, B], {"a", "b"}) == [A, B]
+    assert staying([], {"a"}) == []
+
+
+def test_the_last_answer_holds_while_nobody_answers() -> None:
+    answers = iter([{"a"}, OSError("gone"), {"a", "b"}])
+    read = threading.Semaphore(0)
+
+    def ask() -> set[str]:
+        answer = next(answers, {"b"})
+        read.release()
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    nodes = DrainingNodes(ask, period_s=0.02)
+    assert read.acquire(timeout=5)
+    assert read.acquire(timeout=5)
+    # The third question shows that the failed second one has been dealt with.
+    assert read.acquire(timeout=5)
+    assert nodes.ids >= {"a"}
+    for _ in range(2):
+        assert read.acquire(timeout=5)
+    assert nodes.ids == {"b"}
