@@ -96,6 +96,16 @@ def test_what_this_dispatcher_sent_since_the_report_counts() -> None:
     assert routed(REQUEST, fleet, in_flight).replica_id == "a", "a report that shows it must not count it twice"
 
 
+def test_what_this_dispatcher_sent_since_the_report_fills_the_batch_and_the_replica() -> None:
+    fleet, in_flight = fleet_of(a={"running_requests": 2, "max_ongoing_requests": 4}), InFlight()
+    in_flight.started(replace(REQUEST, request_id="earlier"), "a", NOW_S)
+    assert routed(REQUEST, fleet, in_flight).weighed[0].terms["decode_s"] == pytest.approx(100 / 85)
+    in_flight.started(replace(REQUEST, request_id="another"), "a", NOW_S)
+    decision = decide(REQUEST, fleet, in_flight, NOW_S, draw=0)
+    assert isinstance(decision, Shed)
+    assert decision.reason is ShedReason.FULL
+
+
 def test_other_dispatchers_are_taken_to_have_sent_as_much() -> None:
     in_flight = InFlight()
     in_flight.started(replace(REQUEST, request_id="earlier"), "a", NOW_S)

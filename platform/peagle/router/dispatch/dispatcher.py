@@ -42,11 +42,10 @@ class Dispatcher:
 
     def report(self, snapshots: Iterable[ReplicaSnapshot]) -> None:
         """Take newer snapshots, best many at once."""
-        before, self._fleet = self._fleet, self._fleet.reported(snapshots := tuple(snapshots))
+        self._fleet = self._fleet.reported(snapshots := tuple(snapshots))
         for replica_id in {each.replica_id for each in snapshots}:
-            taken = self._fleet.snapshots.get(replica_id)
-            if taken is not None and taken is not before.snapshots.get(replica_id):
-                self._in_flight.reported(replica_id, taken.taken_at_s)
+            if (newest := self._fleet.snapshots.get(replica_id)) is not None:
+                self._in_flight.reported(replica_id, newest.taken_at_s)
 
     def dispatch(self, request: RouteRequest, now_s: float, draw: int) -> Route | Shed:
         """Decide, and count the request in flight at once: the next decision may come before it has left."""
