@@ -1,6 +1,8 @@
 # make serve   serve the embedded model on this machine
 # make test    run the unit tests and the tests on a real engine
 # make test-platform   run the tests on the whole platform
+# make helm-test   lint, render and validate the Helm chart
+# make helm-schema   write what the chart derives: its schema, and facts of the package
 # make check   lint, formatting and types
 # make lock    resolve the pinned versions anew
 # Settings: FILE=deployments/x.yaml  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"
@@ -23,7 +25,7 @@ PINS := --constraint .constraints.txt
 TORCH := $(if $(FIND_LINKS),,--torch-backend cpu)
 endif
 
-.PHONY: serve test test-platform check lock clean
+.PHONY: serve test test-platform helm-test helm-schema check lock clean
 .DEFAULT_GOAL := serve
 
 serve: $(READY)
@@ -34,6 +36,12 @@ test: $(READY)
 
 test-platform: $(READY)
 	@$(BIN)/python -m pytest -m platform $(TESTS)
+
+helm-test: $(READY)
+	@$(BIN)/python -m pytest tests/helm $(TESTS)
+
+helm-schema: $(READY)
+	@$(BIN)/python helm/schema.py
 
 check: $(READY)
 	@$(BIN)/ruff check .

@@ -68,10 +68,13 @@ def properties(node: yaml.MappingNode, lines: list[str], path: str = "") -> Iter
         comment = comment_above(lines, key.start_mark.line)
         narrowed = [yaml.safe_load(text.removeprefix(MARK)) for text in comment if text.startswith(MARK)]
         description = re.sub(r"\s+", " ", " ".join(text for text in comment if not text.startswith(MARK))).strip()
-        yield own.rpartition(".")[2], {
-            **({"description": description} if description else {}),
-            **described(child, lines, own, narrowed[0] if narrowed else None),
-        }
+        yield (
+            own.rpartition(".")[2],
+            {
+                **({"description": description} if description else {}),
+                **described(child, lines, own, narrowed[0] if narrowed else None),
+            },
+        )
 
 
 def described(child: yaml.Node, lines: list[str], path: str, narrowed: Mapping[str, Any] | None) -> dict[str, Any]:

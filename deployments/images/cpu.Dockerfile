@@ -17,7 +17,7 @@ COPY platform platform
 # In this folder uv finds the overrides of pyproject.toml.
 RUN --mount=type=cache,target=/root-cache,id=peagle-uv \
     UV_CACHE_DIR=/root-cache UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 \
-    uv pip install --python /srv/peagle/venv/bin/python --torch-backend cpu --constraint .constraints.txt '.[cpu,cluster]'
+    uv pip install --python /srv/peagle/venv/bin/python --torch-backend cpu --constraint .constraints.txt '.[cpu,kubernetes]'
 
 FROM ${BASE_IMAGE}
 # libnuma: vLLM places its threads by it. g++: torch.compile makes kernels of C++.

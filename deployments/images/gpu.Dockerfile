@@ -21,7 +21,7 @@ COPY platform platform
 # In this folder uv finds the overrides of pyproject.toml.
 RUN --mount=type=cache,target=/root-cache,id=peagle-uv \
     UV_CACHE_DIR=/root-cache UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 \
-    uv pip install --python /srv/peagle/venv/bin/python '.[gpu,cluster]'
+    uv pip install --python /srv/peagle/venv/bin/python '.[gpu,kubernetes]'
 
 FROM ${BASE_IMAGE}
 # python3.12-dev: Triton compiles against Python's headers. rdma: what NCCL reaches other nodes by.

@@ -4,6 +4,7 @@ Answers go to stdout and everything else to stderr, so that a pipe holds nothing
 """
 
 import json
+import os
 import signal
 import sys
 import time
@@ -17,6 +18,9 @@ from peagle.errors import PeagleError, RequestError, StartupError
 
 HELP = "Ctrl-C stops an answer, /reset forgets the conversation, /exit or Ctrl-D leaves."
 CODE_HINT = "This small model was trained on Python source and continues it. Try: def read_json(path):"
+
+# The key for a server that asks for one; on a command line every user of the machine would see it.
+API_KEY = "PEAGLE_API_KEY"
 
 Message = dict[str, str]
 DraftCounts = tuple[int, int]
@@ -77,7 +81,9 @@ class ChatClient:
     def __init__(self, url: str, model: str | None, options: dict[str, Any]) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         # An answer may take its time to begin; a server that is there accepts the connection at once.
-        self._http = httpx.Client(base_url=self.url, timeout=httpx.Timeout(None, connect=5.0))
+        key = os.environ.get(API_KEY)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=httpx.Timeout(None, connect=5.0))
         self._options = options
         self.model = self._choose(model)
 

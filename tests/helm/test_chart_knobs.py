@@ -103,6 +103,7 @@ GENERAL = (
     ),
     Knob("drain.timeoutSeconds", 100, "container lifecycle preStop exec command 4", "100"),
     Knob("drain.timeoutSeconds", 100, "worker spec terminationGracePeriodSeconds", 160),
+    Knob("drain.timeoutSeconds", 100, "Deployment/-drain spec template spec containers 0 args 2", "--finish=100"),
     Knob("drain.shutdownSeconds", 5, "worker spec terminationGracePeriodSeconds", 605),
     Knob("drain.watcher.enabled", False, "names Deployment ClusterRole ClusterRoleBinding Role RoleBinding", []),
     Knob("drain.watcher.resources", LIMITS,

@@ -54,7 +54,7 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
     ),
     "more GPUs than there are": (
         at(f"{DEPLOYMENT}.replicas", {"min": 2, "max": 2}),
-        "models: the least number of replicas (replicas.min) takes 2 GPUs of type B200, and workerGroups have at most 1",
+        "models: the least number of replicas (replicas.min) takes 2 GPUs of type B200, and workerGroups have at",
     ),
     "more GPUs than there are, of two models": (
         other_model(name="other"), "models: the least number of replicas (replicas.min) takes 2 GPUs of type B200"
@@ -105,7 +105,7 @@ FIELDS: dict[str, tuple[Mapping[str, Any], str]] = {
     "an unknown field of a section": (at(f"{DEPLOYMENT}.speculation.depth", 3), "/models/small/deployment/speculation"),
     "a deployment without its name": ({"models": {"x": {"deployment": {"target": {"source": "a"}}}}}, "'name'"),
     "an unknown field of a group": (at("workerGroups.b200.gpu", 1), "/workerGroups/b200"),
-    "a group with a name that no object may have": (at("workerGroups", {"B_200": {}}), "/workerGroups"),
+    "a group with a name that no object may have": (at("workerGroups", {"B_200": {}}), "'B_200'"),
     "text for a number": (at("drain.timeoutSeconds", "600"), "/drain/timeoutSeconds"),
     "a depth beyond reason": (at(f"{DEPLOYMENT}.speculation.depth_max", 65), "depth_max"),
     "a quantity that is none": (at("head.sharedMemory", "1 GB"), "/head/sharedMemory"),

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from peagle.api.errors import describe
+from peagle.api.keys import KeyCheck
 from peagle.api.middleware import REQUEST_ID, Guard
 from peagle.api.reply import from_status
 from peagle.api.settings import ApiSettings
@@ -38,6 +39,8 @@ def build_http(settings: ApiSettings) -> FastAPI:
     app.add_exception_handler(HTTPException, answer_http)
     app.add_exception_handler(RequestValidationError, answer)
     app.add_exception_handler(PeagleError, answer)
+    if settings.keys_file is not None:
+        app.add_middleware(KeyCheck, keys_file=settings.keys_file)
     # The one added last is the outermost: an answer of the guard, too, carries what a browser needs to read it.
     app.add_middleware(Guard)
     if settings.cors_origins:

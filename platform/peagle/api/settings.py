@@ -17,6 +17,8 @@ class ApiSettings(BaseModel):
         probe_timeout_s: Longest wait for one replica in `/health`, `/fleet` and `/metrics`.
         retry_after_s: What an overloaded server tells its clients to wait.
         replica_retries: How often a request whose replica was lost before the first token is sent to another.
+        keys_file: File with the API keys that clients may send, one on each line, read where the ingress runs. Without
+            one, anybody may ask.
         cors_origins: Browser origins that may call, such as `https://chat.example.org`; `*` is any. None by default.
     """
 
@@ -30,6 +32,7 @@ class ApiSettings(BaseModel):
     probe_timeout_s: float = Field(default=5.0, gt=0, le=60)
     retry_after_s: int = Field(default=1, ge=1, le=3600)
     replica_retries: int = Field(default=1, ge=0, le=8)
+    keys_file: str | None = Field(default=None, min_length=1)
     # Not strict, since YAML and JSON have lists but no tuples.
     cors_origins: Annotated[tuple[str, ...], Field(strict=False, max_length=64)] = ()
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 from peagle.cluster.ray_nodes import Gcs, RayControl, RayUnreachable
 

@@ -1,0 +1,76 @@
+"""API keys: with a file of them, whoever asks a model has to send one as `Authorization: Bearer KEY`.
+
+Health, metrics, versions and the fleet stay open: probes, monitoring and operators ask for these, and no model answers.
+"""
+
+import hmac
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from peagle.api.reply import INVALID_REQUEST, ErrorReply
+
+logger = logging.getLogger(__name__)
+
+GUARDED = ("/v1/", "/tokenize", "/detokenize")
+# A key that is added or withdrawn counts after this time; a mounted secret itself takes up to a minute to change.
+REREAD_S = 10.0
+
+
+class Keys:
+    """The keys in a file, one on each line; lines that are empty or begin with # are none.
+
+    A file that cannot be read admits nobody.
+    """
+
+    def __init__(self, path: Path, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._now_s = path, now_s
+        self._keys: tuple[bytes, ...] = ()
+        self._read_at_s: float | None = None
+
+    def admit(self, key: str) -> bool:
+        """Whether `key` is one of them; takes the same time wherever it differs."""
+        given = key.encode()
+        return sum(hmac.compare_digest(given, known) for known in self._current()) > 0
+
+    def _current(self) -> tuple[bytes, ...]:
+        now_s = self._now_s()
+        if self._read_at_s is None or now_s - self._read_at_s >= REREAD_S:
+            self._read_at_s = now_s
+            try:
+                lines = self._path.read_bytes().splitlines()
+            except OSError as error:
+                logger.error("No API key is accepted: %s", error)
+                lines = []
+            stripped = (line.strip() for line in lines)
+            self._keys = tuple(line for line in stripped if line and not line.startswith(b"#"))
+        return self._keys
+
+
+class KeyCheck:
+    """Answers 401 for a request to a model without a known key."""
+
+    def __init__(self, app: ASGIApp, keys_file: str) -> None:
+        self._app = app
+        self._keys = Keys(Path(keys_file))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(GUARDED):
+            await self._app(scope, receive, send)
+            return
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self._keys.admit(key.strip()):
+            await self._app(scope, receive, send)
+            return
+        if key:
+            message = "The API key is not known here."
+        else:
+            message = "This server asks for an API key: send Authorization: Bearer KEY."
+        reply = ErrorReply(
+            401, message, INVALID_REQUEST, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
+        )
+        await reply.response()(scope, receive, send)

@@ -1,0 +1,86 @@
+"""The script of `helm test`, run as the pod runs it, against a server that speaks the API's small part that it uses."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from rendered_chart import MINIMAL, render
+
+
+class Api(BaseHTTPRequestHandler):
+    """Well from its second answer on; completes with `tokens` tokens."""
+
+    asked = 0
+    tokens = 4
+
+    def do_GET(self) -> None:
+        type(self).asked += 1
+        if self.path == "/health" and self.asked == 1:
+            self.reply(503, {"error": {"message": "loading"}})
+        else:
+            self.reply(200, {"data": [{"id": "small"}, {"id": "large"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        assert self.path == "/v1/completions"
+        text = f"text of {body['model']}"
+        self.reply(200, {"choices": [{"text": text}], "usage": {"completion_tokens": self.tokens}})
+
+    def reply(self, status: int, body: Any) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Stay silent."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    Api.asked, Api.tokens = 0, 4
+    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def ask(url: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run the pod's own command with another address, and without its pauses."""
+    (container,) = render(MINIMAL).one("Pod", "demo-peagle-test")["spec"]["containers"]
+    _, flag, script = container["command"]
+    quick = script.replace("POLL_S = 5.0", "POLL_S = 0.01")
+    assert quick != script
+    return subprocess.run(
+        [sys.executable, flag, quick, url, str(timeout_s)], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_it_waits_and_asks_every_model(url: str) -> None:
+    done = ask(url, 30)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith("waiting: ")
+    assert done.stdout.splitlines()[1:] == ["small: 'text of small'", "large: 'text of large'"]
+
+
+def test_an_answer_without_a_token_fails(url: str) -> None:
+    Api.tokens = 0
+    done = ask(url, 30)
+    assert done.returncode != 0
+    assert "small answered with no token" in done.stderr
+
+
+def test_a_server_that_never_comes_fails_in_one_line() -> None:
+    done = ask("http://127.0.0.1:9", 0.05)
+    assert done.returncode != 0
+    assert len(done.stderr.splitlines()) == 1
+    assert "not well" in done.stderr

@@ -1,0 +1,91 @@
+"""API keys over the real application, by real ASGI calls, with keys in a real file."""
+
+import os
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from peagle.api.app import build_http
+from peagle.api.keys import REREAD_S, Keys
+from peagle.api.settings import ApiSettings
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text("# team a\nalpha\n\n beta \n")
+    return path
+
+
+def client(keys_file: Path | None) -> httpx.AsyncClient:
+    app: FastAPI = build_http(ApiSettings(keys_file=None if keys_file is None else str(keys_file)))
+
+    async def answer() -> dict[str, bool]:
+        return {"ok": True}
+
+    for path in ("/v1/models", "/tokenize", "/health", "/metrics", "/fleet"):
+        app.get(path)(answer)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+@pytest.mark.parametrize("sent", ["Bearer alpha", "Bearer beta", "bearer alpha"])
+async def test_a_known_key_is_admitted(keys_file: Path, sent: str) -> None:
+    async with client(keys_file) as http:
+        assert (await http.get("/v1/models", headers={"Authorization": sent})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "sent", ["Bearer gamma", "Bearer ", "Bearer", "Basic alpha", "alpha", "Bearer # team a", "Bearer alph", "Bearer ä"]
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/tokenize"])
+async def test_anything_else_is_a_401_in_openai_s_form(keys_file: Path, sent: str, path: str) -> None:
+    async with client(keys_file) as http:
+        answer = await http.get(path, headers={"Authorization": sent.encode("latin-1")})
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.headers["x-request-id"]
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert "gamma" not in answer.text
+
+
+async def test_no_key_is_told_what_to_send(keys_file: Path) -> None:
+    async with client(keys_file) as http:
+        answer = await http.get("/v1/models")
+    assert answer.status_code == 401
+    assert "Authorization: Bearer" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/fleet"])
+async def test_probes_and_operators_need_no_key(keys_file: Path, path: str) -> None:
+    async with client(keys_file) as http:
+        assert (await http.get(path)).status_code == 200
+
+
+async def test_without_a_file_anybody_may_ask() -> None:
+    async with client(None) as http:
+        assert (await http.get("/v1/models")).status_code == 200
+
+
+async def test_a_missing_file_admits_nobody(tmp_path: Path) -> None:
+    async with client(tmp_path / "absent") as http:
+        assert (await http.get("/v1/models", headers={"Authorization": "Bearer alpha"})).status_code == 401
+
+
+def test_an_empty_line_is_no_key(keys_file: Path) -> None:
+    assert not Keys(keys_file).admit("")
+
+
+def test_a_key_that_is_withdrawn_or_added_counts_soon(keys_file: Path) -> None:
+    now_s = 0.0
+    keys = Keys(keys_file, now_s=lambda: now_s)
+    assert keys.admit("alpha")
+    # As a mounted secret changes: another file takes its place.
+    successor = keys_file.with_name("next")
+    successor.write_text("gamma\n")
+    os.replace(successor, keys_file)
+    assert keys.admit("alpha")
+    now_s = REREAD_S
+    assert not keys.admit("alpha")
+    assert keys.admit("gamma")
