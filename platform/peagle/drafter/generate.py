@@ -6,17 +6,24 @@ from pathlib import Path
 
 import numpy as np
 
+from peagle.engine.arguments import WORKER_EXTENSION
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """Prompts are windows of the corpus; `greedy_ratio` of the answers are greedy, the rest sampled."""
+    """Prompts are windows of the corpus; `greedy_ratio` of the answers are greedy, the rest sampled.
 
-    prompts: int = 2304
-    prompt_tokens_min: int = 24
+    Greedy text follows from its prompt, so every later token can be learned from it. Of sampled text a draft of several
+    tokens can only learn the odds: a share of it keeps the head useful at a temperature.
+    """
+
+    prompts: int = 4096
+    prompt_tokens_min: int = 96
     prompt_tokens_max: int = 160
-    sequence_tokens: int = 416
-    greedy_ratio: float = 0.7
+    sequence_tokens: int = 256
+    greedy_ratio: float = 0.9
     temperature: float = 0.8
+    repeats_max: float = 0.6
     seed: int = 7
 
 
@@ -25,7 +32,7 @@ def generate(target: Path, tokens: np.ndarray, plan: GenerationPlan) -> np.ndarr
 
     Returns:
         Prompts with their continuations: int32, [prompts, sequence_tokens]. A greedy answer that goes round in
-        circles is easy to draft and teaches nothing, so rows that loop are left out and fewer may come back.
+        circles is easy to draft and teaches nothing, so rows that do little else are left out and fewer may come back.
     """
     from vllm import LLM, SamplingParams, TokensPrompt  # starts worker processes; only this call needs them
 
@@ -50,12 +57,13 @@ def generate(target: Path, tokens: np.ndarray, plan: GenerationPlan) -> np.ndarr
         enable_prefix_caching=False,
         kv_cache_memory_bytes=1 << 30,
         enforce_eager=True,
+        worker_extension_cls=WORKER_EXTENSION,  # vLLM alone cannot prefill a seeded prompt in parts on a CPU
     )
     outputs = engine.generate([TokensPrompt(prompt_token_ids=each) for each in prompts], parameters)
     rows = [
         [*prompt, *output.outputs[0].token_ids]
         for prompt, output in zip(prompts, outputs, strict=True)
-        if not loops(output.outputs[0].token_ids)
+        if not loops(output.outputs[0].token_ids, repeats_max=plan.repeats_max)
     ]
     return np.asarray(rows, dtype=np.int32)
 

@@ -25,20 +25,21 @@ class HeadPlan:
     """Shape and schedule of a head. Both methods see the same text in the same order.
 
     `trained_depth` is how many tokens it learns to draft, `depth_ratio` the share of positions that each further depth
-    keeps (COD sampling, arXiv 2602.01469). Most steps see short crops, because attention over all depths of a row grows
+    keeps (COD sampling, arXiv 2602.01469), `tapped_layers` whose inputs in the target it sees; by default those of
+    `tapped_layers_of`. Most steps see short crops, because attention over all depths of a row grows
     with the square of its length; one step in `whole_row_every` sees whole rows, for what lies further back.
     """
 
     method: Method
     layers: int
     trained_depth: int
-    tapped_layers: tuple[int, int, int] = (2, 8, 13)
+    tapped_layers: tuple[int, int, int] | None = None
     depth_ratio: float = 0.65
     generated_ratio: float = 0.8
     tokens_per_step: int = 832
     crop_tokens: int = 208
     whole_row_every: int = 4
-    steps: int = 2200
+    steps: int = 2000
     rates: Rates = HEAD_RATES
     seed: int = 11
 
@@ -71,8 +72,10 @@ def train_head(
     """
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(plan.seed)
-    head = _make_head(target, mask_token, plan)
-    tap = _TargetTap(target, plan.tapped_layers)
+    config = AutoConfig.from_pretrained(target)
+    taps = plan.tapped_layers or tapped_layers_of(config.num_hidden_layers)
+    head = _make_head(target, config, mask_token, plan, taps)
+    tap = _TargetTap(target, taps)
     optimizers = _optimizers(head, plan)
     first = restore_checkpoint(out, head, optimizers)
     for step in range(first, plan.steps):
@@ -85,6 +88,17 @@ def train_head(
         if (step + 1) % checkpoint_every_steps == 0 or step + 1 == plan.steps:
             save_checkpoint(out, head, optimizers, step + 1)
     export_head(head, out, plan, mask_token)
+
+
+def tapped_layers_of(layers: int) -> tuple[int, int, int]:
+    """An early, a middle and the last layer of a target of `layers` layers (as in arXiv 2602.01469).
+
+    Raises:
+        ValueError: They would not be three distinct ones.
+    """
+    if layers < 6:
+        raise ValueError(f"a target of {layers} layers is too shallow to choose three of them: name tapped_layers")
+    return 2, layers // 2, layers - 1
 
 
 class _TargetTap:
@@ -116,15 +130,14 @@ class _TargetTap:
         }
 
 
-def _make_head(target: Path, mask_token: int, plan: HeadPlan) -> Eagle3DraftModel:
-    config = AutoConfig.from_pretrained(target)
+def _make_head(target: Path, config: Any, mask_token: int, plan: HeadPlan, taps: tuple[int, ...]) -> Eagle3DraftModel:
     config.num_hidden_layers = plan.layers
     shape: dict[str, Any] = {
         "draft_vocab_size": config.vocab_size,
         "norm_before_residual": True,
         "fc_norm": True,
         "norm_output": True,
-        "target_layer_ids": list(plan.tapped_layers),
+        "target_layer_ids": list(taps),
         "verifier_name_or_path": str(target),
         "draft_attn_impl": "sdpa",  # flex attention has no backward pass on CPU
     }

@@ -1,0 +1,37 @@
+"""Which of a replica's replies is an answer, and which only looks like the beginning of one."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from peagle.api.errors import Asked, EngineError
+from peagle.api.ingress import _first_reply
+from peagle.api.relay import DONE
+
+ROLE = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+TOKEN = 'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
+USAGE = 'data: {"choices":[],"usage":{"completion_tokens":0}}\n\n'
+
+
+async def replies(*parts: Any) -> AsyncGenerator[Any, None]:
+    for part in parts:
+        yield part
+
+
+async def test_events_up_to_the_first_token_are_kept_in_order() -> None:
+    assert await _first_reply(replies(ROLE, TOKEN, TOKEN), Asked("messages"), preamble=1) == [ROLE, TOKEN]
+    assert await _first_reply(replies([ROLE, TOKEN, DONE]), Asked("messages"), preamble=1) == [ROLE, TOKEN, DONE]
+
+
+@pytest.mark.parametrize("parts", [(ROLE, DONE), ([ROLE, DONE],), (ROLE, USAGE, DONE)])
+async def test_a_stream_that_ends_before_its_first_token_failed(parts: tuple[Any, ...]) -> None:
+    with pytest.raises(EngineError) as caught:
+        await _first_reply(replies(*parts), Asked("messages"), preamble=1)
+    assert caught.value.reply.status == 500
+
+
+async def test_under_a_constraint_it_is_the_constraint_that_cannot_be_followed() -> None:
+    with pytest.raises(EngineError) as caught:
+        await _first_reply(replies(DONE), Asked("prompt", "structured_outputs"), preamble=0)
+    assert (caught.value.reply.status, caught.value.reply.param) == (400, "structured_outputs")
