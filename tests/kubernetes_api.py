@@ -124,6 +124,16 @@ class KubernetesApi:
     def count(self, verb: str, resource: str) -> int:
         return sum(1 for asked in self.requests if asked[:2] == (verb, resource))
 
+    def kubeconfig(self) -> str:
+        """A kubeconfig whose only context looks into the namespace `serving`."""
+        config = {
+            "current-context": "c",
+            "clusters": [{"name": "k", "cluster": {"server": self.url}}],
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u", "namespace": "serving"}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+        }
+        return json.dumps(config)
+
     # What it serves.
 
     async def _record(self, kind: str, resource: str, item: Json) -> None:

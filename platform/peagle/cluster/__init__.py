@@ -24,7 +24,7 @@ Environment, where Ray asks for a token
 A pod disruption budget over the workers, if there is one, has `unhealthyPodEvictionPolicy: AlwaysAllow`: a worker is
 evicted once its Ray has ended, and by then it is not ready.
 
-A worker pod that Kubernetes itself ends (eviction, scale-down) drains by Ray's own SIGTERM handler:
-`RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S` in its environment, at least `--patience` plus `--finish` and some seconds below
-`terminationGracePeriodSeconds`. Whoever marks a node as draining, the request routers then send nothing more there.
+A worker pod that Kubernetes itself ends (eviction, scale-down) drains by its preStop hook, `peagle.cluster.leave`. Ray
+keeps the first deadline that it is told, so the hook's timeout is at least `--patience` plus `--finish`. Whoever marks
+a node as draining, request routers then send nothing more there (`peagle.serve.draining`).
 """

@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+import os
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -197,6 +200,34 @@ async def test_without_the_right_to_see_nodes_it_does_not_start(server: Kubernet
     async with client_of(server) as api:
         with pytest.raises(ClusterError, match="list and watch nodes"):
             await Drainer(api, "r", POLICY, lambda _: ray).run()
+
+
+async def test_the_command_ends_in_peace_when_it_is_told_to(server: KubernetesApi, tmp_path: Path) -> None:
+    process = await command(server, tmp_path)
+    await until(lambda: server.count("watch", "pods") > 0, within_s=60)
+    process.terminate()
+    _, said = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 0, said
+    assert b"Watching 3 nodes and 3 Ray pods" in said
+
+
+async def test_the_command_says_in_one_line_which_right_it_lacks(server: KubernetesApi, tmp_path: Path) -> None:
+    server.refused.add(("list", "pods"))
+    process = await command(server, tmp_path)
+    _, said = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1
+    (line,) = said.decode().splitlines()
+    assert line.startswith("peagle: Kubernetes does not let this account list and watch pods in serving")
+
+
+async def command(server: KubernetesApi, folder: Path) -> asyncio.subprocess.Process:
+    (folder / "kubeconfig").write_text(server.kubeconfig())
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "peagle.cli", "cluster", "drain", "--release", "r"),
+        env={**os.environ, "KUBECONFIG": str(folder / "kubeconfig")},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
 
 
 async def test_a_head_on_a_node_that_leaves_is_only_spoken_of(

@@ -284,13 +284,7 @@ def test_wrong_values_are_named(tmp_path: Path) -> None:
 
 async def test_the_command_prints_a_table_and_fails_with_1(server: KubernetesApi, tmp_path: Path) -> None:
     await server.remove("secrets", "hf", "serving")
-    config = {
-        "current-context": "c",
-        "clusters": [{"name": "k", "cluster": {"server": server.url}}],
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u", "namespace": "serving"}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-    }
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    (tmp_path / "kubeconfig").write_text(server.kubeconfig())
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(RAW))
     ended = await run(tmp_path, "-f", str(tmp_path / "values.yaml"))
     assert ended.returncode == 1, ended.stderr
