@@ -94,7 +94,7 @@ def test_counts_always_equal_a_recount(steps: list[tuple[str, int, str]]) -> Non
             in_flight.reported(replica_id, reported_at := float(number))
             reported[replica_id] = reported_at
         else:
-            in_flight.left(replica_id)
+            in_flight.retain({"a", "b"} - {replica_id})
             where = {name: place for name, place in where.items() if place[0] != replica_id}
             reported[replica_id] = -1.0
     for name in "ab":

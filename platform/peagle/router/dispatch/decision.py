@@ -168,22 +168,19 @@ def _handfuls(decision: _Decision, home: Candidate | None, draw: int) -> Iterato
 
 
 def _walk(count: int, draw: int) -> Iterator[int]:
-    """Yield 0..count-1 once each, from a random start by a random stride: distinct without remembering any."""
-    if count == 0:
-        return
-    draw, place = divmod(draw, count)
-    stride = 1 + draw % max(1, count - 1)
-    while math.gcd(stride, count) != 1:
-        stride += 1
-    for _ in range(count):
-        yield place
-        place = (place + stride) % count
+    """Yield 0..count-1 in random order: a shuffle that is only done as far as it is read, while `draw` lasts."""
+    moved: dict[int, int] = {}
+    for last in range(count - 1, -1, -1):
+        draw, place = divmod(draw, last + 1)
+        yield moved.get(place, place)
+        moved[place] = moved.get(last, last)
 
 
 def _look(decision: _Decision, replica_id: str, is_home: bool = False) -> Candidate:
     """Put together what is known of one replica, for this request."""
     request, fleet = decision.request, decision.fleet
     seen, sent = fleet.snapshots.get(replica_id), decision.in_flight.to(replica_id)
+    # A home is taken to have its prefix: if no other dispatcher has sent it there, this request does, and warms it.
     has_prefix = is_home or request.affinity_key in sent.prefixes
     cached = min(request.prefix_tokens, request.prompt_tokens) if has_prefix else 0
     age_s = math.inf if seen is None else decision.now_s - seen.taken_at_s

@@ -31,10 +31,8 @@ class Dispatcher:
 
     def set_members(self, replica_ids: Iterable[str]) -> None:
         """Take exactly `replica_ids` as the fleet; what was in flight to one that left is forgotten."""
-        before = self._fleet
-        self._fleet = before.with_members(replica_ids)
-        for replica_id in set(before.replica_ids) - set(self._fleet.replica_ids):
-            self._in_flight.left(replica_id)
+        self._fleet = self._fleet.with_members(replica_ids)
+        self._in_flight.retain(set(self._fleet.replica_ids))
 
     def set_dispatchers(self, count: int) -> None:
         """Set how many processes send to this fleet, this one included; at least 1."""

@@ -1,5 +1,6 @@
 """What one dispatcher has sent itself: the part of a replica's load that its last report cannot show yet."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from peagle.router.snapshot import RouteRequest
@@ -80,12 +81,14 @@ class InFlight:
         for request in self._open.get(replica_id, {}).values():
             self._add_unseen(sent, request, 1)
 
-    def left(self, replica_id: str) -> None:
-        """Forget a replica, with all that was open there."""
-        for request_id in self._open.pop(replica_id, {}):
-            del self._where[request_id]
-        self._sent.pop(replica_id, None)
-        self._reported_at_s.pop(replica_id, None)
+    def retain(self, replica_ids: Collection[str]) -> None:
+        """Forget every replica but `replica_ids`, with all that was open there."""
+        for replica_id in self._sent.keys() - replica_ids:
+            del self._sent[replica_id]
+            for request_id in self._open.pop(replica_id):
+                del self._where[request_id]
+        for replica_id in self._reported_at_s.keys() - replica_ids:
+            del self._reported_at_s[replica_id]
 
     def _add_unseen(self, sent: Sent, request: _Open, sign: int) -> None:
         if request.sent_at_s > self._reported_at_s.get(request.replica_id, float("-inf")) - ARRIVAL_S:
