@@ -18,6 +18,11 @@ class Terms(NamedTuple):
     draft_sequence: float
 
 
+# How sharply a step turns from bound by memory to bound by compute: 1 adds the two up, infinity takes the larger. A hard
+# turn would leave the smaller one without influence, so that nothing could be learned of it.
+_NORM = 3.0
+
+
 @dataclass(frozen=True, slots=True)
 class CostPrior:
     """Coefficients of `step + sequence·b + draft (+ draft_sequence·b) + max(weights + experts·awake, token·n)`.
@@ -48,7 +53,7 @@ class CostPrior:
     experts_s: float = 0.0
     experts: int = 0
     experts_active: int = 0
-    scale_sd: float = 0.3
+    scale_sd: float = 0.4
 
     @property
     def coefficients(self) -> Terms:
@@ -73,17 +78,17 @@ class CostPrior:
         """
         awake = 1.0 - (1.0 - self.experts_active / self.experts) ** tokens if self.experts else 0.0
         weights, experts, token = scaled.weights, scaled.experts * awake, scaled.token * tokens
-        if weights + experts >= token:
-            token = 0.0
-        else:
-            weights = experts = 0.0
+        memory = weights + experts
+        # The norm of both, and what each adds to it.
+        both = (memory**_NORM + token**_NORM) ** (1.0 / _NORM)
+        by_memory, by_compute = (memory / both) ** (_NORM - 1.0), (token / both) ** (_NORM - 1.0)
         draft = scaled.draft if drafting else 0.0
         return Terms(
             scaled.step,
-            weights,
-            experts,
+            weights * by_memory,
+            experts * by_memory,
             scaled.sequence * batch_size,
-            token,
+            token * by_compute,
             draft,
             scaled.draft_sequence * drafting,
         )

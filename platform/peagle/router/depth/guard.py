@@ -1,7 +1,7 @@
 """Notices that what the rule sees cannot be true, or does not come true; then the configured static K is safer."""
 
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import exp, inf, sqrt
 
 from peagle.router.depth.acceptance import Acceptance
 from peagle.router.depth.forecast import Forecast
@@ -9,10 +9,11 @@ from peagle.router.depth.settings import DepthSettings
 from peagle.router.depth.step_cost import cell_key, load_of
 from peagle.router.snapshot import StepCell
 
-# Goodput under this share of its prediction, averaged over so many seconds of steps, is a failed prediction.
-_SHORTFALL_RATIO, _SHORTFALL_MEMORY_S, _SHORTFALL_S_MIN = 0.97, 20.0, 12.0
-# One report counts for no more than this: a load never seen before is predicted badly once, and then learned.
-_REPORT_BOUND = 0.2
+# Goodput under this share of its prediction is a failed prediction, if it is so by more than chance (standard errors)
+# over the reports of so many seconds, of which there must be enough.
+_GOODPUT_RATIO, _GOODPUT_ERRORS, _GOODPUT_MEMORY_S, _GOODPUT_S_MIN = 0.97, 3.0, 60.0, 15.0
+# No report counts as further off than this factor: a load never seen before is predicted badly once, then learned.
+_REPORT_BOUND = 2.0
 # After a change of K, acceptance of the first position is compared with that of before, over so many drafts.
 _FIRST_RATIO, _FIRST_DRAFTS, _FIRST_DRAFTS_BEFORE = 0.5, 300, 100
 
@@ -27,13 +28,48 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
+class Goodput:
+    """Measured over predicted tokens/s, weighted with the seconds of each report and forgotten over time.
+
+    `ratios` and `squares` are sums of it and of its square; `seconds` and `seconds_squared` of the weights.
+    """
+
+    seconds: float = 0.0
+    seconds_squared: float = 0.0
+    ratios: float = 0.0
+    squares: float = 0.0
+
+    @property
+    def ratio(self) -> float | None:
+        """The mean; None while nothing was measured."""
+        return self.ratios / self.seconds if self.seconds > 0 else None
+
+    @property
+    def error(self) -> float:
+        """The mean's standard error."""
+        if self.seconds <= 0:
+            return inf
+        mean = self.ratios / self.seconds
+        variance = max(0.0, self.squares / self.seconds - mean * mean)
+        return sqrt(variance * self.seconds_squared) / self.seconds
+
+    def observe(self, ratio: float, seconds: float) -> "Goodput":
+        kept = exp(-seconds / _GOODPUT_MEMORY_S)
+        return Goodput(
+            self.seconds * kept + seconds,
+            self.seconds_squared * kept * kept + seconds * seconds,
+            self.ratios * kept + ratio * seconds,
+            self.squares * kept + ratio * ratio * seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Guard:
     """What the guard remembers.
 
     Attributes:
         watch: Under way after a change.
-        shortfall: Logarithm of measured over predicted goodput, times seconds, forgotten over time; `shortfall_s` are
-            the seconds that it stands for.
+        goodput: How well predictions came true.
         reason: Why the static K applies; None while the guard is content.
         until_s: When the rule may try again.
         hold_s: How long the next hold lasts.
@@ -42,16 +78,10 @@ class Guard:
 
     hold_s: float
     watch: Watch | None = None
-    shortfall: float = 0.0
-    shortfall_s: float = 0.0
+    goodput: Goodput = Goodput()
     reason: str | None = None
     until_s: float = 0.0
     trips: int = 0
-
-    @property
-    def goodput_ratio(self) -> float | None:
-        """Measured over predicted goodput, lately; None while nothing was measured."""
-        return exp(self.shortfall / self.shortfall_s) if self.shortfall_s > 0 else None
 
     def tripped(self, reason: str, settings: DepthSettings, now_s: float) -> "Guard":
         hold_s = min(self.hold_s, settings.guard_hold_s[1])
@@ -92,7 +122,7 @@ def examine(guard: Guard, before: Forecast, after: Acceptance, cells: tuple[Step
     Returns:
         What to remember, and what is wrong, if anything.
     """
-    guard = _with_shortfall(_with_first(guard, cells), before, cells)
+    guard = _with_goodput(_with_first(guard, cells), before, cells)
     if after.rises:
         return guard, "acceptance rises with the position, so drafts are miscounted"
     watch = guard.watch
@@ -104,9 +134,10 @@ def examine(guard: Guard, before: Forecast, after: Acceptance, cells: tuple[Step
                 f"acceptance of the first position fell from {watch.before:.2f} to {now:.2f} after a change of K",
             )
         guard = replace(guard, watch=None)
-    ratio = guard.goodput_ratio
-    if ratio is not None and guard.shortfall_s >= _SHORTFALL_S_MIN and ratio < _SHORTFALL_RATIO:
-        return guard, f"goodput stays at {ratio:.2f} of its prediction"
+    goodput = guard.goodput
+    short = goodput.ratio is not None and goodput.ratio + _GOODPUT_ERRORS * goodput.error < _GOODPUT_RATIO
+    if short and goodput.seconds >= _GOODPUT_S_MIN:
+        return guard, f"goodput stays at {goodput.ratio:.2f} of its prediction"
     return guard, None
 
 
@@ -118,7 +149,7 @@ def _with_first(guard: Guard, cells: tuple[StepCell, ...]) -> Guard:
     return replace(guard, watch=replace(guard.watch, drafts=drafts, accepted=accepted))
 
 
-def _with_shortfall(guard: Guard, before: Forecast, cells: tuple[StepCell, ...]) -> Guard:
+def _with_goodput(guard: Guard, before: Forecast, cells: tuple[StepCell, ...]) -> Guard:
     """Add one report. What is predicted is what was really drafted, so that it fails only where the model does."""
     coefficients = before.cost.coefficients
     seconds = predicted_s = tokens = predicted_tokens = 0.0
@@ -132,11 +163,6 @@ def _with_shortfall(guard: Guard, before: Forecast, cells: tuple[StepCell, ...])
             predicted_tokens += cell.steps * cell.batch_size + before.delivered_ratio * right
     if seconds <= 0 or tokens <= 0:
         return guard
-    log_ratio = log(tokens / seconds) - log(predicted_tokens / predicted_s)
-    log_ratio = min(max(log_ratio, -_REPORT_BOUND), _REPORT_BOUND)
-    kept = exp(-seconds / _SHORTFALL_MEMORY_S)
-    return replace(
-        guard,
-        shortfall=guard.shortfall * kept + log_ratio * seconds,
-        shortfall_s=guard.shortfall_s * kept + seconds,
-    )
+    ratio = tokens / seconds * predicted_s / predicted_tokens
+    ratio = min(max(ratio, 1.0 / _REPORT_BOUND), _REPORT_BOUND)
+    return replace(guard, goodput=guard.goodput.observe(ratio, seconds))

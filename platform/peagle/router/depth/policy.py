@@ -10,6 +10,9 @@ from peagle.router.depth.settings import DepthSettings
 # A depth that an inter-token target rules out comes back only if it keeps this much distance.
 _LATENCY_MARGIN = 0.95
 
+# The share of the gain asked for below which a gain is nothing; above, it counts by the square of its share.
+_SMALL_GAIN = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class RangeState:
@@ -19,7 +22,8 @@ class RangeState:
         depth: Its K, probes aside.
         changed_s: When that changed last.
         rising: Whether it rose then.
-        wanted: 1 or -1 while a deeper or shallower K promises more, else 0; `seen` says in how many reports running.
+        wanted: 1 or -1 while a deeper or shallower K promises more, else 0; `seen` says in how many reports running,
+            of which those with a small gain count for less.
         allowance: Changes that may still be made, as of `allowance_s`.
     """
 
@@ -28,16 +32,24 @@ class RangeState:
     changed_s: float = -inf
     rising: bool = False
     wanted: int = 0
-    seen: int = 0
+    seen: float = 0.0
     allowance_s: float = -inf
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The depth that a range should have; `forced` where the present one breaks the inter-token target."""
+    """The depth that a range should have.
+
+    Attributes:
+        depth: That one.
+        gain: What it promises.
+        weight: 1 for a gain that is worth a change; less for a smaller one, which therefore must last longer.
+        forced: Whether the present depth breaks the inter-token target.
+    """
 
     depth: int
     gain: Gain
+    weight: float
     forced: bool
 
 
@@ -68,7 +80,8 @@ def wish(forecast: Forecast, index: int, present: int) -> Wish | None:
         return None
     gain, forced = forecast.gain(index, present, best), present not in rungs
     sure = gain.log_ratio if best < present else gain.log_ratio - gain.sd
-    return Wish(best, gain, forced) if forced or sure > log1p(forecast.settings.gain_ratio) else None
+    worth = 1.0 if forced else min(1.0, sure / log1p(forecast.settings.gain_ratio))
+    return Wish(best, gain, worth * worth, forced) if worth > _SMALL_GAIN else None
 
 
 def note(state: RangeState, wished: Wish | None) -> RangeState:
@@ -76,7 +89,7 @@ def note(state: RangeState, wished: Wish | None) -> RangeState:
     if wished is None:
         return replace(state, wanted=0, seen=0)
     direction = 1 if wished.depth > state.depth else -1
-    return replace(state, wanted=direction, seen=state.seen + 1 if direction == state.wanted else 1)
+    return replace(state, wanted=direction, seen=wished.weight + (state.seen if direction == state.wanted else 0.0))
 
 
 def may_move(state: RangeState, settings: DepthSettings, now_s: float) -> bool:

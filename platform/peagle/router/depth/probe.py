@@ -2,7 +2,7 @@
 
 At K = 0 nothing is drafted, so nothing would ever show that drafting pays again; and a depth that was never tried may
 be better than the prior thinks. A probe brings evidence for a report or two. If the depth proves better it is kept;
-else the range returns, and the wait for the next probe doubles up to a bound: never a permanent off, at a bounded
+else the range returns, and the wait for the next probe grows up to a bound: never a permanent off, at a bounded
 price.
 """
 
@@ -18,7 +18,9 @@ from peagle.router.snapshot import StepCell
 # What a probe must have seen before it is judged.
 _STEPS_MIN, _DRAFTS_MIN = 12, 30
 # A depth is worth a probe if it might be better, this many standard deviations above what is expected.
-_HOPE_SDS = 1.0
+_HOPE_SDS = 2.0
+# Each probe that brings nothing makes the wait for the next this much longer.
+_WAIT_FACTOR = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class ProbeClock:
     next_s: float = -inf
 
     def after_nothing(self, settings: DepthSettings, now_s: float) -> "ProbeClock":
-        wait_s = min(self.wait_s * 2.0, settings.probe_wait_s[1])
+        wait_s = min(self.wait_s * _WAIT_FACTOR, settings.probe_wait_s[1])
         return ProbeClock(wait_s, now_s + wait_s)
 
     def after_success(self, now_s: float) -> "ProbeClock":

@@ -53,11 +53,11 @@ class DepthSettings:
         drafter_skipped_at_zero: Whether K = 0 runs no drafter; else a step at K = 0 is expected to pay for it.
         half_life_drafts: An observed draft counts half after this many more.
         gain_ratio: A change must promise this much more tokens/s,
-        confirmations: in this many reports in a row.
+        confirmations: in this many reports in a row. Down to half of it will do if it lasts longer.
         dwell_s: Least time between two moves at one batch size; a climb goes on without it.
         changes_per_minute: What is allowed at one batch size in the long run;
         changes_at_once: how many of these may come together after a quiet time.
-        probe_wait_s: Least and most time between two probes; each one that brings nothing doubles it.
+        probe_wait_s: Least and most time between two probes; each one that brings nothing makes it longer.
         probe_s_max: A probe that has seen too little by then is given up.
         stale_after_s: A report older than this, or none for this long, means the static K.
         guard_hold_s: Least and most time at the static K after the guard; each time doubles it.
@@ -77,7 +77,7 @@ class DepthSettings:
     dwell_s: float = 2.0
     changes_per_minute: float = 2.0
     changes_at_once: float = 4.0
-    probe_wait_s: tuple[float, float] = (5.0, 120.0)
+    probe_wait_s: tuple[float, float] = (5.0, 60.0)
     probe_s_max: float = 3.0
     stale_after_s: float = 3.0
     guard_hold_s: tuple[float, float] = (30.0, 600.0)

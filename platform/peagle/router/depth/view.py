@@ -63,7 +63,7 @@ def view(state: DepthState, settings: DepthSettings, now_s: float) -> DepthView:
         evidence_drafts=state.acceptance.counts.drafts,
         dispersion=state.acceptance.dispersion,
         delivered_ratio=forecast.delivered_ratio,
-        goodput_ratio=state.guard.goodput_ratio,
+        goodput_ratio=state.guard.goodput.ratio,
         shifts=state.acceptance.shifts,
         fallbacks=state.guard.trips,
         probing=state.probe is not None,
