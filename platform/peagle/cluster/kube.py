@@ -144,10 +144,11 @@ async def connect(context: str | None = None, namespace: str | None = None) -> A
         else:
             config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
             own = _OWN_NAMESPACE.read_text(encoding="utf-8").strip()  # noqa: ASYNC240 - a file of the kernel's memory
-    except (config.ConfigException, OSError) as error:
+        api_client = client.ApiClient(configuration=settings)
+    except Exception as error:  # the loader raises whatever a malformed kubeconfig makes Python raise
         fix = "Name a context of your kubeconfig with --context, or set KUBECONFIG."
         raise ConfigError("--context", context, f"no cluster is configured ({error})", fix) from None
-    async with client.ApiClient(configuration=settings) as api_client:
+    async with api_client:
         yield KubeApi(api_client, namespace or own)
 
 
