@@ -48,6 +48,16 @@ def test_a_request_that_goes_elsewhere_counts_only_there() -> None:
     assert seen(in_flight, "b") == (1, 1, 100, 120)
 
 
+def test_the_late_end_of_a_failed_attempt_does_not_end_the_next() -> None:
+    in_flight = InFlight()
+    in_flight.started(REQUEST, "a", 10.0)
+    in_flight.started(REQUEST, "b", 10.1)
+    in_flight.ended("first", at="a")
+    assert in_flight.open_requests == 1
+    in_flight.ended("first", at="b")
+    assert in_flight.open_requests == 0
+
+
 def test_a_prefix_sent_before_costs_no_prefill_again() -> None:
     in_flight = InFlight()
     first = replace(REQUEST, affinity_key=7, prefix_tokens=80)

@@ -56,6 +56,6 @@ class Dispatcher:
         """Note that a dispatched request went to another replica than decided."""
         self._in_flight.started(request, replica_id, now_s)
 
-    def ended(self, request_id: str) -> None:
-        """Note that a request is over or was never sent; an unknown one changes nothing."""
-        self._in_flight.ended(request_id)
+    def ended(self, request_id: str, at: str | None = None) -> None:
+        """Note that a request is over or was never sent; with `at`, only if it is open at that replica."""
+        self._in_flight.ended(request_id, at)

@@ -61,11 +61,15 @@ class InFlight:
         sent.open_requests += 1
         self._add_unseen(sent, new, 1)
 
-    def ended(self, request_id: str) -> None:
-        """Note that a request is over, however it ended; an unknown one changes nothing."""
-        replica_id = self._where.pop(request_id, None)
-        if replica_id is None:
+    def ended(self, request_id: str, at: str | None = None) -> None:
+        """Note that a request is over, however it ended; an unknown one changes nothing.
+
+        With `at`, only if that is where it is open: the end of a failed attempt may come after the next has begun.
+        """
+        replica_id = self._where.get(request_id)
+        if replica_id is None or at not in (None, replica_id):
             return
+        del self._where[request_id]
         over = self._open[replica_id].pop(request_id)
         sent = self._sent[replica_id]
         sent.open_requests -= 1
