@@ -17,8 +17,9 @@ from peagle.router.snapshot import StepCell
 
 # What a probe must have seen before it is judged.
 _STEPS_MIN, _DRAFTS_MIN = 12, 30
-# A depth is worth a probe if it might be better, this many standard deviations above what is expected.
-_HOPE_SDS = 2.0
+# A depth is worth a probe if it might be better, this many standard deviations above what is expected. One that was never
+# measured gets more: the prior may be wrong in shape, which its own deviations know nothing of.
+_HOPE_SDS, _HOPE_SDS_UNTRIED = 2.0, 3.0
 # Each probe that brings nothing makes the wait for the next this much longer.
 _WAIT_FACTOR = 4.0
 
@@ -56,34 +57,44 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class ProbeClock:
-    """When the next probe may start."""
+    """When the next probe of a batch range may start; a depth not yet in `tried` may be probed at any time."""
 
     wait_s: float
     next_s: float = -inf
+    tried: frozenset[int] = frozenset()
 
-    def after_nothing(self, settings: DepthSettings, now_s: float) -> "ProbeClock":
-        wait_s = min(self.wait_s * _WAIT_FACTOR, settings.probe_wait_s[1])
-        return ProbeClock(wait_s, now_s + wait_s)
+    def after_nothing(self, depth: int, settings: DepthSettings, now_s: float) -> "ProbeClock":
+        again = depth in self.tried
+        wait_s = min(self.wait_s * _WAIT_FACTOR, settings.probe_wait_s[1]) if again else self.wait_s
+        return ProbeClock(wait_s, now_s + wait_s, self.tried | {depth})
 
-    def after_success(self, now_s: float) -> "ProbeClock":
-        return ProbeClock(self.wait_s, now_s + self.wait_s)
+    def after_success(self, depth: int, now_s: float) -> "ProbeClock":
+        return ProbeClock(self.wait_s, now_s + self.wait_s, self.tried | {depth})
 
     def anew(self, settings: DepthSettings, now_s: float) -> "ProbeClock":
         """The prompts have changed, so what the last probes found no longer counts."""
         wait_s = settings.probe_wait_s[0]
-        return ProbeClock(wait_s, min(self.next_s, now_s + wait_s))
+        return ProbeClock(wait_s, min(self.next_s, now_s + wait_s), self.tried)
 
 
-def worth_probing(forecast: Forecast, index: int, present: int) -> int | None:
-    """Return the depth that a probe should visit from `present`; None if none has a chance to be better."""
-    rungs = [rung for rung in allowed_depths(forecast, index, present) if rung != present]
-    if present == 0 and is_blind(forecast):
+def worth_probing(forecast: Forecast, index: int, present: int, clock: ProbeClock) -> int | None:
+    """Return the depth that a probe should visit from `present`; None if none has a chance to be better.
+
+    A depth that was never measured at these batch sizes is tried at once, so that the best one is found within seconds
+    of a new load; later visits wait for the clock.
+    """
+    due = forecast.now_s >= clock.next_s
+    known = forecast.cost.residuals
+    others = [rung for rung in allowed_depths(forecast, index, present) if rung != present]
+    untried = {rung for rung in others if rung not in clock.tried and (index, rung) not in known}
+    rungs = others if due else sorted(untried)
+    if due and present == 0 and is_blind(forecast):
         above = [rung for rung in rungs if rung > 0]
         return max(above, key=lambda rung: forecast.log_tokens_per_s(index, rung), default=None)
     hopes = {}
     for rung in rungs:
         gain = forecast.gain(index, present, rung)
-        hopes[rung] = gain.log_ratio + _HOPE_SDS * gain.sd
+        hopes[rung] = gain.log_ratio + (_HOPE_SDS_UNTRIED if rung in untried else _HOPE_SDS) * gain.sd
     best = max(hopes, key=hopes.__getitem__, default=None)
     return best if best is not None and hopes[best] > log1p(forecast.settings.gain_ratio) else None
 

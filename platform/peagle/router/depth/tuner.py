@@ -96,14 +96,14 @@ def _judge_probe(
         return replace(state, probe=trial), causes
     if better:
         ranges = _with(state.ranges, index, policy.moved(present, trial.depth, settings, now_s))
-        clocks = _with(state.clocks, index, state.clocks[index].after_success(now_s))
+        clocks = _with(state.clocks, index, state.clocks[index].after_success(trial.depth, now_s))
         why = (Cause.PROBE_ADOPTED, "it proved better while it was tried")
         return replace(state, probe=None, ranges=ranges, clocks=clocks), {**causes, index: why}
     if state.main != index:
         # Nothing more to be learned here, and nothing against the depth.
         return replace(state, probe=None), {**causes, index: (Cause.PROBE_REVERTED, "the load has moved on")}
     if trial.saw_enough or now_s >= trial.until_s:
-        clocks = _with(state.clocks, index, state.clocks[index].after_nothing(settings, now_s))
+        clocks = _with(state.clocks, index, state.clocks[index].after_nothing(trial.depth, settings, now_s))
         why = (Cause.PROBE_REVERTED, "it is not better" if trial.saw_enough else "too little was drafted to tell")
         return replace(state, probe=None, clocks=clocks), {**causes, index: why}
     return replace(state, probe=trial), causes
@@ -140,12 +140,13 @@ def _move(state: DepthState, forecast: Forecast, causes: Causes) -> tuple[DepthS
 def _start_probe(state: DepthState, forecast: Forecast, causes: Causes) -> tuple[DepthState, Causes]:
     """Try another depth where the load is, if it is time and one is worth it."""
     index, settings, now_s = state.main, forecast.settings, forecast.now_s
-    if state.probe is not None or index is None or now_s < state.clocks[index].next_s:
+    if state.probe is not None or index is None:
         return state, causes
     present = policy.refilled(state.ranges[index], settings, now_s)
-    if present.seen or present.allowance < 1.0 or now_s - present.changed_s < settings.dwell_s:
+    measured = (index, present.depth) in state.cost.residuals
+    if present.seen or present.allowance < 1.0 or not measured:
         return state, causes
-    depth = worth_probing(forecast, index, present.depth)
+    depth = worth_probing(forecast, index, present.depth, state.clocks[index])
     if depth is None:
         return state, causes
     return _probing(state, forecast, index, depth, causes, confirmations=settings.confirmations)
