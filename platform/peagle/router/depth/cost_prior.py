@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Terms(NamedTuple):
-    """Seconds of one step, by what they are spent on; the smaller of memory (weights, experts) and token is 0."""
+    """Seconds of one step, by what they are spent on."""
 
     step: float
     weights: float
@@ -18,18 +18,18 @@ class Terms(NamedTuple):
     draft_sequence: float
 
 
-# How sharply a step turns from bound by memory to bound by compute: 1 adds the two up, infinity takes the larger. A hard
-# turn would leave the smaller one without influence, so that nothing could be learned of it.
+# How sharply a step turns from bound by memory to bound by compute: 1 adds the two up, infinity takes the larger. A
+# hard turn would leave the smaller one without influence, so that nothing could be learned of it.
 _NORM = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class CostPrior:
-    """Coefficients of `step + sequence·b + draft (+ draft_sequence·b) + max(weights + experts·awake, token·n)`.
+    """Coefficients of `step + sequence·b + draft + draft_sequence·b + either(weights + experts·awake, token·n)`.
 
-    b is the batch size, n the tokens that the target computes (b times K + 1), and awake the share of experts that n
-    tokens wake: 1 - (1 - active/count)^n. The shape is not monotone in what K is best: while a mixture of experts
-    still sleeps each further token wakes some, and once all are awake further tokens are free up to the compute bound.
+    b is the batch size, n the tokens that the target computes (b times K + 1), awake the share of experts that n
+    tokens wake, 1 - (1 - active/count)^n, and either(x, y) a smooth max(x, y). The best K is then not monotone in b:
+    while experts sleep each further token wakes some, and once all are awake tokens are free up to the compute bound.
 
     Attributes:
         step_s: Every step: launches, sampling, scheduling.
@@ -68,7 +68,7 @@ class CostPrior:
         )
 
     def terms(self, scaled: Terms, batch_size: float, tokens: float, drafting: float) -> Terms:
-        """Split one step's seconds.
+        """Split one step's seconds; memory and compute share what both of them bound.
 
         Args:
             scaled: The coefficients, as far as they are corrected by now.

@@ -15,7 +15,7 @@ _GOODPUT_RATIO, _GOODPUT_ERRORS, _GOODPUT_MEMORY_S, _GOODPUT_S_MIN = 0.97, 3.0, 
 # No report counts as further off than this factor: a load never seen before is predicted badly once, then learned.
 _REPORT_BOUND = 2.0
 # After a change of K, acceptance of the first position is compared with that of before, over so many drafts.
-_FIRST_RATIO, _FIRST_DRAFTS, _FIRST_DRAFTS_BEFORE = 0.5, 300, 100
+_FIRST_RATIO, _FIRST_DRAFTS, _FIRST_DRAFTS_BEFORE, _FIRST_DRAFTS_LATEST = 0.5, 300, 100, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,16 @@ class Guard:
     def released(self) -> "Guard":
         return replace(self, reason=None)
 
-    def watching(self, first_acceptance: float, evidence_drafts: float) -> "Guard":
-        """Start to compare after a change of K, if there is enough to compare with."""
-        enough = evidence_drafts >= _FIRST_DRAFTS_BEFORE
-        return replace(self, watch=Watch(first_acceptance) if enough else None)
+    def watching(self, before: Acceptance, cells: tuple[StepCell, ...]) -> "Guard":
+        """Start to compare after a change of K, if there is enough to compare with and no comparison is under way.
+
+        The last report counts if it was worse than the estimate: prompts that change by themselves are no fault of K.
+        """
+        if self.watch is not None or before.counts.drafts < _FIRST_DRAFTS_BEFORE:
+            return self
+        drafts = sum(cell.drafted[0] for cell in cells)
+        latest = sum(cell.accepted[0] for cell in cells) / drafts if drafts >= _FIRST_DRAFTS_LATEST else 1.0
+        return replace(self, watch=Watch(min(latest, before.survival[0])))
 
 
 def impossible(cells: tuple[StepCell, ...], depth_max: int) -> str | None:

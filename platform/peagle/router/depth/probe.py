@@ -17,8 +17,8 @@ from peagle.router.snapshot import StepCell
 
 # What a probe must have seen before it is judged.
 _STEPS_MIN, _DRAFTS_MIN = 12, 30
-# A depth is worth a probe if it might be better, this many standard deviations above what is expected. One that was never
-# measured gets more: the prior may be wrong in shape, which its own deviations know nothing of.
+# A depth is worth a probe if it might be better, this many standard deviations above what is expected. One that was
+# never measured gets more: the prior may be wrong in shape, which its own deviations know nothing of.
 _HOPE_SDS, _HOPE_SDS_UNTRIED = 2.0, 3.0
 # Each probe that brings nothing makes the wait for the next this much longer.
 _WAIT_FACTOR = 4.0

@@ -7,7 +7,7 @@ from peagle.router.depth import guard as guards
 from peagle.router.depth import policy
 from peagle.router.depth.forecast import Forecast
 from peagle.router.depth.ladder import batch_ranges, depth_ladder
-from peagle.router.depth.plan import Cause, DepthPlan, Mode
+from peagle.router.depth.plan import Cause, DepthChange, DepthPlan, Mode
 from peagle.router.depth.probe import Probe, proves_better, worth_probing
 from peagle.router.depth.publish import Causes, publish, publish_uniform
 from peagle.router.depth.settings import DepthSettings
@@ -77,7 +77,15 @@ def _decide(
     if state.probe is not None:
         depths[state.probe.index] = state.probe.depth
         mode, reason = Mode.PROBING, f"trying K = {state.probe.depth} at batch {forecast.ranges[state.probe.index]}"
-    return publish(state, tuple(depths), mode, reason, causes, forecast, applied)
+    state, plan = publish(state, tuple(depths), mode, reason, causes, forecast, applied)
+    if any(change.depth_before and _holds(change, state.main, forecast) for change in plan.changes):
+        state = replace(state, guard=state.guard.watching(state.acceptance, cells))
+    return state, plan
+
+
+def _holds(change: DepthChange, index: int | None, forecast: Forecast) -> bool:
+    """Whether a change reaches the batch sizes where the load is."""
+    return index is not None and change.batch_first <= forecast.ranges[index].at <= change.batch_last
 
 
 def _judge_probe(

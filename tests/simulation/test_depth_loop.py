@@ -1,0 +1,269 @@
+"""The depth rule around a replica whose acceptance and step times are known, in simulated time."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import sin
+from time import perf_counter
+
+import pytest
+from depth_replica import CODE, NOISE, PROSE, Loop, Replica, embedded_step_s
+
+from peagle.router.depth import (
+    DEVICES,
+    EMBEDDED_CPU,
+    TARGETS,
+    AcceptancePrior,
+    Cause,
+    CostPrior,
+    DepthPlan,
+    DepthSettings,
+    Mode,
+    roofline_prior,
+    start,
+    step,
+)
+from peagle.router.snapshot import StepReport
+
+SETTINGS = DepthSettings(
+    depth_max=7, depth_static=7, batch_max=32, cost=EMBEDDED_CPU, acceptance=AcceptancePrior.geometric(7)
+)
+CURVES = {"code": CODE, "prose": PROSE, "noise": NOISE}
+BATCHES = (1, 2, 4, 8, 16, 32)
+Curve = Sequence[float]
+
+
+def settings_for(replica: Replica, cost: CostPrior = EMBEDDED_CPU) -> DepthSettings:
+    return replace(SETTINGS, cost=cost, depth_static=replica.depth_static, drafter_skipped_at_zero=replica.skips)
+
+
+def steady(curve: Curve, batch_size: int, **more: object) -> Replica:
+    return Replica(lambda _: curve, lambda _: batch_size, **more)  # type: ignore[arg-type]
+
+
+def phased(phases: Sequence[tuple[float, int, Curve]], **more: object) -> Replica:
+    """A replica whose batch size and prompts change: (until when, batch size, acceptance)."""
+
+    def now(now_s: float) -> tuple[float, int, Curve]:
+        return next((phase for phase in phases if now_s < phase[0]), phases[-1])
+
+    return Replica(lambda t: now(t)[2], lambda t: now(t)[1], **more)  # type: ignore[arg-type]
+
+
+def settled_after_s(loop: Loop, batch_size: int, from_s: float, until_s: float) -> float:
+    """When the last step came that yielded under 0.97 of the best static K, of those that no probe asked for."""
+    replica = loop.replica
+    _, best = replica.best(batch_size, from_s)
+    probing = [(at_s, plan.mode is Mode.PROBING) for at_s, plan in loop.plans]
+    last_s, position, in_probe = from_s, 0, False
+    for now_s, size, depth in replica.used:
+        while position < len(probing) and probing[position][0] < now_s:
+            in_probe = probing[position][1]
+            position += 1
+        poor = size == batch_size and replica.tokens_per_s(size, depth, from_s) < 0.97 * best
+        if from_s <= now_s < until_s and poor and not in_probe:
+            last_s = now_s
+    return last_s - from_s
+
+
+@pytest.mark.parametrize("skips", [False, True], ids=["always_drafts", "skips_at_zero"])
+@pytest.mark.parametrize("batch_size", BATCHES)
+@pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
+def test_it_reaches_97_percent_of_the_best_static_k(curve: Curve, batch_size: int, skips: bool) -> None:
+    replica = steady(curve, batch_size, tails=not skips, skips=skips, output_tokens=2000)
+    best, _ = replica.best(batch_size, 0.0)
+    loop = Loop(replica, settings_for(replica)).run(10.0)
+    reached = loop.tokens_per_s(10.0, 50.0)
+    still = steady(curve, batch_size, tails=False, skips=skips, output_tokens=2000, depth_static=best)
+    still.run(20.0)
+    assert reached >= 0.97 * still.tokens / still.now_s
+    assert loop.state.guard.trips == 0
+
+
+def test_the_best_k_crosses_from_seven_to_zero_with_load_on_this_cost() -> None:
+    """So that the tests here have a crossing to find."""
+    replica = steady(PROSE, 1, skips=True)
+    assert [replica.best(batch_size, 0.0)[0] for batch_size in BATCHES] == [7, 7, 3, 0, 0, 0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_settles_within_three_seconds_of_a_shift_of_load_or_prompts(seed: int) -> None:
+    phases = [
+        (15.0, 1, CODE),
+        (30.0, 32, CODE),
+        (45.0, 1, CODE),
+        (60.0, 8, PROSE),
+        (75.0, 8, NOISE),
+        (90.0, 1, CODE),
+        (105.0, 4, NOISE),
+        (120.0, 4, CODE),
+    ]
+    replica = phased(phases, spread=0.3, seed=seed)
+    loop = Loop(replica, settings_for(replica)).run(120.0)
+    begin_s = 0.0
+    for until_s, batch_size, _ in phases:
+        assert settled_after_s(loop, batch_size, begin_s, until_s) <= 3.0
+        begin_s = until_s
+
+
+SHIFTING = (
+    (15.0, 1, CODE),
+    (30.0, 32, NOISE),
+    (45.0, 1, PROSE),
+    (60.0, 16, PROSE),
+    (75.0, 2, CODE),
+    (90.0, 32, PROSE),
+)
+
+
+def mean_share_of_best(replica: Replica, serve: Callable[[float], object]) -> float:
+    """Tokens/s over that of the best static K, averaged over the phases, since their scales differ."""
+    shares, tokens, begin_s = [], 0, 0.0
+    for until_s, batch_size, _ in SHIFTING:
+        serve(until_s)
+        best = replica.best(batch_size, begin_s)[1]
+        shares.append((replica.tokens - tokens) / (replica.now_s - begin_s) / best)
+        tokens, begin_s = replica.tokens, replica.now_s
+    return sum(shares) / len(shares)
+
+
+def test_across_a_shifting_load_it_beats_every_static_k_by_five_percent() -> None:
+    static = {}
+    for depth in (0, 1, 2, 3, 5, 7):
+        replica = phased(SHIFTING, skips=True, tails=False, depth_static=depth)
+        static[depth] = mean_share_of_best(replica, replica.run)
+    replica = phased(SHIFTING, skips=True, tails=False)
+    assert mean_share_of_best(replica, Loop(replica, settings_for(replica)).run) >= 1.05 * max(static.values())
+
+
+@pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
+@pytest.mark.parametrize("batch_size", [1, 4, 32])
+def test_with_steady_input_k_changes_at_most_twice_a_minute(batch_size: int, curve: Curve) -> None:
+    """Requests differ among each other, machine and drafts scatter; probes count."""
+    replica = steady(curve, batch_size, skips=True, tails=False, spread=0.3)
+    loop = Loop(replica, settings_for(replica)).run(150.0)
+    assert loop.changes(30.0, 150.0) <= 4
+
+
+def test_off_is_never_for_good() -> None:
+    """Nothing is drafted at K = 0, so only probes can tell that the prompts have become predictable."""
+    replica = phased([(60.0, 1, NOISE), (200.0, 1, CODE)], skips=True, tails=False)
+    loop = Loop(replica, settings_for(replica)).run(60.0)
+    assert loop.state.plan is not None
+    assert loop.state.ranges[0].depth == 0
+    loop.run(60.0 + SETTINGS.probe_wait_s[1] + 5.0)
+    assert loop.state.ranges[0].depth == 7
+    assert any(change.cause is Cause.PROBE_ADOPTED for change in loop.state.log)
+
+
+def test_off_returns_within_three_seconds_where_cut_tails_are_scored() -> None:
+    def dear_draft(batch_size: int, tokens: int, drafting: int) -> float:
+        """Verification costs so much that noise is best served at K = 0, though the drafter runs."""
+        return 2e-3 + 0.5e-3 * tokens
+
+    replica = phased([(30.0, 4, NOISE), (60.0, 4, CODE)], step_s=dear_draft)
+    assert (replica.best(4, 0.0)[0], replica.best(4, 40.0)[0] > 0) == (0, True)
+    loop = Loop(replica, settings_for(replica)).run(60.0)
+    assert settled_after_s(loop, 4, 30.0, 60.0) <= 3.0
+
+
+def test_probes_at_zero_take_a_small_share_of_the_time() -> None:
+    replica = steady(NOISE, 8, skips=True, tails=False)
+    loop = Loop(replica, settings_for(replica)).run(120.0)
+    used = loop.depths_used(10.0, 120.0)
+    assert 0 < sum(depth > 0 for depth in used) / len(used) < 0.03
+
+
+def test_requests_that_cannot_draft_again_hold_up_no_recovery() -> None:
+    """After K = 0 with a skipped drafter, only new requests draft: a probe sees few drafts, and slowly."""
+    replica = phased([(40.0, 2, NOISE), (140.0, 2, CODE)], skips=True, tails=False, output_tokens=800)
+    loop = Loop(replica, settings_for(replica)).run(140.0)
+    assert loop.state.ranges[1].depth >= 5
+
+
+@pytest.mark.parametrize("trial", range(10))
+def test_a_prior_that_is_far_off_is_overcome(trial: int) -> None:
+    """Each coefficient is off by about 1.5 times, and the machine breathes by a third."""
+    rng = random.Random(trial)
+    names = ("step_s", "weights_s", "sequence_s", "token_s", "draft_s", "draft_sequence_s")
+    prior = replace(
+        EMBEDDED_CPU, **{name: getattr(EMBEDDED_CPU, name) * rng.lognormvariate(0.0, 0.4) for name in names}
+    )
+    curve, batch_size = rng.choice(tuple(CURVES.values())), rng.choice(BATCHES)
+    skips, speed = rng.random() < 0.5, rng.choice((0.5, 1.0, 2.0))
+
+    def serving(depth_static: int) -> Replica:
+        replica = steady(curve, batch_size, tails=not skips, skips=skips, depth_static=depth_static)
+        replica.step_s = lambda b, n, d: speed * embedded_step_s(b, n, d) * (1.0 + 0.33 * sin(replica.now_s / 10.0))
+        return replica
+
+    replica = serving(7)
+    loop = Loop(replica, settings_for(replica, prior)).run(15.0)
+    before, from_s = replica.tokens, replica.now_s
+    loop.run(15.0 + 62.8)
+    still = serving(replica.best(batch_size, 0.0)[0])
+    still.run(15.0)
+    still_before, still_s = still.tokens, still.now_s
+    still.run(15.0 + 62.8)
+    best = (still.tokens - still_before) / (still.now_s - still_s)
+    assert (replica.tokens - before) / (replica.now_s - from_s) >= 0.95 * best
+
+
+def test_a_best_k_that_rises_again_with_load_is_found() -> None:
+    """A mixture of experts: drafting is dearest in the middle, where it still wakes experts."""
+
+    def experts_step_s(batch_size: int, tokens: int, drafting: int) -> float:
+        awake = 1.0 - (1.0 - 4 / 32) ** tokens
+        return 1.0e-3 + (0.5e-3 if drafting else 0.0) + 14.0e-3 * awake + 0.01e-3 * batch_size
+
+    phases = [(20.0, 1, PROSE), (40.0, 4, PROSE), (60.0, 32, PROSE)]
+    replica = phased(phases, step_s=experts_step_s, tails=True)
+    best = [replica.best(batch_size, 0.0)[0] for _, batch_size, _ in phases]
+    assert best[0] < best[1] < best[2]
+    loop = Loop(replica, settings_for(replica, roofline_prior(TARGETS["gpt-oss-20b"], DEVICES["B200"])))
+    begin_s = 0.0
+    for until_s, batch_size, _ in phases:
+        loop.run(begin_s + 8.0)
+        rate = loop.tokens_per_s(begin_s + 8.0, until_s)
+        assert rate >= 0.96 * replica.best(batch_size, 0.0)[1]
+        begin_s = until_s
+
+
+def test_goodput_that_stays_short_of_its_prediction_means_the_static_k() -> None:
+    """From 20 s on a third of what is accepted gets lost on its way to the clients."""
+    replica = steady(CODE, 4, output_tokens=2000)
+    loop = Loop(replica, settings_for(replica)).run(20.0)
+    assert loop.state.guard.trips == 0
+    replica.delivers = 0.5
+    loop.run(50.0)
+    assert loop.state.guard.trips == 1
+    fallen = [plan for _, plan in loop.plans if plan.mode is Mode.FALLBACK]
+    assert "of its prediction" in fallen[0].reason
+    assert {plan.table.depth_at(4) for plan in fallen} == {7}
+
+
+def test_short_answers_that_cut_their_last_drafts_off_do_not_alarm_the_guard() -> None:
+    replica = steady(CODE, 8, output_tokens=24)
+    loop = Loop(replica, settings_for(replica)).run(60.0)
+    assert loop.state.guard.trips == 0
+    assert loop.state.delivery.ratio < 0.95
+
+
+@pytest.mark.parametrize(("depth_max", "batch_max"), [(7, 32), (18, 1024)])
+def test_a_decision_takes_under_a_millisecond(depth_max: int, batch_max: int) -> None:
+    """The median, on whatever else this machine does."""
+    curve = (0.8,) * depth_max
+    replica = steady(curve, 8, depth_max=depth_max, depth_static=7, spread=0.3)
+    settings = replace(
+        settings_for(replica), depth_max=depth_max, batch_max=batch_max, acceptance=AcceptancePrior.geometric(depth_max)
+    )
+    state, took_s = start(settings), []
+    for number in range(60):
+        replica.load = lambda _, size=1 + number % 12: size  # type: ignore[misc]
+        report: StepReport = replica.run(replica.now_s + 0.5)
+        begun_s = perf_counter()
+        plan: DepthPlan
+        state, plan = step(state, report, settings, replica.now_s)
+        took_s.append(perf_counter() - begun_s)
+        replica.apply(plan.table)
+    assert sorted(took_s)[len(took_s) // 2] < 1e-3

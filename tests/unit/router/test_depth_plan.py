@@ -1,0 +1,303 @@
+"""The rule's plans: always applicable, an operator's word first, and the static K where the facts cannot be trusted."""
+
+import pickle
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_depth_acceptance import cells
+
+from peagle.engine.depth_table import next_table
+from peagle.router.depth import (
+    EMBEDDED_CPU,
+    AcceptancePrior,
+    Cause,
+    DepthLimits,
+    DepthPlan,
+    DepthSettings,
+    DepthState,
+    Mode,
+    batch_ranges,
+    depth_ladder,
+    fleet_prior,
+    request_tokens_per_s,
+    start,
+    step,
+    view,
+)
+from peagle.router.snapshot import DepthTable, StepCell, StepReport, StepStats
+
+SETTINGS = DepthSettings(
+    depth_max=7, depth_static=5, batch_max=32, cost=EMBEDDED_CPU, acceptance=AcceptancePrior.geometric(7)
+)
+STATIC = DepthTable(0, (5,))
+
+
+def limited(**limits: object) -> DepthSettings:
+    return replace(SETTINGS, limits=DepthLimits(**limits))  # type: ignore[arg-type]
+
+
+def report(*cells: StepCell, table: DepthTable = STATIC, age_s: float = 0.0) -> StepReport:
+    return StepReport(StepStats(table, 7, cells), age_s)
+
+
+def good_cell(batch_size: int = 1, depth: int = 5, steps: int = 100, seconds: float = 0.5) -> StepCell:
+    """Steps as the prior expects them, with acceptance of 0.7 at each position."""
+    drafts = steps * batch_size
+    accepted = tuple(round(drafts * 0.7 ** (j + 1)) if j < depth else 0 for j in range(7))
+    drafted = tuple(drafts if j < depth else 0 for j in range(7))
+    none = (0,) * 7
+    return StepCell(batch_size, depth, steps, seconds, drafts + sum(accepted), drafts, drafted, accepted, none, none)
+
+
+def feed(
+    state: DepthState, cell: StepCell, reports: int, settings_: DepthSettings = SETTINGS, start_s: float = 0.0
+) -> tuple[DepthState, DepthPlan]:
+    """The same cell in `reports` reports, each of which says that the last plan is applied."""
+    plan = None
+    for number in range(reports):
+        table = plan.table if plan else (state.plan.table if state.plan else STATIC)
+        state, plan = step(state, report(cell, table=table), settings_, start_s + 0.5 * number)
+    assert plan is not None
+    return state, plan
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rungs"),
+    [
+        ((7,), (0, 1, 2, 3, 5, 7)),
+        ((1,), (0, 1)),
+        ((8,), (0, 1, 2, 3, 5, 7, 8)),
+        ((11,), (0, 1, 2, 3, 5, 7, 9, 11)),
+        ((7, 2, 6), (2, 3, 5, 6)),
+        ((7, 4, 4), (4,)),
+        ((7, 9, 3), (3,)),
+    ],
+)
+def test_the_ladder_keeps_to_the_bounds(arguments: tuple[int, ...], rungs: tuple[int, ...]) -> None:
+    assert depth_ladder(*arguments) == rungs
+
+
+@pytest.mark.parametrize("batch_max", [1, 2, 3, 5, 31, 32, 33, 100, 1024])
+def test_batch_ranges_cover_every_batch_size_once(batch_max: int) -> None:
+    ranges = batch_ranges(batch_max)
+    covered = [size for one in ranges for size in range(one.first, one.last + 1)]
+    assert covered == list(range(1, batch_max + 1))
+    assert all(one.first <= one.at <= one.last for one in ranges)
+
+
+def test_the_first_plan_is_what_the_replica_applies_already() -> None:
+    _, plan = step(start(SETTINGS), report(), SETTINGS, 0.0)
+    assert (plan.table, plan.changes) == (STATIC, ())
+
+
+def test_a_tuner_that_comes_back_takes_over_the_replicas_table() -> None:
+    learned = DepthTable(41, (7, 7, 7, 5, 5, *(0,) * 28))
+    state, plan = step(start(SETTINGS), report(table=learned), SETTINGS, 0.0)
+    assert plan.table == learned
+    assert [one.depth for one in state.ranges] == [7, 7, 5, 5, 0, 0, 0, 0, 0, 0]
+
+
+def test_a_replica_that_restarted_is_sent_the_plan_again() -> None:
+    state, plan = step(start(SETTINGS), report(table=DepthTable(41, (3,))), SETTINGS, 0.0)
+    _, again = step(state, report(table=STATIC), SETTINGS, 0.5)
+    assert again.table == plan.table
+    assert again.table.version > STATIC.version
+
+
+def test_a_table_from_elsewhere_is_replaced_by_a_newer_version() -> None:
+    state, _ = step(start(SETTINGS), report(), SETTINGS, 0.0)
+    _, plan = step(state, report(table=DepthTable(9, (1,))), SETTINGS, 0.5)
+    assert plan.table.version == 10
+    assert set(plan.table.depths) == {5}
+
+
+def test_a_pin_wins_at_once_and_over_bounds_and_ends_at_once() -> None:
+    state, before = step(start(SETTINGS), report(good_cell()), SETTINGS, 0.0)
+    state, pinned = step(state, report(good_cell()), limited(pin=2, floor=3), 0.5)
+    assert (pinned.mode, set(pinned.table.depths)) == (Mode.PINNED, {2})
+    assert pinned.table.version > before.table.version
+    assert {change.cause for change in pinned.changes} == {Cause.PIN}
+    _, released = step(state, report(good_cell(), table=pinned.table), SETTINGS, 1.0)
+    assert (released.mode, set(released.table.depths)) == (Mode.ADAPTIVE, {5})
+    assert {change.cause for change in released.changes} == {Cause.RESUMED}
+
+
+def test_bounds_hold_from_the_next_report() -> None:
+    state, _ = step(start(SETTINGS), report(), SETTINGS, 0.0)
+    state, plan = step(state, report(), limited(ceiling=3), 0.5)
+    assert set(plan.table.depths) == {3}
+    assert {change.cause for change in plan.changes} == {Cause.LIMITS}
+    _, plan = step(state, report(table=plan.table), limited(floor=6), 1.0)
+    assert set(plan.table.depths) == {6}
+
+
+def test_a_pause_keeps_the_table_while_learning_goes_on() -> None:
+    state, before = step(start(SETTINGS), report(), SETTINGS, 0.0)
+    paused = limited(paused=True)
+    state, plan = feed(state, good_cell(batch_size=16, seconds=4.0), 10, paused, start_s=0.5)
+    assert (plan.mode, plan.table) == (Mode.PAUSED, before.table)
+    assert state.acceptance.counts.drafts > 1000
+    _, plan = feed(state, good_cell(batch_size=16, seconds=4.0), 4, SETTINGS, start_s=6.0)
+    assert plan.table.depth_at(16) < 5
+
+
+def test_an_idle_replica_keeps_its_plan() -> None:
+    state, plan = step(start(SETTINGS), report(), SETTINGS, 0.0)
+    for number in range(100):
+        state, later = step(state, report(), SETTINGS, 0.5 * number)
+        assert later.table == plan.table
+
+
+def test_a_gain_must_be_seen_twice() -> None:
+    slow = good_cell(batch_size=16, seconds=4.0)
+    state, first = feed(start(SETTINGS), slow, 1)
+    assert first.changes == ()
+    _, second = feed(state, slow, 1, start_s=0.5)
+    assert second.table.depth_at(16) < 5
+    change = next(one for one in second.changes if one.batch_first <= 16 <= one.batch_last)
+    assert (change.cause, change.depth_before) == (Cause.GAIN, 5)
+    assert change.inputs.gain_ratio > 0.03
+    assert change.inputs.tokens_per_s[1] > change.inputs.tokens_per_s[0]
+    assert change.inputs.measured_tokens_per_s == pytest.approx(slow.tokens / slow.seconds)
+    assert "K 5 -> " in str(change)
+
+
+def test_an_inter_token_target_rules_out_depths_whose_step_is_too_long() -> None:
+    """Batch 1 would draft deeply, but a step with a draft takes 4.7 ms."""
+    strict = replace(SETTINGS, inter_token_s_max=4.0e-3)
+    state, plan = feed(start(strict), good_cell(seconds=0.47), 3, strict)
+    assert plan.table.depth_at(1) == 0
+    assert any(change.cause is Cause.LATENCY for change in state.log)
+    impossible = replace(SETTINGS, inter_token_s_max=1.0e-6)
+    _, plan = feed(start(impossible), good_cell(seconds=0.47), 3, impossible)
+    assert plan.table.depth_at(1) == 0
+
+
+def test_silence_means_the_static_k_until_a_report_comes() -> None:
+    state, learned = feed(start(SETTINGS), good_cell(batch_size=16, seconds=4.0), 6)
+    assert learned.table.depth_at(16) < 5
+    state, soon = step(state, None, SETTINGS, 4.0)
+    assert soon.table == learned.table
+    state, stale = step(state, None, SETTINGS, 9.0)
+    assert (stale.mode, set(stale.table.depths)) == (Mode.FALLBACK, {5})
+    assert "6.5 s old" in stale.reason
+    _, back = step(state, report(table=stale.table), SETTINGS, 9.5)
+    assert (back.mode, back.table.depths) == (Mode.ADAPTIVE, learned.table.depths)
+
+
+def test_a_report_that_is_old_on_arrival_is_not_believed() -> None:
+    state, _ = step(start(SETTINGS), report(), limited(ceiling=2), 0.0)
+    drafts = state.acceptance.counts.drafts
+    state, plan = step(state, report(good_cell(), age_s=10.0), SETTINGS, 0.5)
+    assert (plan.mode, set(plan.table.depths)) == (Mode.FALLBACK, {5})
+    assert state.acceptance.counts.drafts == drafts
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        (replace(good_cell(), accepted=(101, 0, 0, 0, 0, 0, 0)), "more drafts accepted than drafted"),
+        (replace(good_cell(), steps=-1), "below zero"),
+        (replace(good_cell(), drafted=(1, 1)), "counts 2 positions, not 7"),
+        (
+            replace(good_cell(steps=2000, depth=1), tail_drafted=(0, *(2000,) * 6), tail_matched=(0, *(1900,) * 6)),
+            "acceptance rises with the position",
+        ),
+    ],
+)
+def test_a_report_that_cannot_be_true_means_the_static_k_for_a_while_and_says_why(cell: StepCell, words: str) -> None:
+    state, _ = step(start(SETTINGS), report(), limited(ceiling=2), 0.0)
+    state, plan = step(state, report(cell), SETTINGS, 0.5)
+    assert (plan.mode, set(plan.table.depths)) == (Mode.FALLBACK, {5})
+    assert words in plan.reason
+    state, still = step(state, report(good_cell(), table=plan.table), SETTINGS, 29.0)
+    assert still.mode is Mode.FALLBACK
+    state, after = step(state, report(good_cell(), table=plan.table), SETTINGS, 31.0)
+    assert after.mode is not Mode.FALLBACK
+    # Again: twice as long.
+    state, plan = step(state, report(cell, table=plan.table), SETTINGS, 32.0)
+    assert state.guard.until_s == pytest.approx(32.0 + 60.0)
+
+
+def test_first_acceptance_that_halves_after_a_change_means_the_static_k() -> None:
+    """As when a cut lines up drafts with the wrong requests: output stays exact, acceptance is gone."""
+    slow = good_cell(batch_size=16, seconds=4.0)
+    state, plan = feed(start(SETTINGS), slow, 2)
+    depth = plan.table.depth_at(16)
+    assert depth < 5
+    broken = good_cell(batch_size=16, depth=max(depth, 1), seconds=3.0)
+    broken = replace(broken, accepted=tuple(count // 5 for count in broken.accepted))
+    _, plan = feed(state, broken, 1, start_s=1.0)
+    assert (plan.mode, set(plan.table.depths)) == (Mode.FALLBACK, {5})
+    assert "fell from 0.70 to 0.14 after a change of K" in plan.reason
+
+
+def test_everything_that_crosses_processes_survives_pickling() -> None:
+    state, plan = feed(start(SETTINGS), good_cell(batch_size=16, seconds=4.0), 4)
+    assert pickle.loads(pickle.dumps((state, plan, SETTINGS))) == (state, plan, SETTINGS)
+
+
+def test_the_same_calls_give_the_same_plans() -> None:
+    first, second = (feed(start(SETTINGS), good_cell(batch_size=8, seconds=1.0), 8) for _ in range(2))
+    assert first == second
+
+
+def test_a_new_replica_starts_with_what_the_fleet_knows() -> None:
+    assert fleet_prior([start(SETTINGS)], SETTINGS) is None
+    state, _ = feed(start(SETTINGS), good_cell(batch_size=16, seconds=4.0), 6)
+    fleet = fleet_prior([state, start(SETTINGS)], SETTINGS)
+    assert fleet is not None
+    new, cold = start(SETTINGS, fleet), start(SETTINGS)
+    index = 7
+    assert batch_ranges(32)[index].at == 16
+    known, guess, truth = (one.forecast(SETTINGS, 3.0).step_s(index, 5) for one in (new, cold, state))
+    assert known == pytest.approx(truth)
+    assert abs(guess / truth - 1.0) > 0.2
+    assert new.acceptance.counts.drafts == pytest.approx(50.0)
+
+
+def test_a_view_tells_what_lies_behind_the_plan() -> None:
+    state, plan = feed(start(SETTINGS), good_cell(batch_size=16, seconds=4.0), 6)
+    shown = view(state, SETTINGS, 3.0)
+    assert shown.plan == plan
+    mine = next(one for one in shown.ranges if one.batch_first <= 16 <= one.batch_last)
+    assert mine.depth == plan.table.depth_at(16)
+    assert set(mine.predicted_tokens_per_s) == {0, 1, 2, 3, 5, 7}
+    assert shown.log[-1].at_s <= 3.0
+    rates = request_tokens_per_s(state, SETTINGS, 3.0)
+    assert len(rates) == 33
+    assert rates[16] == pytest.approx(mine.predicted_tokens_per_s[mine.depth] / 16)
+    assert request_tokens_per_s(start(SETTINGS), SETTINGS, 0.0) == ()
+
+
+limits = st.builds(
+    DepthLimits,
+    floor=st.integers(0, 8),
+    ceiling=st.none() | st.integers(0, 8),
+    pin=st.none() | st.integers(0, 8),
+    paused=st.booleans(),
+)
+calls = st.lists(st.tuples(st.floats(0.0, 20.0), st.none() | st.lists(cells(), max_size=3), limits), max_size=10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(calls)
+def test_whatever_happens_the_engine_can_apply_every_plan(
+    history: list[tuple[float, list[StepCell] | None, DepthLimits]],
+) -> None:
+    state, now_s, applied = start(SETTINGS), 0.0, STATIC
+    for pause_s, counted, word in history:
+        now_s += pause_s
+        told = replace(SETTINGS, limits=word)
+        said = None if counted is None else report(*counted, table=applied)
+        state, plan = step(state, said, told, now_s)
+        assert plan.changes == () or plan.table.version > applied.version
+        if plan.table != applied:
+            applied = next_table(plan.table.version, list(plan.table.depths), applied, 7, 32)
+        if word.pin is not None and said is not None:
+            assert set(applied.depths) == {min(word.pin, 7)}
+        elif not word.paused and said is not None:
+            rungs = depth_ladder(7, word.floor, word.ceiling)
+            assert rungs[0] <= min(applied.depths) <= max(applied.depths) <= rungs[-1]
