@@ -14,8 +14,8 @@ from served import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
-PROMPT = "def read_lines(path):\n"
-CHAT: Any = [{"role": "user", "content": "import os\n\ndef remove(path):\n"}]
+PROMPT = "def read_lines(path):"
+CHAT: Any = [{"role": "user", "content": "import os\n\ndef remove(path):"}]
 # Long enough that it is still running when a test looks, and within the model's context.
 LONG = 800
 

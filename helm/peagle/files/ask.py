@@ -35,7 +35,7 @@ def wait(url, timeout_s):
 def main(url, timeout_s):
     wait(url, timeout_s)
     for model in ask(f"{url}/v1/models")["data"]:
-        body = {"model": model["id"], "prompt": "def read_lines(path):\n", "max_tokens": 16, "temperature": 0}
+        body = {"model": model["id"], "prompt": "def read_lines(path):", "max_tokens": 16, "temperature": 0}
         answer = ask(f"{url}/v1/completions", body)
         if not answer["usage"]["completion_tokens"]:
             sys.exit(f"{model['id']} answered with no token: {answer}")

@@ -1,4 +1,8 @@
-"""Prompts from held-out source: each ends where a function's body is about to begin."""
+"""Prompts from held-out source: each ends with the colon after which a function's body begins.
+
+The line's end is left to the model: a token holds a line's end with the indentation that follows it, so a prompt that
+ended with the one alone would say that the next line has none.
+"""
 
 import re
 
@@ -20,7 +24,7 @@ def held_out_prompts(corpus: Corpus, count: int, context_lines: int = 14, seed: 
     for text in corpus.held_out:
         lines = text.splitlines(keepends=True)
         ends = [at + 1 for at, line in enumerate(lines) if at >= context_lines and _DEFINITION.match(line)]
-        by_file.append(["".join(lines[end - context_lines : end]) for end in draw.permutation(ends)])
+        by_file.append(["".join(lines[end - context_lines : end]).rstrip() for end in draw.permutation(ends)])
     prompts: list[str] = []
     for turn in range(max(map(len, by_file))):
         prompts.extend(each[turn] for each in by_file if turn < len(each))

@@ -30,7 +30,7 @@ DEFAULT_PORT = 8000
 POLL_S = 0.5
 # How long stragglers get to end by themselves, and again once they are asked to.
 PATIENCE_S = 10.0
-EXAMPLE_PROMPT = "def read_lines(path):\n"
+EXAMPLE_PROMPT = "def read_lines(path):"
 
 
 class Interrupted(BaseException):
