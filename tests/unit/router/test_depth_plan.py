@@ -119,7 +119,7 @@ def test_a_pin_wins_at_once_and_over_bounds_and_ends_at_once() -> None:
     assert (pinned.mode, set(pinned.table.depths)) == (Mode.PINNED, {2})
     assert pinned.table.version > before.table.version
     assert {change.cause for change in pinned.changes} == {Cause.PIN}
-    _, released = step(state, report(good_cell(), table=pinned.table), SETTINGS, 1.0)
+    _, released = step(state, report(table=pinned.table), SETTINGS, 1.0)
     assert (released.mode, set(released.table.depths)) == (Mode.ADAPTIVE, {5})
     assert {change.cause for change in released.changes} == {Cause.RESUMED}
 

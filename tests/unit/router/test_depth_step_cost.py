@@ -33,7 +33,7 @@ def learn(state: StepCost, seen: Iterable[tuple[int, int]], truth: Truth, start_
     rng = random.Random(0)
     for report, (batch_size, depth) in enumerate(seen):
         seconds = truth(batch_size, depth) * rng.gauss(1.0, 0.02)
-        state = observe(state, [cell(batch_size, depth, seconds)], BATCH_MAX, start_s + report * 0.5)
+        state = observe(state, [cell(batch_size, depth, seconds)], BATCH_MAX, True, start_s + report * 0.5)
     return state
 
 
@@ -83,13 +83,13 @@ def test_it_keeps_up_with_a_machine_that_breathes() -> None:
         truth = slower_machine(4, 3) * (1.0 + 0.3 * sin(report / 20.0))
         if report > 10:
             errors.append(abs(predicted(state, 4, 3) / truth - 1))
-        state = observe(state, [cell(4, 3, truth)], BATCH_MAX, report * 0.5)
+        state = observe(state, [cell(4, 3, truth)], BATCH_MAX, True, report * 0.5)
     assert max(errors) < 0.04
 
 
 def test_one_hiccup_is_forgotten() -> None:
     state = learn(StepCost.start(EMBEDDED_CPU), [(4, 3)] * 20, slower_machine)
-    state = observe(state, [cell(4, 3, 20 * slower_machine(4, 3))], BATCH_MAX, 10.5)
+    state = observe(state, [cell(4, 3, 20 * slower_machine(4, 3))], BATCH_MAX, True, 10.5)
     state = learn(state, [(4, 3)] * 2, slower_machine, start_s=11.0)
     assert predicted(state, 4, 3) == pytest.approx(slower_machine(4, 3), rel=0.05)
 
@@ -99,7 +99,7 @@ def test_a_cell_whose_drafts_fell_short_does_not_count_as_its_depth() -> None:
     state = learn(StepCost.start(EMBEDDED_CPU), [(8, 0), (8, 7)] * 10, slower_machine)
     before = predicted(state, 8, 7)
     short = StepCell(8, 7, 100, 100 * slower_machine(8, 0), 800, 10, (10,) * 7, (5,) * 7, (0,) * 7, (0,) * 7)
-    state = observe(state, [short], BATCH_MAX, 20.0)
+    state = observe(state, [short], BATCH_MAX, True, 20.0)
     assert predicted(state, 8, 7) == pytest.approx(before, rel=0.1)
 
 

@@ -67,8 +67,8 @@ class CostPrior:
             self.draft_sequence_s,
         )
 
-    def terms(self, scaled: Terms, batch_size: float, tokens: float, drafting: float) -> Terms:
-        """Split one step's seconds; memory and compute share what both of them bound.
+    def seconds(self, scaled: Terms, batch_size: float, tokens: float, drafting: float) -> float:
+        """Return one step's seconds.
 
         Args:
             scaled: The coefficients, as far as they are corrected by now.
@@ -76,22 +76,29 @@ class CostPrior:
             tokens: Tokens that the target computes.
             drafting: Sequences that the drafter drafts for; 0 where it does not run.
         """
-        awake = 1.0 - (1.0 - self.experts_active / self.experts) ** tokens if self.experts else 0.0
-        weights, experts, token = scaled.weights, scaled.experts * awake, scaled.token * tokens
-        memory = weights + experts
-        # The norm of both, and what each adds to it.
-        both = (memory**_NORM + token**_NORM) ** (1.0 / _NORM)
-        by_memory, by_compute = (memory / both) ** (_NORM - 1.0), (token / both) ** (_NORM - 1.0)
-        draft = scaled.draft if drafting else 0.0
+        memory = scaled.weights + scaled.experts * self._awake(tokens) if self.experts else scaled.weights
+        either: float = (memory**_NORM + (scaled.token * tokens) ** _NORM) ** (1.0 / _NORM)
+        draft = scaled.draft + scaled.draft_sequence * drafting if drafting else 0.0
+        return scaled.step + scaled.sequence * batch_size + draft + either
+
+    def terms(self, scaled: Terms, batch_size: float, tokens: float, drafting: float) -> Terms:
+        """Split `seconds`, of the same arguments; memory and compute share what both of them bound."""
+        experts = scaled.experts * self._awake(tokens)
+        memory, compute = scaled.weights + experts, scaled.token * tokens
+        either = (memory**_NORM + compute**_NORM) ** (1.0 / _NORM)
+        by_memory, by_compute = (memory / either) ** (_NORM - 1.0), (compute / either) ** (_NORM - 1.0)
         return Terms(
             scaled.step,
-            weights * by_memory,
+            scaled.weights * by_memory,
             experts * by_memory,
             scaled.sequence * batch_size,
-            token * by_compute,
-            draft,
+            compute * by_compute,
+            scaled.draft if drafting else 0.0,
             scaled.draft_sequence * drafting,
         )
+
+    def _awake(self, tokens: float) -> float:
+        return 1.0 - (1.0 - self.experts_active / self.experts) ** tokens if self.experts else 0.0
 
 
 EMBEDDED_CPU = CostPrior(

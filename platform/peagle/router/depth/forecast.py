@@ -40,6 +40,7 @@ class Forecast:
     _conditional: tuple[float, ...] = field(init=False)
     _variances: tuple[float, ...] = field(init=False)
     _coefficients: Terms = field(init=False)
+    _rates: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         computed = {
@@ -62,7 +63,10 @@ class Forecast:
         return 1.0 + self.delivered_ratio * self._sums[depth]
 
     def log_tokens_per_s(self, index: int, depth: int) -> float:
-        return log(self.ranges[index].at * self.tokens(depth)) - self._log_step_s(index, depth)
+        key = index, depth
+        if (found := self._rates.get(key)) is None:
+            found = self._rates[key] = log(self.ranges[index].at * self.tokens(depth)) - self._log_step_s(index, depth)
+        return found
 
     def tokens_per_s(self, index: int, depth: int) -> float:
         return exp(self.log_tokens_per_s(index, depth))

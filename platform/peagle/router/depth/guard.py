@@ -14,8 +14,11 @@ from peagle.router.snapshot import StepCell
 _GOODPUT_RATIO, _GOODPUT_ERRORS, _GOODPUT_MEMORY_S, _GOODPUT_S_MIN = 0.97, 3.0, 60.0, 15.0
 # No report counts as further off than this factor: a load never seen before is predicted badly once, then learned.
 _REPORT_BOUND = 2.0
-# After a change of K, acceptance of the first position is compared with that of before, over so many drafts.
-_FIRST_RATIO, _FIRST_DRAFTS, _FIRST_DRAFTS_BEFORE, _FIRST_DRAFTS_LATEST = 0.5, 300, 100, 20
+# After a change of K, acceptance of the first position must not be under this share of that before, by more than
+# chance. It is looked at over the next drafts, from the least number to the most.
+_FIRST_RATIO, _FIRST_ERRORS, _FIRST_DRAFTS = 0.5, 3.0, (300, 2000)
+# What the comparison needs: drafts behind the estimate before, and in the last report, if that is to count.
+_FIRST_DRAFTS_BEFORE, _FIRST_DRAFTS_LATEST = 100, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +135,16 @@ def examine(guard: Guard, before: Forecast, after: Acceptance, cells: tuple[Step
     if after.rises:
         return guard, "acceptance rises with the position, so drafts are miscounted"
     watch = guard.watch
-    if watch is not None and watch.drafts >= _FIRST_DRAFTS:
+    if watch is not None and watch.drafts >= _FIRST_DRAFTS[0]:
         now = watch.accepted / watch.drafts
-        if now < _FIRST_RATIO * watch.before:
+        error = sqrt(after.dispersion * now * (1.0 - now) / watch.drafts)
+        if now + _FIRST_ERRORS * error < _FIRST_RATIO * watch.before:
             return (
                 guard,
                 f"acceptance of the first position fell from {watch.before:.2f} to {now:.2f} after a change of K",
             )
-        guard = replace(guard, watch=None)
+        if watch.drafts >= _FIRST_DRAFTS[1]:
+            guard = replace(guard, watch=None)
     goodput = guard.goodput
     short = goodput.ratio is not None and goodput.ratio + _GOODPUT_ERRORS * goodput.error < _GOODPUT_RATIO
     if short and goodput.seconds >= _GOODPUT_S_MIN:
@@ -164,7 +169,9 @@ def _with_goodput(guard: Guard, before: Forecast, cells: tuple[StepCell, ...]) -
             key = cell_key(cell, before.settings.batch_max)
             right = sum(drafted * s for drafted, s in zip(cell.drafted, before.survival, strict=True))
             seconds += cell.seconds
-            predicted_s += cell.steps * exp(before.cost.log_step_s(coefficients, load_of(cell), key))
+            predicted_s += cell.steps * exp(
+                before.cost.log_step_s(coefficients, load_of(cell, before.settings.drafter_skipped_at_zero), key)
+            )
             tokens += cell.tokens
             predicted_tokens += cell.steps * cell.batch_size + before.delivered_ratio * right
     if seconds <= 0 or tokens <= 0:

@@ -17,9 +17,9 @@ from peagle.router.snapshot import StepCell
 
 # What a probe must have seen before it is judged.
 _STEPS_MIN, _DRAFTS_MIN = 12, 30
-# A depth is worth a probe if it might be better, this many standard deviations above what is expected. One that was
-# never measured gets more: the prior may be wrong in shape, which its own deviations know nothing of.
-_HOPE_SDS, _HOPE_SDS_UNTRIED = 2.0, 3.0
+# A depth is worth a probe if it might be better, this many standard deviations above what is expected. K = 0 gets more
+# while it was never measured: it is a step of another kind, of which measuring other depths tells little.
+_HOPE_SDS, _HOPE_SDS_OFF = 2.0, 3.0
 # Each probe that brings nothing makes the wait for the next this much longer.
 _WAIT_FACTOR = 4.0
 
@@ -31,14 +31,14 @@ class Probe:
     Attributes:
         depth: K in the meantime.
         confirmations: Reports in which it must still prove better.
-        until_s: When it is given up if it has seen too little.
+        started_s: When it began.
         steps, drafts: Seen so far at its depth.
     """
 
     index: int
     depth: int
     confirmations: int
-    until_s: float
+    started_s: float
     steps: int = 0
     drafts: int = 0
 
@@ -64,8 +64,7 @@ class ProbeClock:
     tried: frozenset[int] = frozenset()
 
     def after_nothing(self, depth: int, settings: DepthSettings, now_s: float) -> "ProbeClock":
-        again = depth in self.tried
-        wait_s = min(self.wait_s * _WAIT_FACTOR, settings.probe_wait_s[1]) if again else self.wait_s
+        wait_s = min(self.wait_s * _WAIT_FACTOR, settings.probe_wait_s[1])
         return ProbeClock(wait_s, now_s + wait_s, self.tried | {depth})
 
     def after_success(self, depth: int, now_s: float) -> "ProbeClock":
@@ -84,9 +83,8 @@ def worth_probing(forecast: Forecast, index: int, present: int, clock: ProbeCloc
     of a new load; later visits wait for the clock.
     """
     due = forecast.now_s >= clock.next_s
-    known = forecast.cost.residuals
     others = [rung for rung in allowed_depths(forecast, index, present) if rung != present]
-    untried = {rung for rung in others if rung not in clock.tried and (index, rung) not in known}
+    untried = {rung for rung in others if rung not in clock.tried and not forecast.cost.measured((index, rung))}
     rungs = others if due else sorted(untried)
     if due and present == 0 and is_blind(forecast):
         above = [rung for rung in rungs if rung > 0]
@@ -94,7 +92,7 @@ def worth_probing(forecast: Forecast, index: int, present: int, clock: ProbeCloc
     hopes = {}
     for rung in rungs:
         gain = forecast.gain(index, present, rung)
-        hopes[rung] = gain.log_ratio + (_HOPE_SDS_UNTRIED if rung in untried else _HOPE_SDS) * gain.sd
+        hopes[rung] = gain.log_ratio + (_HOPE_SDS_OFF if rung == 0 and rung in untried else _HOPE_SDS) * gain.sd
     best = max(hopes, key=hopes.__getitem__, default=None)
     return best if best is not None and hopes[best] > log1p(forecast.settings.gain_ratio) else None
 

@@ -1,7 +1,7 @@
 """Turns depths by batch range into a versioned table, with a record of every change."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from math import exp
@@ -12,8 +12,18 @@ from peagle.router.depth.plan import Cause, DepthChange, DepthInputs, DepthPlan,
 from peagle.router.depth.state import LOG_MAX, DepthState
 from peagle.router.snapshot import DepthTable
 
-Causes = Mapping[int, tuple[Cause, str]]
-"""Why, by batch range, as a kind and in words."""
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a batch range changes: a kind, words, and the depth before where the table does not show it any more."""
+
+    cause: Cause
+    detail: str
+    before: int | None = None
+
+
+Causes = Mapping[int, Why]
+"""By batch range."""
 
 
 def publish_uniform(
@@ -21,7 +31,7 @@ def publish_uniform(
 ) -> tuple[DepthState, DepthPlan]:
     """Hand out one K for every batch size; the ranges keep their own for later."""
     depths = (depth,) * len(forecast.ranges)
-    causes = dict.fromkeys(range(len(depths)), (cause, reason))
+    causes = dict.fromkeys(range(len(depths)), Why(cause, reason))
     return publish(replace(state, probe=None), depths, mode, reason, causes, forecast, applied)
 
 
@@ -47,7 +57,8 @@ def publish(
         table = applied
     elif applied.version >= held.version:
         table = DepthTable(applied.version + 1, _whole(held, batch_max))
-    changes = _changes(state, held, table, causes, forecast) if table.depths != held.depths else ()
+    kept = any(why.before is not None for why in causes.values())
+    changes = _changes(state, held, table, causes, forecast) if kept or table.depths != held.depths else ()
     plan = DepthPlan(table, mode, reason, changes)
     return replace(state, plan=plan, log=(*state.log, *changes)[-LOG_MAX:]), plan
 
@@ -73,14 +84,14 @@ def _changes(
 ) -> tuple[DepthChange, ...]:
     """One record for each run of batch ranges that change alike."""
     back = state.plan is not None and state.plan.mode in (Mode.PINNED, Mode.FALLBACK)
-    usual = (Cause.RESUMED, "back to what is learned") if back else (Cause.LIMITS, "an operator's bounds")
+    usual = Why(Cause.RESUMED, "back to what is learned") if back else Why(Cause.LIMITS, "an operator's bounds")
 
-    def kind(index: int) -> tuple[int, int, tuple[Cause, str]]:
-        at = forecast.ranges[index].at
-        return held.depth_at(at), table.depth_at(at), causes.get(index, usual)
+    def kind(index: int) -> tuple[int, int, Why]:
+        at, why = forecast.ranges[index].at, causes.get(index, usual)
+        return held.depth_at(at) if why.before is None else why.before, table.depth_at(at), why
 
     changes = []
-    for (before, after, (cause, detail)), run in groupby(range(len(forecast.ranges)), key=kind):
+    for (before, after, why), run in groupby(range(len(forecast.ranges)), key=kind):
         alike = list(run)
         if before == after:
             continue
@@ -93,8 +104,8 @@ def _changes(
                 batch_last=forecast.ranges[alike[-1]].last,
                 depth_before=before,
                 depth_after=after,
-                cause=cause,
-                detail=detail,
+                cause=why.cause,
+                detail=why.detail,
                 inputs=inputs_of(state, forecast, shown, before, after),
             )
         )

@@ -131,7 +131,7 @@ def learn(state: DepthState, cells: tuple[StepCell, ...], settings: DepthSetting
     return replace(
         state,
         acceptance=learned,
-        cost=step_cost.observe(state.cost, cells, settings.batch_max, now_s),
+        cost=step_cost.observe(state.cost, cells, settings.batch_max, settings.drafter_skipped_at_zero, now_s),
         delivery=state.delivery.observe(cells, elapsed_s),
         clocks=tuple(clock.anew(settings, now_s) for clock in state.clocks) if shifted else state.clocks,
         main=main,

@@ -11,6 +11,7 @@ log seconds = drift + log(roofline with scaled coefficients) + residual of the c
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import exp, log, sqrt
+from typing import NamedTuple
 
 from peagle.router.depth.cost_prior import CostPrior, Terms
 from peagle.router.depth.ladder import range_index
@@ -47,8 +48,7 @@ class Residual:
         return min(self.variance + _RESIDUAL_WALK_SD**2 * max(0.0, now_s - self.seen_s), _RESIDUAL_SD**2)
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """What one step computes: sequences, tokens that the target computes, sequences that are drafted for."""
 
     batch_size: float
@@ -58,12 +58,21 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The model. `scales` is the drift, then the logarithm of each coefficient's correction, with their covariance."""
+    """The model.
+
+    Attributes:
+        prior: What it started from.
+        scales: The drift, then the logarithm of each coefficient's correction.
+        covariance: Of `scales`.
+        residuals: By batch range and K, where measured.
+        updated_s: When it last learned.
+        steps: How many it has learned from.
+    """
 
     prior: CostPrior
     scales: tuple[float, ...]
     covariance: Matrix
-    residuals: Mapping[Key, Residual] = field(default_factory=dict)
+    residuals: Mapping[int, Mapping[int, Residual]] = field(default_factory=dict)
     updated_s: float | None = None
     steps: int = 0
 
@@ -81,32 +90,55 @@ class StepCost:
 
     def log_step_s(self, coefficients: Terms, load: Load, key: Key | None) -> float:
         """Predict; `coefficients` is this model's own property, computed once for many predictions."""
-        seconds = sum(self.prior.terms(coefficients, load.batch_size, load.tokens, load.drafting))
-        residual = self.residuals.get(key) if key is not None else None
-        return self.scales[0] + log(seconds) + (residual.mean if residual else 0.0)
+        seconds = self.prior.seconds(coefficients, *load)
+        residual = self._residual(key)[0] if key is not None else 0.0
+        return self.scales[0] + log(seconds) + residual
 
     def shares(self, coefficients: Terms, load: Load) -> tuple[float, ...]:
         """Sensitivity of a prediction to `scales`: 1 for the drift, then each term's share of the step."""
-        terms = self.prior.terms(coefficients, load.batch_size, load.tokens, load.drafting)
+        terms = self.prior.terms(coefficients, *load)
         seconds = sum(terms)
         return (1.0, *(term / seconds for term in terms))
 
     def residual_variance(self, key: Key, now_s: float) -> float:
-        residual = self.residuals.get(key)
-        return residual.variance_at(now_s) if residual else _RESIDUAL_SD**2
+        _, likeness, measured = self._residual(key)
+        known = measured.variance_at(now_s) if measured else 0.0
+        return likeness**2 * known + (1.0 - likeness**2) * _RESIDUAL_SD**2
+
+    def measured(self, key: Key) -> bool:
+        """Whether a step of that cell was ever learned from."""
+        return key[1] in self.residuals.get(key[0], ())
+
+    def _residual(self, key: Key) -> tuple[float, float, Residual | None]:
+        """A cell's residual, how like it the cell is that this is taken from, and that one's own.
+
+        A cell that was not measured takes after the nearest K that was, at the same batch sizes; less, the further off.
+        """
+        index, depth = key
+        near = self.residuals.get(index)
+        if not near:
+            return 0.0, 0.0, None
+        if (own := near.get(depth)) is not None:
+            return own.mean, 1.0, own
+        nearest = min(near, key=lambda other: abs(log((other + 1) / (depth + 1))))
+        likeness = min(nearest + 1, depth + 1) / max(nearest + 1, depth + 1)
+        return likeness * near[nearest].mean, likeness, near[nearest]
 
     def spread(self, weights: tuple[float, ...]) -> float:
         """Variance of a weighted sum of `scales`."""
         return max(0.0, _dot(weights, _times(self.covariance, weights)))
 
 
-def load_of(cell: StepCell) -> Load:
-    """The mean step of a cell, by what was really verified."""
+def load_of(cell: StepCell, drafter_skipped_at_zero: bool) -> Load:
+    """The mean step of a cell, by what was really verified; a drafter that is never skipped runs for all sequences."""
     drafted = sum(cell.drafted) / cell.steps
-    return Load(cell.batch_size, cell.batch_size + drafted, min(cell.batch_size, cell.drafts / cell.steps))
+    drafting = min(cell.batch_size, cell.drafts / cell.steps) if drafter_skipped_at_zero else cell.batch_size
+    return Load(cell.batch_size, cell.batch_size + drafted, drafting)
 
 
-def observe(state: StepCost, cells: Iterable[StepCell], batch_max: int, now_s: float) -> StepCost:
+def observe(
+    state: StepCost, cells: Iterable[StepCell], batch_max: int, drafter_skipped_at_zero: bool, now_s: float
+) -> StepCost:
     """Learn from the cells of one report."""
     chosen = sorted((cell for cell in cells if cell.steps > 0 and cell.seconds > 0), key=lambda cell: -cell.steps)
     if not chosen:
@@ -114,12 +146,11 @@ def observe(state: StepCost, cells: Iterable[StepCell], batch_max: int, now_s: f
     elapsed_s = min(_DT_S_MAX, max(0.0, now_s - state.updated_s)) if state.updated_s is not None else 0.0
     state = _drifted(state, _DRIFT_WALK_SD**2 * elapsed_s)
     for cell in chosen[:_CELLS_MAX]:
-        state = _learn(state, cell, batch_max, now_s)
+        state = _learn(state, cell, load_of(cell, drafter_skipped_at_zero), cell_key(cell, batch_max), now_s)
     return replace(state, updated_s=now_s, steps=state.steps + sum(cell.steps for cell in chosen))
 
 
-def _learn(state: StepCost, cell: StepCell, batch_max: int, now_s: float) -> StepCost:
-    load, key = load_of(cell), cell_key(cell, batch_max)
+def _learn(state: StepCost, cell: StepCell, load: Load, key: Key | None, now_s: float) -> StepCost:
     coefficients = state.coefficients
     weights = state.shares(coefficients, load)
     error = log(cell.seconds / cell.steps) - state.log_step_s(coefficients, load, key)
@@ -136,10 +167,10 @@ def _learn(state: StepCost, cell: StepCell, batch_max: int, now_s: float) -> Ste
     )
     residuals = state.residuals
     if key is not None:
-        before = residuals.get(key)
+        index, depth = key
         gain = residual_variance / variance
-        after = Residual((before.mean if before else 0.0) + gain * error, residual_variance * (1.0 - gain), now_s)
-        residuals = {**residuals, key: after}
+        after = Residual(state._residual(key)[0] + gain * error, residual_variance * (1.0 - gain), now_s)
+        residuals = {**residuals, index: {**residuals.get(index, {}), depth: after}}
     learned = replace(state, scales=scales, covariance=covariance, residuals=residuals)
     return _drifted(learned, (surprise / _OUTLIER_SDS) ** 2)
 
@@ -155,8 +186,11 @@ def cell_key(cell: StepCell, batch_max: int) -> Key | None:
 def relearned(state: StepCost) -> StepCost:
     """The same model for another machine of the same kind: the values stay, as a guess that is open again."""
     residuals = {
-        key: Residual(kept.mean, max(kept.variance, _RESIDUAL_SD**2 / 4.0), kept.seen_s)
-        for key, kept in state.residuals.items()
+        index: {
+            depth: Residual(kept.mean, max(kept.variance, _RESIDUAL_SD**2 / 4.0), kept.seen_s)
+            for depth, kept in by_depth.items()
+        }
+        for index, by_depth in state.residuals.items()
     }
     return StepCost(state.prior, state.scales, StepCost.start(state.prior).covariance, residuals)
 

@@ -9,7 +9,7 @@ from peagle.router.depth.forecast import Forecast
 from peagle.router.depth.ladder import batch_ranges, depth_ladder
 from peagle.router.depth.plan import Cause, DepthChange, DepthPlan, Mode
 from peagle.router.depth.probe import Probe, proves_better, worth_probing
-from peagle.router.depth.publish import Causes, publish, publish_uniform
+from peagle.router.depth.publish import Causes, Why, publish, publish_uniform
 from peagle.router.depth.settings import DepthSettings
 from peagle.router.depth.state import DepthState, learn, unlearned
 from peagle.router.snapshot import DepthTable, StepCell, StepReport
@@ -65,8 +65,10 @@ def _decide(
         reason = f"{state.guard.reason}; K = {static} as configured for {left_s:.0f} s more"
         return publish_uniform(state, static, Mode.FALLBACK, reason, Cause.GUARD, forecast, applied)
     if settings.limits.paused:
+        # A probe is no table to stay at.
+        kept = tuple(one.depth for one in state.ranges) if state.probe is not None else None
         state = replace(state, probe=None)
-        return publish(state, None, Mode.PAUSED, "an operator paused it; the table stays", {}, forecast, applied)
+        return publish(state, kept, Mode.PAUSED, "an operator paused it; the table stays", {}, forecast, applied)
     causes: Causes = {}
     if cells:
         state, causes = _judge_probe(state, forecast, cells, causes)
@@ -103,17 +105,17 @@ def _judge_probe(
     if better and trial.confirmations > 0:
         return replace(state, probe=trial), causes
     if better:
-        ranges = _with(state.ranges, index, policy.moved(present, trial.depth, settings, now_s))
+        ranges = _with(state.ranges, index, policy.moved(present, trial.depth, settings, trial.started_s))
         clocks = _with(state.clocks, index, state.clocks[index].after_success(trial.depth, now_s))
-        why = (Cause.PROBE_ADOPTED, "it proved better while it was tried")
+        why = Why(Cause.PROBE_ADOPTED, "it proved better while it was tried", before=present.depth)
         return replace(state, probe=None, ranges=ranges, clocks=clocks), {**causes, index: why}
     if state.main != index:
         # Nothing more to be learned here, and nothing against the depth.
-        return replace(state, probe=None), {**causes, index: (Cause.PROBE_REVERTED, "the load has moved on")}
-    if trial.saw_enough or now_s >= trial.until_s:
+        return replace(state, probe=None), {**causes, index: Why(Cause.PROBE_REVERTED, "the load has moved on")}
+    if trial.saw_enough or now_s - trial.started_s >= settings.probe_s_max:
         clocks = _with(state.clocks, index, state.clocks[index].after_nothing(trial.depth, settings, now_s))
-        why = (Cause.PROBE_REVERTED, "it is not better" if trial.saw_enough else "too little was drafted to tell")
-        return replace(state, probe=None, clocks=clocks), {**causes, index: why}
+        said = "it is not better" if trial.saw_enough else "too little was drafted to tell"
+        return replace(state, probe=None, clocks=clocks), {**causes, index: Why(Cause.PROBE_REVERTED, said)}
     return replace(state, probe=trial), causes
 
 
@@ -123,7 +125,7 @@ def _move(state: DepthState, forecast: Forecast, causes: Causes) -> tuple[DepthS
     rungs = depth_ladder(settings.depth_max, settings.limits.floor, settings.limits.ceiling)
     ranges = list(state.ranges)
     for index, before in enumerate(ranges):
-        if state.probe is not None and state.probe.index == index:
+        if index in causes or (state.probe is not None and state.probe.index == index):
             continue
         wished = policy.wish(forecast, index, before.depth)
         noted = ranges[index] = policy.note(before, wished)
@@ -136,12 +138,10 @@ def _move(state: DepthState, forecast: Forecast, causes: Causes) -> tuple[DepthS
             continue
         depth = policy.next_depth(before.depth, wished.depth, rungs)
         ranges[index] = policy.moved(noted, depth, settings, now_s)
-        causes = {
-            **causes,
-            index: (Cause.LATENCY, "the step took longer than the inter-token target")
-            if wished.forced
-            else (Cause.GAIN, f"{wished.gain.ratio:.1%} more tokens/s predicted at K = {wished.depth}"),
-        }
+        why = Why(Cause.GAIN, f"{wished.gain.ratio:.1%} more tokens/s predicted at K = {wished.depth}")
+        if wished.forced:
+            why = Why(Cause.LATENCY, "the step takes longer than the inter-token target")
+        causes = {**causes, index: why}
     return replace(state, ranges=tuple(ranges)), causes
 
 
@@ -151,8 +151,9 @@ def _start_probe(state: DepthState, forecast: Forecast, causes: Causes) -> tuple
     if state.probe is not None or index is None:
         return state, causes
     present = policy.refilled(state.ranges[index], settings, now_s)
-    measured = (index, present.depth) in state.cost.residuals
-    if present.seen or present.allowance < 1.0 or not measured:
+    settled = state.cost.measured((index, present.depth)) and not present.seen
+    adopted = index in causes and causes[index].cause is Cause.PROBE_ADOPTED
+    if not settled or adopted or present.allowance < 1.0:
         return state, causes
     depth = worth_probing(forecast, index, present.depth, state.clocks[index])
     if depth is None:
@@ -163,9 +164,8 @@ def _start_probe(state: DepthState, forecast: Forecast, causes: Causes) -> tuple
 def _probing(
     state: DepthState, forecast: Forecast, index: int, depth: int, causes: Causes, confirmations: int
 ) -> tuple[DepthState, Causes]:
-    until_s = forecast.now_s + forecast.settings.probe_s_max
-    trial = Probe(index, depth, confirmations, until_s)
-    return replace(state, probe=trial), {**causes, index: (Cause.PROBE, f"to see what K = {depth} yields")}
+    trial = Probe(index, depth, confirmations, forecast.now_s)
+    return replace(state, probe=trial), {**causes, index: Why(Cause.PROBE, f"to see what K = {depth} yields")}
 
 
 def _without_news(
