@@ -33,16 +33,20 @@ DONE = "data: [DONE]\n\n"
 REQUEST_TIMEOUT_S = 30.0
 # What is promised; the rest of the test gives a busy machine time.
 QUIET_AFTER_S = 5.0
-SHORT_S, LONG_S = 0.5, 12.0
+LOAD_S, SHORT_S, LONG_S = 10.0, 0.5, 12.0
 CLIENTS = 6
 
 
 class Streaming(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
-    """A replica that streams for as many seconds as the prompt says, and tells first where it is and when it began."""
+    """A replica that streams for as many seconds as the prompt says, and tells first where it is and when it began.
+
+    It takes a while to load, as a model does: Serve itself goes on routing to an old one until its replacement runs.
+    """
 
     def __init__(self) -> None:
         import ray
 
+        time.sleep(LOAD_S)
         self._node = ray.get_runtime_context().get_node_id()
 
     async def check_health(self) -> None: ...
@@ -88,7 +92,6 @@ def platform() -> Iterator[Platform]:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S", "1")
         cluster = Cluster()
         try:
             for pod in ("head", "w-a"):
@@ -97,7 +100,8 @@ def platform() -> Iterator[Platform]:
                 )
             ray.init(address=cluster.address, log_to_driver=False)
             port = free_port()
-            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            # In the cluster each pod has an address of its own; here two proxies would share one, and clients stay.
+            serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
             settings = ApiSettings(request_timeout_s=REQUEST_TIMEOUT_S)
             options = {"health_check_period_s": 60, **parting_options(settings)}
             server = serve.deployment(
@@ -181,4 +185,5 @@ async def test_a_node_cordoned_under_load_gets_nothing_new_loses_nothing_and_is_
     assert [each for each in there if each.began_s < cordoned_s], "nothing ran there before"
     kept = [each for each in answers if each.ray_node == platform.ray_nodes["head"]]
     assert [each for each in kept if cordoned_s + QUIET_AFTER_S < each.began_s < released_s], "nothing was asked since"
+    assert released_s < cordoned_s + policy.patience_s + policy.finish_s, "it was taken away at its deadline, not empty"
     assert [each.pod for each in Gcs(platform.gcs).nodes()] == ["head"]

@@ -21,8 +21,8 @@ INTERNAL_HEADERS = frozenset(
 )
 REQUEST_ID = b"x-request-id"
 _PLAIN_ID = re.compile(rb"[!-~]{1,128}")
-# The proxy's own paths, which others than OpenAI's clients read.
-_PROXY_PATHS = "/-/"
+# The proxy's own paths, which others than OpenAI's clients read; at one it says whether it may be sent requests.
+_PROXY_PATHS, _HEALTH = "/-/", "/-/healthz"
 
 
 def middlewares() -> list[Middleware]:
@@ -31,15 +31,23 @@ def middlewares() -> list[Middleware]:
 
 
 class Edge:
-    """Drops headers that only the platform may set; turns the proxy's own errors into OpenAI's error object."""
+    """Drops headers that only the platform may set; turns the proxy's own errors into OpenAI's error object.
+
+    A proxy that has told a health probe to send no more closes each connection with its answer: a client that keeps
+    its connection open would otherwise stay until the proxy is taken away in the middle of a stream.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._is_leaving = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"].startswith(_PROXY_PATHS):
-            await self._app(scope, receive, send)
+            is_probe = scope["type"] == "http" and scope["path"] == _HEALTH
+            await self._app(scope, receive, self._noting(send) if is_probe else send)
             return
+        if self._is_leaving:
+            send = _closing(send)
         scope["headers"] = [(name, value) for name, value in scope["headers"] if _is_allowed(name, value)]
         answer = _Answer(scope, receive, send)
         try:
@@ -47,6 +55,27 @@ class Edge:
         except Exception:
             logger.exception("The proxy failed on %s %s.", scope["method"], scope["path"])
         await answer.complete()
+
+    def _noting(self, send: Send) -> Send:
+        """Pass on the answer to a health probe, and remember it."""
+
+        async def note(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._is_leaving = message["status"] == 503
+            await send(message)
+
+        return note
+
+
+def _closing(send: Send) -> Send:
+    """Ask the server to close the connection once the answer is out."""
+
+    async def close(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return close
 
 
 def _is_allowed(name: bytes, value: bytes) -> bool:

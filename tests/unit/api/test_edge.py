@@ -52,6 +52,22 @@ async def test_the_proxys_own_errors_become_openais(status: int, headers: dict[s
     assert answer.headers.get("retry-after") == ({429: "7", 503: "1"}.get(status))
 
 
+async def test_a_proxy_that_leaves_keeps_no_connection_open() -> None:
+    health = PlainTextResponse("This node is being drained.", 503)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        answer = health if scope["path"] == "/-/healthz" else PlainTextResponse("no", 404)
+        await answer(scope, receive, send)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(Edge(app)), base_url="http://test") as http:
+        assert "connection" not in (await http.get("/v1/models")).headers
+        assert (await http.get("/-/healthz")).status_code == 503
+        assert (await http.get("/v1/models")).headers["connection"] == "close"
+        health.status_code = 200
+        await http.get("/-/healthz")
+        assert "connection" not in (await http.get("/v1/models")).headers
+
+
 async def test_answers_of_the_application_pass_untouched() -> None:
     answer = await ask(JSONResponse({"error": "mine"}, 400))
     assert (answer.status_code, answer.json()) == (400, {"error": "mine"})
