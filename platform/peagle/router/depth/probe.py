@@ -7,7 +7,7 @@ price.
 """
 
 from dataclasses import dataclass, replace
-from math import inf, log1p
+from math import log1p
 
 from peagle.router.depth.forecast import Forecast
 from peagle.router.depth.ladder import BatchRange
@@ -20,8 +20,12 @@ _STEPS_MIN, _DRAFTS_MIN = 12, 30
 # A depth is worth a probe if it might be better, this many standard deviations above what is expected. K = 0 gets more
 # while it was never measured: it is a step of another kind, of which measuring other depths tells little.
 _HOPE_SDS, _HOPE_SDS_OFF = 2.0, 3.0
-# Each probe that brings nothing makes the wait for the next this much longer.
+# No depth is tried in hope before the estimate rests on so many drafts; before that, anything may seem possible.
+_EVIDENCE_DRAFTS = 200.0
+# Each probe that brings nothing makes the wait for the next this much longer. Each is two changes of K, and is paid for
+# as such out of what the range may change; in hope only if one more change stays possible.
 _WAIT_FACTOR = 4.0
+PROBE_CHANGES = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class Probe:
         depth: K in the meantime.
         confirmations: Reports in which it must still prove better.
         started_s: When it began.
+        due: Whether the clock asked for it; else it is the first visit to a depth never measured.
         steps, drafts: Seen so far at its depth.
     """
 
@@ -39,6 +44,7 @@ class Probe:
     depth: int
     confirmations: int
     started_s: float
+    due: bool
     steps: int = 0
     drafts: int = 0
 
@@ -57,42 +63,61 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class ProbeClock:
-    """When the next probe of a batch range may start; a depth not yet in `tried` may be probed at any time."""
+    """When the next probe of a batch range is due: None until the load first gets there. `tried` depths had one."""
 
     wait_s: float
-    next_s: float = -inf
+    next_s: float | None = None
     tried: frozenset[int] = frozenset()
 
-    def after_nothing(self, depth: int, settings: DepthSettings, now_s: float) -> "ProbeClock":
-        wait_s = min(self.wait_s * _WAIT_FACTOR, settings.probe_wait_s[1])
-        return ProbeClock(wait_s, now_s + wait_s, self.tried | {depth})
+    def started(self, now_s: float) -> "ProbeClock":
+        return self if self.next_s is not None else replace(self, next_s=now_s + self.wait_s)
 
-    def after_success(self, depth: int, now_s: float) -> "ProbeClock":
-        return ProbeClock(self.wait_s, now_s + self.wait_s, self.tried | {depth})
+    def is_due(self, now_s: float) -> bool:
+        return self.next_s is not None and now_s >= self.next_s
+
+    def after(self, probe: Probe, better: bool, settings: DepthSettings, now_s: float) -> "ProbeClock":
+        tried = self.tried | {probe.depth}
+        if not probe.due:
+            return replace(self, tried=tried)
+        wait_s = self.wait_s if better else min(self.wait_s * _WAIT_FACTOR, settings.probe_wait_s[1])
+        return ProbeClock(wait_s, now_s + wait_s, tried)
 
     def anew(self, settings: DepthSettings, now_s: float) -> "ProbeClock":
         """The prompts have changed, so what the last probes found no longer counts."""
         wait_s = settings.probe_wait_s[0]
-        return ProbeClock(wait_s, min(self.next_s, now_s + wait_s), self.tried)
+        return ProbeClock(wait_s, None if self.next_s is None else min(self.next_s, now_s + wait_s), self.tried)
 
 
-def worth_probing(forecast: Forecast, index: int, present: int, clock: ProbeClock) -> int | None:
-    """Return the depth that a probe should visit from `present`; None if none has a chance to be better.
+def next_probe(forecast: Forecast, index: int, present: int, clock: ProbeClock, allowance: float) -> Probe | None:
+    """Return the probe to start from `present`; None if no depth has a chance to be better, or it is not time.
 
     A depth that was never measured at these batch sizes is tried at once, so that the best one is found within seconds
     of a new load; later visits wait for the clock.
     """
-    due = forecast.now_s >= clock.next_s
-    others = [rung for rung in allowed_depths(forecast, index, present) if rung != present]
-    untried = {rung for rung in others if rung not in clock.tried and not forecast.cost.measured((index, rung))}
-    rungs = others if due else sorted(untried)
-    if due and present == 0 and is_blind(forecast):
-        above = [rung for rung in rungs if rung > 0]
-        return max(above, key=lambda rung: forecast.log_tokens_per_s(index, rung), default=None)
+    now_s, rungs = forecast.now_s, [rung for rung in allowed_depths(forecast, index, present) if rung != present]
+    due = clock.is_due(now_s) and allowance >= PROBE_CHANGES
+    confirmations = forecast.settings.confirmations
+    if due and present == 0 and _is_blind(forecast):
+        rungs = [rung for rung in rungs if rung > 0]
+        best = max(rungs, key=lambda rung: forecast.log_tokens_per_s(index, rung), default=None)
+        return Probe(index, best, confirmations, now_s, due) if best is not None else None
+    if forecast.acceptance.counts.drafts < _EVIDENCE_DRAFTS or allowance < 1.0:
+        return None
+    untried = [rung for rung in rungs if rung not in clock.tried and not forecast.cost.measured((index, rung))]
+    for candidates, is_due in ((untried, False), (rungs, True)):
+        if is_due and not (due and allowance >= PROBE_CHANGES + 1.0):
+            break
+        best = _most_hopeful(forecast, index, present, candidates, off_sds=_HOPE_SDS if is_due else _HOPE_SDS_OFF)
+        if best is not None:
+            return Probe(index, best, confirmations, now_s, is_due)
+    return None
+
+
+def _most_hopeful(forecast: Forecast, index: int, present: int, rungs: list[int], off_sds: float) -> int | None:
     hopes = {}
     for rung in rungs:
         gain = forecast.gain(index, present, rung)
-        hopes[rung] = gain.log_ratio + (_HOPE_SDS_OFF if rung == 0 and rung in untried else _HOPE_SDS) * gain.sd
+        hopes[rung] = gain.log_ratio + (_HOPE_SDS if rung else off_sds) * gain.sd
     best = max(hopes, key=hopes.__getitem__, default=None)
     return best if best is not None and hopes[best] > log1p(forecast.settings.gain_ratio) else None
 
@@ -103,7 +128,7 @@ def proves_better(forecast: Forecast, index: int, present: int, depth: int) -> b
     return allowed and forecast.gain(index, present, depth).log_ratio > log1p(forecast.settings.gain_ratio)
 
 
-def is_blind(forecast: Forecast) -> bool:
+def _is_blind(forecast: Forecast) -> bool:
     """Whether no draft has been seen lately, so that the estimate tells of traffic that may be gone."""
     seen_s = forecast.acceptance.seen_s
     return seen_s is None or forecast.now_s - seen_s >= forecast.settings.probe_wait_s[0]

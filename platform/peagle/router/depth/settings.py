@@ -75,7 +75,7 @@ class DepthSettings:
     gain_ratio: float = 0.03
     confirmations: int = 2
     dwell_s: float = 2.0
-    changes_per_minute: float = 2.0
+    changes_per_minute: float = 1.5
     changes_at_once: float = 4.0
     probe_wait_s: tuple[float, float] = (5.0, 60.0)
     probe_s_max: float = 3.0

@@ -66,7 +66,7 @@ class DepthState:
         main: The batch range with the most time in the last report.
         measured: Tokens/s of the last report at each batch range that has had one.
         plan: What was handed out last; None before the first.
-        reported_s: When the last usable report came.
+        reported_s: When the last usable report came; `reports` counts them.
         log: The last `LOG_MAX` changes, oldest first.
     """
 
@@ -81,6 +81,7 @@ class DepthState:
     measured: Mapping[int, float] = field(default_factory=dict)
     plan: DepthPlan | None = None
     reported_s: float | None = None
+    reports: int = 0
     log: tuple[DepthChange, ...] = ()
 
     def forecast(self, settings: DepthSettings, now_s: float) -> Forecast:
@@ -149,5 +150,6 @@ def unlearned(state: DepthState, settings: DepthSettings) -> DepthState:
         measured=state.measured,
         plan=state.plan,
         reported_s=state.reported_s,
+        reports=state.reports,
         log=state.log,
     )

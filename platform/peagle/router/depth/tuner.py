@@ -6,15 +6,16 @@ from typing import TypeVar
 from peagle.router.depth import guard as guards
 from peagle.router.depth import policy
 from peagle.router.depth.forecast import Forecast
-from peagle.router.depth.ladder import batch_ranges, depth_ladder
+from peagle.router.depth.ladder import batch_ranges, depth_ladder, range_index
 from peagle.router.depth.plan import Cause, DepthChange, DepthPlan, Mode
-from peagle.router.depth.probe import Probe, proves_better, worth_probing
+from peagle.router.depth.probe import PROBE_CHANGES, Probe, next_probe, proves_better
 from peagle.router.depth.publish import Causes, Why, publish, publish_uniform
 from peagle.router.depth.settings import DepthSettings
 from peagle.router.depth.state import DepthState, learn, unlearned
 from peagle.router.snapshot import DepthTable, StepCell, StepReport
 
 Item = TypeVar("Item")
+_TURNS = 3
 
 
 def step(
@@ -43,7 +44,7 @@ def step(
         state = learn(state, cells, settings, now_s)
         watched, found = guards.examine(state.guard, before, state.acceptance, cells)
         state, wrong = replace(state, guard=watched), wrong or found
-    state = replace(state, reported_s=now_s)
+    state = replace(state, reported_s=now_s, reports=state.reports + 1)
     if state.guard.reason is not None and now_s >= state.guard.until_s:
         state = replace(state, guard=state.guard.released())
     if wrong and state.guard.reason is None:
@@ -72,7 +73,8 @@ def _decide(
     causes: Causes = {}
     if cells:
         state, causes = _judge_probe(state, forecast, cells, causes)
-        state, causes = _move(state, forecast, causes)
+        loaded = {range_index(cell.batch_size, settings.batch_max) for cell in cells}
+        state, causes = _move(state, forecast, loaded, causes)
         state, causes = _start_probe(state, forecast, causes)
     depths = [one.depth for one in state.ranges]
     mode, reason = Mode.ADAPTIVE, "the depths that promise the most tokens/s"
@@ -106,26 +108,28 @@ def _judge_probe(
         return replace(state, probe=trial), causes
     if better:
         ranges = _with(state.ranges, index, policy.moved(present, trial.depth, settings, trial.started_s))
-        clocks = _with(state.clocks, index, state.clocks[index].after_success(trial.depth, now_s))
+        clocks = _with(state.clocks, index, state.clocks[index].after(trial, True, settings, now_s))
         why = Why(Cause.PROBE_ADOPTED, "it proved better while it was tried", before=present.depth)
         return replace(state, probe=None, ranges=ranges, clocks=clocks), {**causes, index: why}
     if state.main != index:
         # Nothing more to be learned here, and nothing against the depth.
         return replace(state, probe=None), {**causes, index: Why(Cause.PROBE_REVERTED, "the load has moved on")}
     if trial.saw_enough or now_s - trial.started_s >= settings.probe_s_max:
-        clocks = _with(state.clocks, index, state.clocks[index].after_nothing(trial.depth, settings, now_s))
+        clocks = _with(state.clocks, index, state.clocks[index].after(trial, False, settings, now_s))
         said = "it is not better" if trial.saw_enough else "too little was drafted to tell"
         return replace(state, probe=None, clocks=clocks), {**causes, index: Why(Cause.PROBE_REVERTED, said)}
     return replace(state, probe=trial), causes
 
 
-def _move(state: DepthState, forecast: Forecast, causes: Causes) -> tuple[DepthState, Causes]:
+def _move(state: DepthState, forecast: Forecast, loaded: set[int], causes: Causes) -> tuple[DepthState, Causes]:
     """Let every batch range that is not being probed follow its wish, if it may."""
     settings, now_s = forecast.settings, forecast.now_s
     rungs = depth_ladder(settings.depth_max, settings.limits.floor, settings.limits.ceiling)
     ranges = list(state.ranges)
     for index, before in enumerate(ranges):
-        if index in causes or (state.probe is not None and state.probe.index == index):
+        # Where the load is, every report counts; elsewhere ranges take turns, which bounds the work.
+        idle = index not in loaded and (index + state.reports) % _TURNS
+        if idle or index in causes or (state.probe is not None and state.probe.index == index):
             continue
         wished = policy.wish(forecast, index, before.depth)
         noted = ranges[index] = policy.note(before, wished)
@@ -134,7 +138,7 @@ def _move(state: DepthState, forecast: Forecast, causes: Causes) -> tuple[DepthS
         if before.depth == 0 and wished.depth > 0 and index == state.main:
             # Off a K of 0 by a trial, since rung by rung the first ones cost a draft and win little.
             if state.probe is None:
-                state, causes = _probing(state, forecast, index, wished.depth, causes, confirmations=1)
+                state, causes = _probing(state, Probe(index, wished.depth, 1, now_s, due=False), causes)
             continue
         depth = policy.next_depth(before.depth, wished.depth, rungs)
         ranges[index] = policy.moved(noted, depth, settings, now_s)
@@ -153,19 +157,24 @@ def _start_probe(state: DepthState, forecast: Forecast, causes: Causes) -> tuple
     present = policy.refilled(state.ranges[index], settings, now_s)
     settled = state.cost.measured((index, present.depth)) and not present.seen
     adopted = index in causes and causes[index].cause is Cause.PROBE_ADOPTED
-    if not settled or adopted or present.allowance < 1.0:
+    if not settled or adopted:
         return state, causes
-    depth = worth_probing(forecast, index, present.depth, state.clocks[index])
-    if depth is None:
+    clock = state.clocks[index].started(now_s)
+    state = replace(state, clocks=_with(state.clocks, index, clock))
+    trial = next_probe(forecast, index, present.depth, clock, present.allowance)
+    if trial is None:
         return state, causes
-    return _probing(state, forecast, index, depth, causes, confirmations=settings.confirmations)
+    if trial.due:
+        paid = replace(present, allowance=present.allowance - PROBE_CHANGES)
+        state = replace(state, ranges=_with(state.ranges, index, paid))
+    return _probing(state, trial, causes)
 
 
-def _probing(
-    state: DepthState, forecast: Forecast, index: int, depth: int, causes: Causes, confirmations: int
-) -> tuple[DepthState, Causes]:
-    trial = Probe(index, depth, confirmations, forecast.now_s)
-    return replace(state, probe=trial), {**causes, index: Why(Cause.PROBE, f"to see what K = {depth} yields")}
+def _probing(state: DepthState, trial: Probe, causes: Causes) -> tuple[DepthState, Causes]:
+    return replace(state, probe=trial), {
+        **causes,
+        trial.index: Why(Cause.PROBE, f"to see what K = {trial.depth} yields"),
+    }
 
 
 def _without_news(
