@@ -129,7 +129,8 @@ def _move(state: DepthState, forecast: Forecast, loaded: set[int], causes: Cause
     for index, before in enumerate(ranges):
         # Where the load is, every report counts; elsewhere ranges take turns, which bounds the work.
         idle = index not in loaded and (index + state.reports) % _TURNS
-        if idle or index in causes or (state.probe is not None and state.probe.index == index):
+        probed = state.probe is not None and state.probe.index == index
+        if idle or probed or _just_adopted(index, causes):
             continue
         wished = policy.wish(forecast, index, before.depth)
         noted = ranges[index] = policy.note(before, wished)
@@ -156,8 +157,7 @@ def _start_probe(state: DepthState, forecast: Forecast, causes: Causes) -> tuple
         return state, causes
     present = policy.refilled(state.ranges[index], settings, now_s)
     settled = state.cost.measured((index, present.depth)) and not present.seen
-    adopted = index in causes and causes[index].cause is Cause.PROBE_ADOPTED
-    if not settled or adopted:
+    if not settled or _just_adopted(index, causes):
         return state, causes
     clock = state.clocks[index].started(now_s)
     state = replace(state, clocks=_with(state.clocks, index, clock))
@@ -168,6 +168,10 @@ def _start_probe(state: DepthState, forecast: Forecast, causes: Causes) -> tuple
         paid = replace(present, allowance=present.allowance - PROBE_CHANGES)
         state = replace(state, ranges=_with(state.ranges, index, paid))
     return _probing(state, trial, causes)
+
+
+def _just_adopted(index: int, causes: Causes) -> bool:
+    return index in causes and causes[index].cause is Cause.PROBE_ADOPTED
 
 
 def _probing(state: DepthState, trial: Probe, causes: Causes) -> tuple[DepthState, Causes]:
