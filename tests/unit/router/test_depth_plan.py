@@ -143,6 +143,17 @@ def test_a_pause_keeps_the_table_while_learning_goes_on() -> None:
     assert plan.table.depth_at(16) < 5
 
 
+def test_a_pause_ends_a_probe_instead_of_staying_in_it() -> None:
+    state, plan = feed(start(SETTINGS), good_cell(seconds=0.45), 3)
+    for number in range(40):
+        if plan.mode is Mode.PROBING:
+            break
+        state, plan = feed(state, good_cell(seconds=0.45), 1, start_s=1.5 + 0.5 * number)
+    assert plan.mode is Mode.PROBING
+    _, plan = step(state, report(table=plan.table), limited(paused=True), 30.0)
+    assert (plan.mode, plan.table.depth_at(1)) == (Mode.PAUSED, 5)
+
+
 def test_an_idle_replica_keeps_its_plan() -> None:
     state, plan = step(start(SETTINGS), report(), SETTINGS, 0.0)
     for number in range(100):

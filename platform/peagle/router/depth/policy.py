@@ -107,11 +107,9 @@ def is_climbing(state: RangeState, settings: DepthSettings, now_s: float) -> boo
 def moved(state: RangeState, depth: int, settings: DepthSettings, now_s: float) -> RangeState:
     """The range after a change to `depth`, which uses up one of its allowance unless it goes on with a climb."""
     cost = 0.0 if is_climbing(state, settings, now_s) else 1.0
-    filled = refilled(state, settings, now_s)
     return replace(
-        filled,
+        charged(state, cost, settings, now_s),
         depth=depth,
-        allowance=max(0.0, filled.allowance - cost),
         changed_s=now_s,
         rising=depth > state.depth,
         wanted=0,
@@ -122,6 +120,12 @@ def moved(state: RangeState, depth: int, settings: DepthSettings, now_s: float) 
 def next_depth(present: int, wished: int, rungs: tuple[int, ...]) -> int:
     """Straight down, but up by one rung: what lies above was never measured at this batch size."""
     return wished if wished < present else min(rung for rung in rungs if rung > present)
+
+
+def charged(state: RangeState, changes: float, settings: DepthSettings, now_s: float) -> RangeState:
+    """The range after so many changes were used up."""
+    filled = refilled(state, settings, now_s)
+    return replace(filled, allowance=max(0.0, filled.allowance - changes))
 
 
 def refilled(state: RangeState, settings: DepthSettings, now_s: float) -> RangeState:

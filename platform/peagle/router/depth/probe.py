@@ -7,6 +7,7 @@ price.
 """
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from math import log1p
 
 from peagle.router.depth.forecast import Forecast
@@ -28,6 +29,14 @@ _WAIT_FACTOR = 4.0
 PROBE_CHANGES = 2.0
 
 
+class ProbeKind(StrEnum):
+    """A depth was never measured; or the clock says that it is time; or K is 0 and a range wishes to draft again."""
+
+    FIRST = "first"
+    DUE = "due"
+    WISHED = "wished"
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """A probe under way in batch range `index`.
@@ -36,7 +45,7 @@ class Probe:
         depth: K in the meantime.
         confirmations: Reports in which it must still prove better.
         started_s: When it began.
-        due: Whether the clock asked for it; else it is the first visit to a depth never measured.
+        kind: What asked for it.
         steps, drafts: Seen so far at its depth.
     """
 
@@ -44,7 +53,7 @@ class Probe:
     depth: int
     confirmations: int
     started_s: float
-    due: bool
+    kind: ProbeKind
     steps: int = 0
     drafts: int = 0
 
@@ -77,7 +86,7 @@ class ProbeClock:
 
     def after(self, probe: Probe, better: bool, settings: DepthSettings, now_s: float) -> "ProbeClock":
         tried = self.tried | {probe.depth}
-        if not probe.due:
+        if probe.kind is not ProbeKind.DUE:
             return replace(self, tried=tried)
         wait_s = self.wait_s if better else min(self.wait_s * _WAIT_FACTOR, settings.probe_wait_s[1])
         return ProbeClock(wait_s, now_s + wait_s, tried)
@@ -100,17 +109,14 @@ def next_probe(forecast: Forecast, index: int, present: int, clock: ProbeClock, 
     if due and present == 0 and _is_blind(forecast):
         rungs = [rung for rung in rungs if rung > 0]
         best = max(rungs, key=lambda rung: forecast.log_tokens_per_s(index, rung), default=None)
-        return Probe(index, best, confirmations, now_s, due) if best is not None else None
+        return Probe(index, best, confirmations, now_s, ProbeKind.DUE) if best is not None else None
     if forecast.acceptance.counts.drafts < _EVIDENCE_DRAFTS or allowance < 1.0:
         return None
     untried = [rung for rung in rungs if rung not in clock.tried and not forecast.cost.measured((index, rung))]
-    for candidates, is_due in ((untried, False), (rungs, True)):
-        if is_due and not (due and allowance >= PROBE_CHANGES + 1.0):
-            break
-        best = _most_hopeful(forecast, index, present, candidates, off_sds=_HOPE_SDS if is_due else _HOPE_SDS_OFF)
-        if best is not None:
-            return Probe(index, best, confirmations, now_s, is_due)
-    return None
+    best, kind = _most_hopeful(forecast, index, present, untried, _HOPE_SDS_OFF), ProbeKind.FIRST
+    if best is None and due and allowance >= PROBE_CHANGES + 1.0:
+        best, kind = _most_hopeful(forecast, index, present, rungs, _HOPE_SDS), ProbeKind.DUE
+    return Probe(index, best, confirmations, now_s, kind) if best is not None else None
 
 
 def _most_hopeful(forecast: Forecast, index: int, present: int, rungs: list[int], off_sds: float) -> int | None:

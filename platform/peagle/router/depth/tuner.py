@@ -8,14 +8,16 @@ from peagle.router.depth import policy
 from peagle.router.depth.forecast import Forecast
 from peagle.router.depth.ladder import batch_ranges, depth_ladder, range_index
 from peagle.router.depth.plan import Cause, DepthChange, DepthPlan, Mode
-from peagle.router.depth.probe import PROBE_CHANGES, Probe, next_probe, proves_better
+from peagle.router.depth.probe import PROBE_CHANGES, Probe, ProbeKind, next_probe, proves_better
 from peagle.router.depth.publish import Causes, Why, publish, publish_uniform
 from peagle.router.depth.settings import DepthSettings
 from peagle.router.depth.state import DepthState, learn, unlearned
 from peagle.router.snapshot import DepthTable, StepCell, StepReport
 
-Item = TypeVar("Item")
+# Batch ranges without load follow their wish in every so many reports.
 _TURNS = 3
+
+Item = TypeVar("Item")
 
 
 def step(
@@ -116,6 +118,9 @@ def _judge_probe(
         return replace(state, probe=None), {**causes, index: Why(Cause.PROBE_REVERTED, "the load has moved on")}
     if trial.saw_enough or now_s - trial.started_s >= settings.probe_s_max:
         clocks = _with(state.clocks, index, state.clocks[index].after(trial, False, settings, now_s))
+        if trial.kind is ProbeKind.WISHED:
+            # Else a wish that each trial disappoints would start one trial after the other.
+            state = replace(state, ranges=_with(state.ranges, index, policy.charged(present, 1.0, settings, now_s)))
         said = "it is not better" if trial.saw_enough else "too little was drafted to tell"
         return replace(state, probe=None, clocks=clocks), {**causes, index: Why(Cause.PROBE_REVERTED, said)}
     return replace(state, probe=trial), causes
@@ -139,7 +144,7 @@ def _move(state: DepthState, forecast: Forecast, loaded: set[int], causes: Cause
         if before.depth == 0 and wished.depth > 0 and index == state.main:
             # Off a K of 0 by a trial, since rung by rung the first ones cost a draft and win little.
             if state.probe is None:
-                state, causes = _probing(state, Probe(index, wished.depth, 1, now_s, due=False), causes)
+                state, causes = _probing(state, Probe(index, wished.depth, 1, now_s, ProbeKind.WISHED), causes)
             continue
         depth = policy.next_depth(before.depth, wished.depth, rungs)
         ranges[index] = policy.moved(noted, depth, settings, now_s)
@@ -164,8 +169,8 @@ def _start_probe(state: DepthState, forecast: Forecast, causes: Causes) -> tuple
     trial = next_probe(forecast, index, present.depth, clock, present.allowance)
     if trial is None:
         return state, causes
-    if trial.due:
-        paid = replace(present, allowance=present.allowance - PROBE_CHANGES)
+    if trial.kind is ProbeKind.DUE:
+        paid = policy.charged(present, PROBE_CHANGES, settings, now_s)
         state = replace(state, ranges=_with(state.ranges, index, paid))
     return _probing(state, trial, causes)
 
