@@ -69,11 +69,11 @@ def error(state: Acceptance, conditional: tuple[float, ...]) -> float:
 def test_after_two_thousand_drafts_each_position_is_within_three_hundredths_while_k_varies(
     curve: tuple[float, ...], tails: bool
 ) -> None:
-    """The error's median over ten traces; without tails half of the drafts see the deep positions."""
+    """In nine traces of ten, the rest being chance; without tails not all drafts see the deep positions."""
     depths = [0, 7, 1, 3, 5, 2, 7] if tails else [7, 3, 7, 5, 7, 2, 7]
     errors = sorted(error(run(curve, depths, 2000, seed, tails), curve) for seed in range(10))
-    assert errors[5] <= 0.03
-    assert errors[-1] <= 0.05
+    assert errors[8] <= 0.03
+    assert errors[9] <= 0.04
 
 
 def test_without_the_right_denominator_the_same_counts_would_be_far_off() -> None:
