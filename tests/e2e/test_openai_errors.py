@@ -176,7 +176,7 @@ def test_a_grammar_that_allows_no_text_gives_none_or_is_refused(http: httpx.Clie
     """vLLM takes the end of text for an answer to some of these and refuses others; neither may be a server's error."""
     answer = http.post(COMPLETIONS, json=completion(stream=stream, structured_outputs={"grammar": grammar}))
     if answer.status_code == 400:
-        assert error_of(answer, 400)["param"] == "structured_outputs"
+        assert error_of(answer, 400)["param"] in (None, "structured_outputs")
     elif stream:
         assert (answer.status_code, answer.text.splitlines()[-2]) == (200, "data: [DONE]")
         assert '"error"' not in answer.text
