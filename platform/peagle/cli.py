@@ -46,6 +46,16 @@ def serve(
         list[str] | None,
         typer.Option(help="Web origin that browsers may call from; repeat it for more. None by default."),
     ] = None,
+    keys_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of API keys, one on each line, of which clients have to send one. Without it anyone may ask.",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            resolve_path=True,
+        ),
+    ] = None,
 ) -> None:
     """Serve models over an OpenAI-compatible API.
 
@@ -56,7 +66,7 @@ def serve(
     """
     from peagle.serve import launch
 
-    api = {"cors_origins": cors_origin or []}
+    api = {"cors_origins": cors_origin or [], "keys_file": str(keys_file) if keys_file else None}
     raise typer.Exit(launch.run(files, host=host, port=port, api=api, address=address))
 
 
