@@ -38,7 +38,7 @@ test-platform: $(READY)
 	@$(BIN)/python -m pytest -m platform $(TESTS)
 
 helm-test: $(READY)
-	@$(BIN)/python -m pytest tests/helm $(TESTS)
+	@$(BIN)/python -m pytest tests/helm tests/unit/cluster $(TESTS)
 
 helm-schema: $(READY)
 	@$(BIN)/python helm/schema.py

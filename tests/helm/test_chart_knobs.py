@@ -101,10 +101,13 @@ GENERAL = (
         for name in names
         for pod in ("container", "head spec containers 0")
     ),
-    Knob("drain.timeoutSeconds", 100, "container lifecycle preStop exec command 4", "100"),
-    Knob("drain.timeoutSeconds", 100, "worker spec terminationGracePeriodSeconds", 160),
-    Knob("drain.timeoutSeconds", 100, "Deployment/-drain spec template spec containers 0 args 2", "--finish=100"),
-    Knob("drain.shutdownSeconds", 5, "worker spec terminationGracePeriodSeconds", 605),
+    Knob("drain.replacementSeconds", 100, "container lifecycle preStop exec command 4", "700"),
+    Knob("drain.replacementSeconds", 100, "worker spec terminationGracePeriodSeconds", 760),
+    Knob("drain.replacementSeconds", 100, "Deployment/-drain spec template spec containers 0 args 2", "--patience=100"),
+    Knob("drain.timeoutSeconds", 100, "container lifecycle preStop exec command 4", "400"),
+    Knob("drain.timeoutSeconds", 100, "worker spec terminationGracePeriodSeconds", 460),
+    Knob("drain.timeoutSeconds", 100, "Deployment/-drain spec template spec containers 0 args 3", "--finish=100"),
+    Knob("drain.shutdownSeconds", 5, "worker spec terminationGracePeriodSeconds", 905),
     Knob("drain.watcher.enabled", False, "names Deployment ClusterRole ClusterRoleBinding Role RoleBinding", []),
     Knob("drain.watcher.resources", LIMITS,
          "Deployment/-drain spec template spec containers 0 resources limits memory", "3Gi"),

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from peagle import cli
 from peagle.cli_chat import Answer, Piece, acceptance_between, draft_counts, parse_event
 from peagle.cli_status import fleet_table
 from peagle.errors import RequestError
+from peagle.serve import launch
 
 COMMANDS = ("serve", "validate", "chat", "status", "drafter", "bench", "cluster", "version")
 
@@ -97,6 +100,22 @@ def test_no_server_is_one_line_that_says_how_to_start_one(command: str) -> None:
     assert len(done.stderr.splitlines()) == 1
     assert f"no server answers at {url}" in done.stderr
     assert "peagle serve" in done.stderr
+
+
+def test_serve_names_a_keys_file_that_is_not_there(tmp_path: Path) -> None:
+    done = peagle("serve", "deployments/embedded.yaml", "--keys-file", str(tmp_path / "absent.txt"))
+    assert done.returncode == 2
+    assert "--keys-file" in done.stderr
+    assert "absent.txt" in "".join(done.stderr.split())
+
+
+def test_serve_hands_the_keys_file_on_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys.txt").write_text("secret\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(launch, "run", lambda files, **options: given.update(options) or 0)
+    CliRunner().invoke(cli.app, ["serve", "x.yaml", "--keys-file", "keys.txt"], catch_exceptions=False)
+    assert given["api"]["keys_file"] == str(tmp_path / "keys.txt")
 
 
 def test_validate_checks_every_file_and_fails_if_one_is_wrong(tmp_path: Path) -> None:

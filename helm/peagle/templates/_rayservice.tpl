@@ -75,7 +75,9 @@ spec:
   automountServiceAccountToken: false
   enableServiceLinks: false
   {{- with include "peagle.pullSecrets" $root | trim }}{{ . | nindent 2 }}{{ end }}
-  terminationGracePeriodSeconds: {{ add $root.Values.drain.timeoutSeconds $root.Values.drain.shutdownSeconds }}
+  {{- $drain := $root.Values.drain }}
+  {{- $leaveSeconds := add $drain.replacementSeconds $drain.timeoutSeconds }}
+  terminationGracePeriodSeconds: {{ add $leaveSeconds $drain.shutdownSeconds }}
   securityContext:
     {{- include "peagle.podSecurityContext" $root | nindent 4 }}
   {{- with $group.runtimeClassName }}
@@ -116,7 +118,7 @@ spec:
       lifecycle:
         preStop:
           exec:
-            command: [python, -m, peagle.cluster.leave, --timeout-s, {{ $root.Values.drain.timeoutSeconds | quote }}]
+            command: [python, -m, peagle.cluster.leave, --timeout-s, {{ $leaveSeconds | quote }}]
   volumes:
     {{- include "peagle.volumes" (dict "root" $root "sharedMemory" $group.sharedMemory "isHead" false) | nindent 4 }}
 {{- end -}}

@@ -38,7 +38,6 @@ class ModelCache(_Part):
     type: str = "none"
     existing_claim: str = ""
     storage_class_name: str = ""
-    access_mode: str = "ReadWriteMany"
 
 
 class Store(Secret):

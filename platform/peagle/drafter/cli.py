@@ -100,7 +100,7 @@ def train(
 
 
 @app.command()
-def prompts(out: OUT, count: Annotated[int, typer.Option(min=1)] = 128) -> None:
+def prompts(out: OUT, count: Annotated[int, typer.Option(min=1)] = 384) -> None:
     """Write held-out prompts, one JSON object a line: what tests and benchmarks run on.
 
     Example: peagle drafter prompts --out platform/peagle/bench/data/held_out.jsonl

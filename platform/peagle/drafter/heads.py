@@ -15,8 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from peagle.drafter.export import export_head
 from peagle.drafter.training import Progress, Rates, make_optimizers, restore_checkpoint, save_checkpoint, update
+from peagle.errors import ConfigError
 
 Method = Literal["p-eagle", "eagle3"]
+TARGET_LAYERS_MIN = 6
 HEAD_RATES = Rates(matrix=6e-3, other=2e-3, warmup_steps=50, decay_steps=800, weight_decay=0.01)
 
 
@@ -26,20 +28,20 @@ class HeadPlan:
 
     `trained_depth` is how many tokens it learns to draft, `depth_ratio` the share of positions that each further depth
     keeps (COD sampling, arXiv 2602.01469), `tapped_layers` whose inputs in the target it sees; by default those of
-    `tapped_layers_of`. Most steps see short crops, because attention over all depths of a row grows
-    with the square of its length; one step in `whole_row_every` sees whole rows, for what lies further back.
+    `tapped_layers_of`. Most steps see short crops, because attention over all depths of a row grows with the square of
+    its length; one step in `whole_row_every` sees whole rows, for what lies further back.
     """
 
     method: Method
     layers: int
     trained_depth: int
     tapped_layers: tuple[int, int, int] | None = None
-    depth_ratio: float = 0.65
+    depth_ratio: float = 0.8
     generated_ratio: float = 0.8
     tokens_per_step: int = 832
     crop_tokens: int = 208
     whole_row_every: int = 4
-    steps: int = 2000
+    steps: int = 4000
     rates: Rates = HEAD_RATES
     seed: int = 11
 
@@ -94,10 +96,15 @@ def tapped_layers_of(layers: int) -> tuple[int, int, int]:
     """An early, a middle and the last layer of a target of `layers` layers (as in arXiv 2602.01469).
 
     Raises:
-        ValueError: They would not be three distinct ones.
+        ConfigError: They would not be three distinct ones.
     """
-    if layers < 6:
-        raise ValueError(f"a target of {layers} layers is too shallow to choose three of them: name tapped_layers")
+    if layers < TARGET_LAYERS_MIN:
+        raise ConfigError(
+            "target.num_hidden_layers",
+            layers,
+            "it is too shallow to tap an early, a middle and a late layer",
+            f"Take a target of at least {TARGET_LAYERS_MIN} layers.",
+        )
     return 2, layers // 2, layers - 1
 
 
@@ -182,7 +189,7 @@ def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: Head
     loss_config = resolve_loss_config("kl_div", "eager")
     with torch.autocast("cpu", torch.bfloat16):
         if plan.method == "p-eagle":
-            sampling = {"down_sample_ratio": plan.depth_ratio, "down_sample_ratio_min": 0.1}
+            sampling = {"down_sample_ratio": plan.depth_ratio, "down_sample_ratio_min": 0.2}
             _, loss, metrics = head(**batch, loss_config=loss_config, num_depths=plan.trained_depth, **sampling)
         else:
             _, loss, metrics = head(**batch, loss_config=loss_config, ttt_steps=plan.trained_depth)

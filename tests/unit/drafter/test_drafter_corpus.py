@@ -12,7 +12,9 @@ from peagle.drafter.corpus import (
     train_tokenizer,
 )
 from peagle.drafter.generate import loops
+from peagle.drafter.heads import tapped_layers_of
 from peagle.drafter.prompts import held_out_prompts
+from peagle.errors import ConfigError
 
 TEXTS = ("def add(a, b):\n    return a + b\n", "class Empty:\n    pass\n")
 
@@ -57,7 +59,13 @@ def test_missing_special_token_is_named() -> None:
 def test_held_out_prompts_end_where_a_function_body_begins() -> None:
     prompts = held_out_prompts(standard_library(), 64)
     assert len(set(prompts)) == 64
-    assert all(prompt.rstrip().endswith(":") and "def " in prompt.splitlines()[-1] for prompt in prompts)
+    assert all(prompt.endswith(":") and "def " in prompt.splitlines()[-1] for prompt in prompts)
+
+
+def test_a_shallow_target_is_refused_with_its_depth() -> None:
+    assert tapped_layers_of(6) == (2, 3, 5)
+    with pytest.raises(ConfigError, match=r"target\.num_hidden_layers = 5: .*at least 6 layers"):
+        tapped_layers_of(5)
 
 
 def test_more_prompts_than_functions_is_refused(tmp_path: Path) -> None:
