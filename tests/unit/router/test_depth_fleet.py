@@ -1,0 +1,56 @@
+"""The replicas of one model: new ones learn from the others, silent ones are forgotten, operators' words go by replica."""
+
+from test_depth_plan import SETTINGS, good_cell, report
+
+from peagle.router.depth import DepthLimits, DepthPlan, Mode, ModelDepths
+from peagle.router.depth.fleet import FORGET_AFTER_S
+from peagle.router.snapshot import DepthTable
+
+
+def fed(depths: ModelDepths, replica: str, reports: int, start_s: float = 0.0) -> DepthPlan:
+    """Reports of good steps, each after the last plan was applied."""
+    table = DepthTable(0, (SETTINGS.depth_static,))
+    for number in range(reports):
+        plan = depths.report(replica, report(good_cell(), table=table), start_s + 0.5 * number)
+        table = plan.table
+    return plan
+
+
+def test_a_new_replica_begins_with_what_the_others_have_learned() -> None:
+    alone, joined = ModelDepths(SETTINGS), ModelDepths(SETTINGS)
+    fed(joined, "old", 40)
+    for depths in (alone, joined):
+        depths.report("new", report(), 20.0)
+    drafts = [depths.view("new", 20.0).evidence_drafts for depths in (alone, joined)]  # type: ignore[union-attr]
+    assert drafts[0] < drafts[1]
+
+
+def test_one_that_is_silent_for_long_is_forgotten_with_its_limits() -> None:
+    depths = ModelDepths(SETTINGS)
+    fed(depths, "gone", 2)
+    depths.limit(DepthLimits(pin=1), "gone")
+    depths.report("here", report(), 0.5 + FORGET_AFTER_S)
+    assert set(depths.replicas) == {"gone", "here"}
+    depths.report("here", report(), 0.6 + FORGET_AFTER_S)
+    assert set(depths.replicas) == {"here"}
+    assert depths.view("gone", 200.0) is None
+    assert depths.limits_of("gone") == DepthLimits()
+
+
+def test_a_pin_holds_for_its_replica_until_it_is_taken_back() -> None:
+    depths = ModelDepths(SETTINGS)
+    depths.limit(DepthLimits(pin=2), "a")
+    pinned, free = fed(depths, "a", 3), fed(depths, "b", 3)
+    assert (pinned.mode, set(pinned.table.depths)) == (Mode.PINNED, {2})
+    assert free.mode is not Mode.PINNED
+    depths.limit(None, "a")
+    assert depths.report("a", report(good_cell(), table=pinned.table), 2.0).mode is not Mode.PINNED
+
+
+def test_limits_of_the_model_hold_where_a_replica_has_none() -> None:
+    depths = ModelDepths(SETTINGS)
+    depths.limit(DepthLimits(pin=1), "a")
+    depths.limit(DepthLimits(pin=3))
+    assert [set(fed(depths, replica, 2).table.depths) for replica in ("a", "b")] == [{1}, {3}]
+    depths.limit(None)
+    assert depths.limits_of("b") == DepthLimits()

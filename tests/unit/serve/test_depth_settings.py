@@ -1,0 +1,49 @@
+"""What a deployment file tells the depth rule."""
+
+from pathlib import Path
+
+import pytest
+
+from peagle.config import Deployment, load_deployment, parse_deployment
+from peagle.errors import ConfigError
+from peagle.router.depth import EMBEDDED_CPU, TARGETS
+from peagle.serve.depth_settings import MAX_NUM_SEQS, adapts, depth_settings
+
+DEPLOYMENTS = Path(__file__).parents[3] / "deployments"
+
+
+def deployment(speculation: dict[str, object], **more: object) -> Deployment:
+    raw = {
+        "name": "m",
+        "target": {"source": "openai/gpt-oss-120b"},
+        "drafter": {"source": "amazon/gpt-oss-120b-p-eagle", "method": "p-eagle", "trained_depth": 8},
+        "speculation": speculation,
+        **more,
+    }
+    return parse_deployment(raw, origin="m.yaml", base=Path.cwd())
+
+
+def test_bounds_are_the_files() -> None:
+    settings = depth_settings(load_deployment(DEPLOYMENTS / "embedded.yaml"))
+    assert (settings.depth_max, settings.depth_static, settings.batch_max) == (7, 7, 32)
+    assert settings.cost == EMBEDDED_CPU
+    assert not settings.drafter_skipped_at_zero
+
+
+def test_a_gpu_model_begins_from_its_size() -> None:
+    settings = depth_settings(deployment({"depth_max": 7, "depth_static": 3}))
+    assert settings.batch_max == MAX_NUM_SEQS
+    assert settings.cost.experts == TARGETS["gpt-oss-120b"].experts
+
+
+@pytest.mark.parametrize(
+    ("speculation", "expected"),
+    [({}, False), ({"adaptive": True}, True), ({"adaptive": True, "enabled": False}, False)],
+)
+def test_only_speculation_that_says_so_adapts(speculation: dict[str, object], expected: bool) -> None:
+    assert adapts(deployment(speculation)) is expected
+
+
+def test_adaptive_without_live_depth_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"speculation\.adaptive.*live_depth"):
+        deployment({"adaptive": True, "live_depth": False})

@@ -1,0 +1,98 @@
+"""A replica's half of the depth loop: nothing is counted twice or lost, and no failure reaches the engine."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from test_depth_plan import SETTINGS, good_cell
+
+from peagle.errors import OverloadedError
+from peagle.router.depth import DepthPlan, Mode, ModelDepths
+from peagle.router.snapshot import DepthTable, StepReport, StepStats
+from peagle.serve.reporting import DepthReporter
+
+
+@dataclass
+class Engine:
+    """An engine's sums, growing by 100 steps with every reading, and a Router that can be lost."""
+
+    table: DepthTable = DepthTable(0, (5,))
+    steps: int = 0
+    router: ModelDepths | None = field(default_factory=lambda: ModelDepths(SETTINGS))
+    reported: list[int] = field(default_factory=list)
+    now_s: float = 0.0
+
+    async def read(self) -> StepStats:
+        self.steps += 100
+        self.now_s += 0.5
+        return StepStats(self.table, 7, (good_cell(steps=self.steps, seconds=self.steps * 5e-3),))
+
+    async def apply(self, table: DepthTable) -> None:
+        assert table.version > self.table.version
+        self.table = table
+
+    async def ask(self, report: StepReport) -> DepthPlan:
+        if self.router is None:
+            raise OverloadedError("gone", retry_after_s=1.0)
+        self.reported.append(sum(cell.steps for cell in report.added.cells))
+        return self.router.report("a", report, self.now_s)
+
+    def reporter(self, **options: float) -> DepthReporter:
+        return DepthReporter(self.read, self.apply, self.ask, now_s=lambda: self.now_s, **options)
+
+
+async def test_each_step_is_reported_once_and_the_plan_is_applied() -> None:
+    engine = Engine()
+    reporter = engine.reporter()
+    assert (reporter.status.mode, reporter.status.age_s) == ("static", None)
+    for _ in range(12):
+        await reporter.report()
+    assert engine.reported == [100] * 12
+    assert reporter.status.mode in (Mode.ADAPTIVE, Mode.PROBING)
+    assert reporter.status.age_s == 0.0
+    assert engine.table.version > 0
+
+
+async def test_steps_of_a_report_that_was_not_answered_are_in_the_next() -> None:
+    engine = Engine()
+    reporter = engine.reporter(period_s=0.001)
+    await reporter.report()
+    router, engine.router = engine.router, None
+    held = engine.table
+    running = asyncio.create_task(reporter.run())
+    while engine.steps < 500:
+        await asyncio.sleep(0.001)
+    assert engine.table == held
+    assert reporter.status.age_s is not None
+    assert reporter.status.age_s >= 1.5
+    engine.router = router
+    while len(engine.reported) < 2:
+        await asyncio.sleep(0.001)
+    running.cancel()
+    assert engine.reported[1] >= 400
+    assert sum(engine.reported) <= engine.steps
+
+
+async def test_a_router_that_never_answers_is_given_up_each_time() -> None:
+    engine = Engine()
+
+    async def never(_report: StepReport) -> DepthPlan:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    reporter = DepthReporter(engine.read, engine.apply, never, period_s=0.001, timeout_s=0.01)
+    running = asyncio.create_task(reporter.run())
+    while engine.steps < 300:
+        await asyncio.sleep(0.001)
+    assert not running.done()
+    running.cancel()
+    assert engine.table.version == 0
+
+
+async def test_a_router_that_comes_back_empty_goes_on_from_the_replicas_table() -> None:
+    engine = Engine(table=DepthTable(41, (3,)))
+    reporter = engine.reporter()
+    await reporter.report()
+    assert engine.table.version >= 41
+    engine.router = ModelDepths(SETTINGS)
+    await reporter.report()
+    assert set(engine.table.depths) == {3}
