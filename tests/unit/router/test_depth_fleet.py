@@ -1,4 +1,4 @@
-"""The replicas of one model: new ones learn from the others, silent ones are forgotten, operators' words go by replica."""
+"""The replicas of one model: new ones learn from the others, silent ones are forgotten, limits go by replica."""
 
 from test_depth_plan import SETTINGS, good_cell, report
 

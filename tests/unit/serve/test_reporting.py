@@ -1,6 +1,7 @@
 """A replica's half of the depth loop: nothing is counted twice or lost, and no failure reaches the engine."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from test_depth_plan import SETTINGS, good_cell
@@ -15,7 +16,7 @@ from peagle.serve.reporting import DepthReporter
 class Engine:
     """An engine's sums, growing by 100 steps with every reading, and a Router that can be lost."""
 
-    table: DepthTable = DepthTable(0, (5,))
+    table: DepthTable = field(default_factory=lambda: DepthTable(0, (5,)))
     steps: int = 0
     router: ModelDepths | None = field(default_factory=lambda: ModelDepths(SETTINGS))
     reported: list[int] = field(default_factory=list)
@@ -40,6 +41,14 @@ class Engine:
         return DepthReporter(self.read, self.apply, self.ask, now_s=lambda: self.now_s, **options)
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if holds():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError
+
+
 async def test_each_step_is_reported_once_and_the_plan_is_applied() -> None:
     engine = Engine()
     reporter = engine.reporter()
@@ -59,14 +68,12 @@ async def test_steps_of_a_report_that_was_not_answered_are_in_the_next() -> None
     router, engine.router = engine.router, None
     held = engine.table
     running = asyncio.create_task(reporter.run())
-    while engine.steps < 500:
-        await asyncio.sleep(0.001)
+    await until(lambda: engine.steps >= 500)
     assert engine.table == held
     assert reporter.status.age_s is not None
     assert reporter.status.age_s >= 1.5
     engine.router = router
-    while len(engine.reported) < 2:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(engine.reported) >= 2)
     running.cancel()
     assert engine.reported[1] >= 400
     assert sum(engine.reported) <= engine.steps
@@ -81,8 +88,7 @@ async def test_a_router_that_never_answers_is_given_up_each_time() -> None:
 
     reporter = DepthReporter(engine.read, engine.apply, never, period_s=0.001, timeout_s=0.01)
     running = asyncio.create_task(reporter.run())
-    while engine.steps < 300:
-        await asyncio.sleep(0.001)
+    await until(lambda: engine.steps >= 300)
     assert not running.done()
     running.cancel()
     assert engine.table.version == 0
