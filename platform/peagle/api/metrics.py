@@ -32,6 +32,7 @@ REPLICA_SERIES = (
     ReplicaSeries("waiting_requests", "peagle_replica_waiting_requests", GaugeMetricFamily, "Requests in the queue."),
     ReplicaSeries("kv_usage_ratio", "peagle_replica_kv_usage_ratio", GaugeMetricFamily, "KV cache in use, 0 to 1."),
     ReplicaSeries("depth_version", "peagle_replica_depth_version", GaugeMetricFamily, "Version of the depth table."),
+    ReplicaSeries("plan_age_s", "peagle_replica_plan_age_seconds", GaugeMetricFamily, "Since the Router's last plan."),
     ReplicaSeries("depth_effective", "peagle_replica_depth_effective", GaugeMetricFamily, "Draft tokens per draft."),
     ReplicaSeries(
         "acceptance_length", "peagle_replica_acceptance_length", GaugeMetricFamily, "Tokens per verification."
@@ -40,6 +41,16 @@ REPLICA_SERIES = (
     ReplicaSeries("drafted", "peagle_replica_draft_tokens", CounterMetricFamily, "Draft tokens verified."),
     ReplicaSeries("accepted", "peagle_replica_accepted_tokens", CounterMetricFamily, "Draft tokens accepted."),
     ReplicaSeries("generation_tokens", "peagle_replica_generation_tokens", CounterMetricFamily, "Tokens generated."),
+)
+
+
+POSITION_SERIES = (
+    ReplicaSeries(
+        "drafted_by_position", "peagle_replica_position_draft_tokens", CounterMetricFamily, "Verified, by position."
+    ),
+    ReplicaSeries(
+        "accepted_by_position", "peagle_replica_position_accepted_tokens", CounterMetricFamily, "Accepted, by position."
+    ),
 )
 
 
@@ -92,6 +103,12 @@ class _Fleet(Collector):
                 value = row.get(series.field)
                 if value is not None:
                     family.add_metric([model, str(row["id"])], float(value))
+            yield family
+        for series in POSITION_SERIES:
+            family = series.family(series.name, series.text, labels=["model", "replica", "position"])
+            for model, row in self._rows:
+                for position, value in enumerate(row.get(series.field) or (), start=1):
+                    family.add_metric([model, str(row["id"]), str(position)], float(value))
             yield family
 
 

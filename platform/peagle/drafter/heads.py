@@ -41,7 +41,7 @@ class HeadPlan:
     tokens_per_step: int = 832
     crop_tokens: int = 208
     whole_row_every: int = 4
-    steps: int = 4000
+    steps: int = 3600
     rates: Rates = HEAD_RATES
     seed: int = 11
 

@@ -60,6 +60,14 @@ class StepStats:
         return sum(sum(cell.accepted) for cell in self.cells)
 
     @property
+    def drafted_by_position(self) -> tuple[int, ...]:
+        return tuple(sum(cell.drafted[j] for cell in self.cells) for j in range(self.depth_max))
+
+    @property
+    def accepted_by_position(self) -> tuple[int, ...]:
+        return tuple(sum(cell.accepted[j] for cell in self.cells) for j in range(self.depth_max))
+
+    @property
     def depth_effective(self) -> float | None:
         """Draft tokens verified per draft; None before the first."""
         return self.drafted / self.drafts if self.drafts else None

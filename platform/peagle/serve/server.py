@@ -163,19 +163,21 @@ def plan_status(plan: PlanStatus) -> dict[str, Any]:
 
 
 def depth_status(stats: StepStats | None) -> dict[str, Any]:
-    """The depth fields of a replica's status; null or empty where nothing is known."""
-    cells = stats.cells if stats else ()
-    drafts = sum(cell.drafts for cell in cells)
-    drafted = sum(sum(cell.drafted) for cell in cells)
-    accepted = sum(sum(cell.accepted) for cell in cells)
+    """The depth fields of a replica's status; null or empty where nothing is known.
+
+    By position, accepted over drafted is the share of drafts that were right up to there; a mean over all drafts would
+    count drafts that never went so deep as wrong.
+    """
     return {
         "depth_version": stats.table.version if stats else None,
         "depths": list(stats.table.depths) if stats else [],
-        "drafts": drafts,
-        "drafted": drafted,
-        "accepted": accepted,
-        "depth_effective": drafted / drafts if drafts else None,
-        "acceptance_length": 1.0 + accepted / drafts if drafts else None,
+        "drafts": stats.drafts if stats else 0,
+        "drafted": stats.drafted if stats else 0,
+        "accepted": stats.accepted if stats else 0,
+        "drafted_by_position": list(stats.drafted_by_position) if stats else [],
+        "accepted_by_position": list(stats.accepted_by_position) if stats else [],
+        "depth_effective": stats.depth_effective if stats else None,
+        "acceptance_length": stats.acceptance_length if stats else None,
     }
 
 

@@ -195,6 +195,15 @@ def test_replicas_are_exposed_with_model_and_id() -> None:
     assert "peagle_replica_depth_effective{" not in text
 
 
+def test_acceptance_by_position_is_exposed_with_its_own_denominator() -> None:
+    rows = [{"id": "r1", "drafted_by_position": [9, 4], "accepted_by_position": [7, 2]}]
+    text = exposition({"m": rows}).decode()
+    for name, values in (("draft", (9, 4)), ("accepted", (7, 2))):
+        for position, value in enumerate(values, start=1):
+            series = f'peagle_replica_position_{name}_tokens_total{{model="m",position="{position}",replica="r1"}}'
+            assert f"{series} {value}.0" in text
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
