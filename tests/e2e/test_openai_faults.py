@@ -57,6 +57,9 @@ class Scripted(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
             await self._hang()
         yield TOKEN
         if order == "die midway":
+            # What a process has said as it dies may never leave it.
+            while not (self._marks / "read").exists():
+                await asyncio.sleep(0.05)
             os._exit(1)
         if order == "fail midway":
             raise RuntimeError("secret")
@@ -254,9 +257,15 @@ async def test_a_replica_lost_before_the_first_token_is_not_noticed(http: httpx.
     assert (answer.status_code, answer.text) == (200, TOKEN + TOKEN + DONE)
 
 
-async def test_a_replica_lost_midway_is_told(http: httpx.AsyncClient) -> None:
+async def test_a_replica_lost_midway_is_told(http: httpx.AsyncClient, marks: Path) -> None:
     await whole_again(http)
-    assert last_error(await order(http, "die midway"))["type"] == "server_error"
+    body = {"model": "pair", "prompt": "die midway", "stream": True}
+    async with http.stream("POST", "/v1/completions", json=body) as answer:
+        pieces = answer.aiter_text()
+        text = await anext(pieces)
+        (marks / "read").touch()
+        text += "".join([piece async for piece in pieces])
+    assert last_error(httpx.Response(answer.status_code, text=text))["type"] == "server_error"
 
 
 async def test_a_request_that_ends_every_replica_is_given_up(http: httpx.AsyncClient) -> None:
