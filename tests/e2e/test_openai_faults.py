@@ -58,8 +58,7 @@ class Scripted(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
         yield TOKEN
         if order == "die midway":
             # What a process has said as it dies may never leave it.
-            while not (self._marks / "read").exists():
-                await asyncio.sleep(0.05)
+            await until(self._marks / "read")
             os._exit(1)
         if order == "fail midway":
             raise RuntimeError("secret")
