@@ -59,6 +59,7 @@ def test_help_loads_no_heavy_library() -> None:
         "chat",
         "status",
         "bench speculation",
+        "bench depth",
         "cluster preflight",
         "cluster status",
         "cluster drain",

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from peagle.bench.options import SpeculationOptions
-from peagle.config import load_deployment
+from peagle.bench.plan import NONE, PEAGLE
+from peagle.config import Deployment, load_deployment
 from peagle.errors import ConfigError
 from peagle.serve.terminal import Terminal
 
@@ -21,9 +22,30 @@ def _group() -> None:
     """Measure what speculation gives on this machine."""
 
 
+File = Annotated[Path, typer.Argument(metavar="FILE", help="Deployment file of the model and its drafter.")]
+Prompts = Annotated[int, typer.Option(min=1, help="How many prompts.")]
+Tokens = Annotated[int, typer.Option(min=2, help="Output tokens of each request.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Measured repeats; the report has their median.")]
+Warmup = Annotated[int, typer.Option(min=0, help="Prompt sets run before measuring, at each concurrency.")]
+SkipLoops = Annotated[
+    float | None,
+    typer.Option(
+        metavar="MIN_SHARE",
+        min=0.0,
+        max=1.0,
+        help="Leave out prompts whose output without speculation has a smaller share of distinct 8-grams.",
+    ),
+]
+PromptsFrom = Annotated[
+    Path | None, typer.Option(help='JSON lines {"prompt": "..."}; by default the held-out prompts shipped here.')
+]
+Eager = Annotated[bool, typer.Option("--eager", help="Do not compile: quicker to start, slower to run.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for the results; by default bench-results/TIME.")]
+
+
 @app.command()
 def speculation(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Deployment file of the model and its drafter.")],
+    file: File,
     baseline: Annotated[
         Path | None, typer.Option(help="Deployment file of the same model with another drafter, such as EAGLE-3.")
     ] = None,
@@ -32,24 +54,14 @@ def speculation(
     ] = "",
     depths: Annotated[str, typer.Option(help="Values of K, with commas.")] = "1,3,5,7",
     concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,8",
-    prompts: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 24,
-    tokens: Annotated[int, typer.Option(min=2, help="Output tokens of each request.")] = 128,
-    repeats: Annotated[int, typer.Option(min=1, help="Measured repeats; the report has their median.")] = 5,
-    warmup: Annotated[int, typer.Option(min=0, help="Prompt sets run before measuring, at each concurrency.")] = 1,
-    skip_loops: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MIN_SHARE",
-            min=0.0,
-            max=1.0,
-            help="Leave out prompts whose output without speculation has a smaller share of distinct 8-grams.",
-        ),
-    ] = None,
-    prompts_from: Annotated[
-        Path | None, typer.Option(help='JSON lines {"prompt": "..."}; by default the held-out prompts shipped here.')
-    ] = None,
-    eager: Annotated[bool, typer.Option("--eager", help="Do not compile: quicker to start, slower to run.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results; by default bench-results/TIME.")] = None,
+    prompts: Prompts = 24,
+    tokens: Tokens = 128,
+    repeats: Repeats = 5,
+    warmup: Warmup = 1,
+    skip_loops: SkipLoops = None,
+    prompts_from: PromptsFrom = None,
+    eager: Eager = False,
+    out: Out = None,
 ) -> None:
     """Compare no speculation, EAGLE-3 and P-EAGLE at several K.
 
@@ -70,21 +82,67 @@ def speculation(
         prompts_from=prompts_from,
         eager=eager,
     )
-    deployment = load_deployment(file)
-    rival = load_deployment(baseline) if baseline else None
-    folder = out or Path("bench-results") / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
+    _compare(load_deployment(file), load_deployment(baseline) if baseline else None, options, out)
 
+
+@app.command()
+def depth(
+    file: File,
+    depths: Annotated[str, typer.Option(help="Static values of K to compare with, with commas; 0 verifies none.")] = (
+        "0,1,3,5,7"
+    ),
+    concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,2,4,8,16,32",
+    prompts: Prompts = 24,
+    tokens: Tokens = 128,
+    repeats: Repeats = 5,
+    warmup: Warmup = 1,
+    skip_loops: SkipLoops = None,
+    prompts_from: PromptsFrom = None,
+    eager: Eager = False,
+    out: Out = None,
+) -> None:
+    """Compare adaptive depth with every static K, and with an engine that has no drafter.
+
+    One engine takes every K and the Router's own rule in turn, prompt set by prompt set; what the rule has learned
+    stays for its next turn. Greedy, fixed output length. Writes result.json, report.md and the engines' log.
+
+    Example: peagle bench depth deployments/embedded.yaml --concurrency 1,8
+    """
+    deployment = load_deployment(file)
+    if deployment.drafter is None or deployment.drafter.method != PEAGLE or not deployment.speculation.live_depth:
+        problem = "its depth cannot change while it runs"
+        raise ConfigError(f"{file}: speculation.live_depth", None, problem, "Name a P-EAGLE drafter with live_depth.")
+    options = SpeculationOptions(
+        methods=(NONE, PEAGLE),
+        depths=_numbers("--depths", depths, least=0),
+        concurrencies=_numbers("--concurrency", concurrency),
+        prompts=prompts,
+        output_tokens=tokens,
+        repeats=repeats,
+        warmup_sets=warmup,
+        min_distinct_share=skip_loops,
+        prompts_from=prompts_from,
+        eager=eager,
+        adaptive=True,
+    )
+    _compare(deployment, None, options, out)
+
+
+def _compare(
+    deployment: Deployment, baseline: Deployment | None, options: SpeculationOptions, out: Path | None
+) -> None:
+    folder = out or Path("bench-results") / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
     folder.mkdir(parents=True, exist_ok=True)
     with Terminal(folder / "engines.log") as terminal:
         with terminal.stage("Load vLLM"):
             from peagle.bench.session import compare
         # SIGTERM unwinds like Ctrl-C, so that the engines end too.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        asyncio.run(compare(deployment, rival, options, folder, terminal))
+        asyncio.run(compare(deployment, baseline, options, folder, terminal))
 
 
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers of at least 1, in the order given, each once.
+def _numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:
+    """Whole numbers of at least `least`, in the order given, each once.
 
     Raises:
         ConfigError: One of them is not such a number.
@@ -93,6 +151,7 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
         numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         numbers = ()
-    if not numbers or min(numbers) < 1:
-        raise ConfigError(option, text, "it is no list of numbers from 1 up", "Write them with commas, such as 1,3,7.")
+    if not numbers or min(numbers) < least:
+        problem = f"it is no list of numbers from {least} up"
+        raise ConfigError(option, text, problem, "Write them with commas, such as 1,3,7.")
     return numbers

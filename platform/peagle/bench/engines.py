@@ -3,8 +3,9 @@
 import asyncio
 import itertools
 import os
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from peagle.bench.plan import EnginePlan
 from peagle.bench.statistics import NO_DRAFTS, DraftCounts
 from peagle.engine import live_depth
 from peagle.errors import StartupError
-from peagle.router.snapshot import DepthTable
+from peagle.router.depth import DepthPlan, ModelDepths
+from peagle.router.snapshot import DepthTable, StepReport
 from peagle.serve.arguments import engine_settings
+from peagle.serve.depth_settings import depth_settings
+from peagle.serve.reporting import DepthReporter
 
 
 class DraftCounter(StatLoggerBase):  # type: ignore[misc]
@@ -50,7 +54,9 @@ class Engine:
         self._counters = counters
         self._output_tokens = output_tokens
         self._request_numbers = itertools.count()
-        self._depth_versions = itertools.count(1)
+        self._depths = ModelDepths(depth_settings(plan.deployment)) if plan.live else None
+        self._last_plan: DepthPlan | None = None
+        self._version = 0
 
     @classmethod
     def start(cls, plan: EnginePlan, output_tokens: int, log: Path) -> "Engine":
@@ -93,8 +99,36 @@ class Engine:
     async def prepare(self, depth: int) -> None:
         """Set K and forget cached prompts, so that every pass starts alike and all its statistics have arrived."""
         if self.plan.live:
-            await live_depth.set_depths(self._llm, DepthTable(next(self._depth_versions), (depth,)))
+            await self._apply(DepthTable(self._version + 1, (depth,)))
         await self.settle()
+
+    @asynccontextmanager
+    async def adapting(self) -> AsyncIterator[None]:
+        """Let the Router's rule choose K meanwhile, as a replica does; what it learns is kept for the next time."""
+        assert self._depths is not None, "this engine has one K"
+        if self._last_plan is not None:
+            await self._apply(DepthTable(self._version + 1, self._last_plan.table.depths))
+        reporter = DepthReporter(
+            lambda: live_depth.read_step_stats(self._llm),
+            self._apply,
+            self._ask,
+            answered=await live_depth.read_step_stats(self._llm),
+        )
+        reporting = asyncio.create_task(reporter.run())
+        try:
+            yield
+        finally:
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
+
+    async def _apply(self, table: DepthTable) -> None:
+        await live_depth.set_depths(self._llm, table)
+        self._version = table.version
+
+    async def _ask(self, report: StepReport) -> DepthPlan:
+        assert self._depths is not None
+        self._last_plan = self._depths.report(self.plan.name, report, time.monotonic())
+        return self._last_plan
 
     async def settle(self) -> None:
         """Clear the prefix cache. The answer comes back behind every earlier output and its statistics."""

@@ -6,7 +6,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """`methods` empty means all that the files offer; `min_distinct_share` None means that loops are kept."""
+    """`methods` empty means all that the files offer; `min_distinct_share` None means that loops are kept.
+
+    With `adaptive`, an engine whose K can change is also measured with the K that the Router's rule chooses.
+    """
 
     methods: tuple[str, ...]
     depths: tuple[int, ...]
@@ -18,3 +21,4 @@ class SpeculationOptions:
     min_distinct_share: float | None
     prompts_from: Path | None
     eager: bool
+    adaptive: bool = False

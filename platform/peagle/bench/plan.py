@@ -27,15 +27,23 @@ class EnginePlan:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One engine at one K: a row of the result. `engine` indexes the list of plans; K is 0 without speculation."""
+    """One engine at one K: a row of the result. `engine` indexes the list of plans; K is 0 without speculation.
+
+    An adaptive one has the K that the Router's rule chooses as it runs, `depth` at most.
+    """
 
     engine: int
     method: str
     depth: int
+    adaptive: bool = False
+
+    @property
+    def depth_name(self) -> str:
+        return "adaptive" if self.adaptive else str(self.depth)
 
     @property
     def name(self) -> str:
-        return self.method if self.method == NONE else f"{self.method} K={self.depth}"
+        return self.method if self.method == NONE else f"{self.method} K={self.depth_name}"
 
 
 def plan_engines(
@@ -82,9 +90,14 @@ def plan_engines(
     return [_sharing_a_gpu(plan, len(plans)) for plan in plans]
 
 
-def variants_of(plans: Sequence[EnginePlan]) -> list[Variant]:
-    """Every engine at every K it can take."""
-    return [Variant(index, plan.method, depth) for index, plan in enumerate(plans) for depth in plan.depths]
+def variants_of(plans: Sequence[EnginePlan], *, adaptive: bool = False) -> list[Variant]:
+    """Every engine at every K it can take, and with `adaptive` each that may change its K once more, at the rule's."""
+    variants = []
+    for index, plan in enumerate(plans):
+        variants += [Variant(index, plan.method, depth) for depth in plan.depths]
+        if adaptive and plan.live:
+            variants.append(Variant(index, plan.method, max(plan.depths), adaptive=True))
+    return variants
 
 
 def rotated(variants: Sequence[Variant], turn: int) -> list[Variant]:

@@ -45,9 +45,10 @@ def best_rows(runs: Mapping[Cell, Sequence[Run]]) -> list[Row]:
     rows = []
     for level in dict.fromkeys(level for _, level in runs):
         fastest: dict[str, tuple[Variant, Sequence[Run]]] = {}
-        for (variant, at), cell in runs.items():
+        here = [(variant, cell) for (variant, at), cell in runs.items() if at == level]
+        for variant, cell in here:
             known = fastest.get(variant.method)
-            if at == level and (known is None or _speed(cell).median > _speed(known[1]).median):
+            if not variant.adaptive and (known is None or _speed(cell).median > _speed(known[1]).median):
                 fastest[variant.method] = (variant, cell)
         for method, (variant, cell) in fastest.items():
             row: Row = {"concurrency": level, "method": method, "depth": variant.depth}
@@ -55,7 +56,19 @@ def best_rows(runs: Mapping[Cell, Sequence[Run]]) -> list[Row]:
                 if rival in fastest and rival != method:
                     row[name] = _ratio(cell, fastest[rival][1])
             rows.append(row)
+        rows += [_adaptive_row(variant, level, cell, fastest) for variant, cell in here if variant.adaptive]
     return rows
+
+
+def _adaptive_row(
+    variant: Variant, level: int, cell: Sequence[Run], fastest: Mapping[str, tuple[Variant, Sequence[Run]]]
+) -> Row:
+    """Adaptive depth against no speculation and against its method's fastest static K."""
+    row: Row = {"concurrency": level, "method": variant.method, "depth": variant.depth_name}
+    if NONE in fastest:
+        row["ratio_to_none"] = _ratio(cell, fastest[NONE][1])
+    best, static = fastest[variant.method]
+    return row | {"ratio_to_best_static": _ratio(cell, static), "best_static_depth": best.depth}
 
 
 def _figures(variant: Variant, level: int, cell: Sequence[Run]) -> Row:
@@ -63,7 +76,7 @@ def _figures(variant: Variant, level: int, cell: Sequence[Run]) -> Row:
     outputs = [trace.tokens for trace in cell[0].traces]
     return {
         "method": variant.method,
-        "depth": variant.depth,
+        "depth": variant.depth_name if variant.adaptive else variant.depth,
         "concurrency": level,
         "output_tokens_per_s": asdict(_speed(cell)) | {"repeats": [run.output_tokens_per_s for run in cell]},
         "ttft_ms_p50": _milliseconds(cell, 0.5, _first),
@@ -149,7 +162,11 @@ def best_line(row: Row) -> str:
     name = row["method"] if row["method"] == NONE else f"{row['method']} K={row['depth']}"
     ratios = [
         f"{_spread(row[key], '{:.2f}')} times {words}"
-        for key, words in (("ratio_to_none", "no speculation"), ("ratio_to_best_eagle3", "the fastest EAGLE-3"))
+        for key, words in (
+            ("ratio_to_none", "no speculation"),
+            ("ratio_to_best_eagle3", "the fastest EAGLE-3"),
+            ("ratio_to_best_static", f"the fastest static K, {row.get('best_static_depth')}"),
+        )
         if key in row
     ]
     return f"{row['concurrency']} at once: {name}" + (f": {', '.join(ratios)}" if ratios else "")
@@ -165,7 +182,7 @@ def _cells(row: Row) -> list[str]:
     return [
         str(row["concurrency"]),
         row["method"],
-        str(row["depth"]) if row["depth"] else "",
+        "" if row["method"] == NONE else str(row["depth"]),
         _spread(row["output_tokens_per_s"], "{:.0f}"),
         _spread(row.get("ratio_to_none"), "{:.2f}"),
         _spread(row.get("ratio_to_eagle3"), "{:.2f}"),

@@ -54,7 +54,7 @@ async def compare(
             selection = await select_prompts(
                 texts, options.prompts, options.output_tokens, chooser, options.min_distinct_share
             )
-        variants = variants_of(plans)
+        variants = variants_of(plans, adaptive=options.adaptive)
         total = passes(len(variants), selection.prompts, options.concurrencies, options.repeats, options.warmup_sets)
         with _progress(terminal, total) as begin:
             runs = await measure(

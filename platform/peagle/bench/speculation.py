@@ -1,6 +1,7 @@
 """Compare decoding methods: interleaved passes over the same prompts, so that a drifting machine hits all alike."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -125,7 +126,8 @@ async def _one_pass(
 ) -> tuple[float, tuple[Trace, ...], DraftCounts]:
     await engine.prepare(variant.depth)
     before = engine.counts()
-    result = await run_pass(engine.stream, prompts, concurrency)
+    async with engine.adapting() if variant.adaptive else nullcontext():
+        result = await run_pass(engine.stream, prompts, concurrency)
     await engine.settle()
     return result.seconds, result.traces, engine.counts() - before
 

@@ -37,6 +37,7 @@ class DepthReporter:
         read: Reads the engine's sums.
         apply: Gives the engine a depth table.
         ask: Sends a report and returns the plan.
+        answered: Sums that are not to be reported, because they are from before.
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class DepthReporter:
         period_s: float = PERIOD_S,
         timeout_s: float = TIMEOUT_S,
         now_s: Callable[[], float] = time.monotonic,
+        answered: StepStats | None = None,
     ) -> None:
         self._read, self._apply, self._ask = read, apply, ask
         self._period_s, self._timeout_s, self._now_s = period_s, timeout_s, now_s
-        self._answered: StepStats | None = None
+        self._answered = answered
         self._plan: DepthPlan | None = None
         self._plan_at_s = 0.0
         self._fails = False

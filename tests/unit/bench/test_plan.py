@@ -30,6 +30,8 @@ def test_p_eagle_takes_every_depth_in_one_engine_and_eagle3_an_engine_for_each()
     assert [plan.deployment.speculation.depth_max for plan in plans[1:]] == [3, 7, 7]
     assert [plan.deployment.speculation.live_depth for plan in plans[1:]] == [False, False, True]
     assert variants_of(plans)[-1] == Variant(engine=3, method="p-eagle", depth=7)
+    adaptive = set(variants_of(plans, adaptive=True)) - set(variants_of(plans))
+    assert adaptive == {Variant(engine=3, method="p-eagle", depth=7, adaptive=True)}
 
 
 def test_p_eagle_without_live_depth_gets_an_engine_for_each_depth() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from peagle.bench.load import Trace
 from peagle.bench.plan import Variant
-from peagle.bench.report import best_rows, markdown, result_rows
+from peagle.bench.report import best_line, best_rows, markdown, result_rows
 from peagle.bench.speculation import Cell, Run
 from peagle.bench.statistics import DraftCounts
 
@@ -42,6 +42,17 @@ def test_ratios_pair_by_repeat_and_compare_equal_depths() -> None:
     assert none["ratio_to_none"]["median"] == 1.0
     # EAGLE-3 was not measured at K = 7.
     assert "ratio_to_eagle3" not in p_eagle7
+
+
+def test_adaptive_depth_is_held_against_the_fastest_static_one() -> None:
+    adaptive = Variant(2, "p-eagle", 7, adaptive=True)
+    cells = {**runs(), (adaptive, 1): [run(210), run(95)]}
+    assert result_rows(cells)[-1]["depth"] == "adaptive"
+    row = best_rows(cells)[-1]
+    assert (row["depth"], row["best_static_depth"]) == ("adaptive", 7)
+    assert row["ratio_to_best_static"] == {"median": 1.0, "low": 0.95, "high": 1.05}
+    assert row["ratio_to_none"]["median"] == 2.0
+    assert "1 at once: p-eagle K=adaptive: 2.00" in best_line(row)
 
 
 def test_figures_come_from_every_repeat() -> None:

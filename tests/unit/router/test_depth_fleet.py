@@ -1,7 +1,6 @@
 """The replicas of one model: new ones learn from the others, silent ones are forgotten, limits go by replica."""
 
-from test_depth_plan import SETTINGS, good_cell, report
-
+from depth_reports import SETTINGS, good_cell, report
 from peagle.router.depth import DepthLimits, DepthPlan, Mode, ModelDepths
 from peagle.router.depth.fleet import FORGET_AFTER_S
 from peagle.router.snapshot import DepthTable

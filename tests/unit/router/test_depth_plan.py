@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_depth_acceptance import cells
 
+from depth_reports import SETTINGS, STATIC, good_cell, report
 from peagle.engine.depth_table import next_table
 from peagle.router.depth import (
-    EMBEDDED_CPU,
-    AcceptancePrior,
     Cause,
     DepthLimits,
     DepthPlan,
@@ -26,29 +25,11 @@ from peagle.router.depth import (
     step,
     view,
 )
-from peagle.router.snapshot import DepthTable, StepCell, StepReport, StepStats
-
-SETTINGS = DepthSettings(
-    depth_max=7, depth_static=5, batch_max=32, cost=EMBEDDED_CPU, acceptance=AcceptancePrior.geometric(7)
-)
-STATIC = DepthTable(0, (5,))
+from peagle.router.snapshot import DepthTable, StepCell
 
 
 def limited(**limits: object) -> DepthSettings:
     return replace(SETTINGS, limits=DepthLimits(**limits))  # type: ignore[arg-type]
-
-
-def report(*cells: StepCell, table: DepthTable = STATIC, age_s: float = 0.0) -> StepReport:
-    return StepReport(StepStats(table, 7, cells), age_s)
-
-
-def good_cell(batch_size: int = 1, depth: int = 5, steps: int = 100, seconds: float = 0.5) -> StepCell:
-    """Steps as the prior expects them, with acceptance of 0.7 at each position."""
-    drafts = steps * batch_size
-    accepted = tuple(round(drafts * 0.7 ** (j + 1)) if j < depth else 0 for j in range(7))
-    drafted = tuple(drafts if j < depth else 0 for j in range(7))
-    none = (0,) * 7
-    return StepCell(batch_size, depth, steps, seconds, drafts + sum(accepted), drafts, drafted, accepted, none, none)
 
 
 def feed(

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from test_depth_plan import SETTINGS, good_cell
-
+from depth_reports import SETTINGS, good_cell
 from peagle.errors import OverloadedError
 from peagle.router.depth import DepthPlan, Mode, ModelDepths
 from peagle.router.snapshot import DepthTable, StepReport, StepStats
