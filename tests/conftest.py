@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from served import Served, start, write_deployment
+from served import Served, up, write_deployment
 
 REPLICAS = 2
 
@@ -44,11 +44,5 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     deployment = write_deployment(
         folder, engine={"enforce_eager": True}, replicas={"min": REPLICAS, "max": REPLICAS}, resources={"cpus": 1}
     )
-    platform = start(folder, deployment, replicas=REPLICAS)
-    try:
-        platform.wait_until_ready()
+    with up(folder, deployment, REPLICAS) as platform:
         yield platform
-    finally:
-        status = platform.stop()
-    assert status == 0, platform.said()
-    assert platform.left_behind() == []

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -158,3 +160,16 @@ def start(folder: Path, deployment: Path, port: int | None = None, replicas: int
             preexec_fn=_stop_with_parent,
         )
     return Served(deployment, port, folder, process, output, replicas)
+
+
+@contextmanager
+def up(folder: Path, deployment: Path, replicas: int = 1) -> Iterator[Served]:
+    """A platform that is ready; stopped as a user would stop it, with no process left."""
+    platform = start(folder, deployment, replicas=replicas)
+    try:
+        platform.wait_until_ready()
+        yield platform
+    finally:
+        status = platform.stop()
+    assert status == 0, platform.said()
+    assert platform.left_behind() == []

@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from served import Served, start, write_deployment
+from served import Served, up, write_deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
@@ -23,14 +23,8 @@ def adaptive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One replica whose depth the Router chooses."""
     folder = tmp_path_factory.mktemp("adaptive")
     deployment = write_deployment(folder, engine={"enforce_eager": True}, speculation={"adaptive": True})
-    platform = start(folder, deployment)
-    try:
-        platform.wait_until_ready()
+    with up(folder, deployment) as platform:
         yield platform
-    finally:
-        status = platform.stop()
-    assert status == 0, platform.said()
-    assert platform.left_behind() == []
 
 
 @pytest.fixture
