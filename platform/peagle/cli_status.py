@@ -94,12 +94,14 @@ def _replicas(fleet: Fleet) -> Iterator[tuple[tuple[str, str], dict[str, Any], d
 
 
 def _depths(replica: dict[str, Any]) -> str:
-    """`7 / 6.8`, or `7..2 / 4.1` where K differs by batch size; a dash where nothing is drafted."""
+    """`7 / 6.8`, or `7..2 / 4.1 adaptive` where the Router chooses; a dash where nothing is drafted."""
     depths = replica.get("depths") or []
     if not depths:
         return "-"
     asked = str(depths[0]) if min(depths) == max(depths) else f"{max(depths)}..{min(depths)}"
-    return f"{asked} / {_number(replica.get('depth_effective'), '{:.1f}')}"
+    mode = replica.get("depth_mode", "static")
+    chosen = "" if mode == "static" else f" {mode}"
+    return f"{asked} / {_number(replica.get('depth_effective'), '{:.1f}')}{chosen}"
 
 
 def _number(value: float | None, form: str) -> str:

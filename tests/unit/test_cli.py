@@ -203,6 +203,11 @@ def test_status_shows_depth_asked_for_and_in_effect_and_speed_between_reads() ->
         assert figure in text
 
 
+def test_status_says_who_chose_the_depths_unless_it_is_the_file() -> None:
+    assert "7..3 / 5.5 pinned" in shown(fleet(1), fleet(1, depth_mode="pinned"))
+    assert "static" not in shown(fleet(1), fleet(1, depth_mode="static"))
+
+
 def test_status_of_a_replica_that_restarted_has_no_speed_rather_than_a_negative_one() -> None:
     row = next(line for line in shown(fleet(1000), fleet(10)).splitlines() if "a1" in line)
     assert row.split("│")[-2].strip() == "-"
