@@ -16,6 +16,19 @@ def test_the_cause_is_the_first_exception_not_what_followed_from_it() -> None:
     assert root_cause(LOG) == "Available memory on node 0 is less than requested"
 
 
+def test_what_an_engine_argument_is_refused_for_is_below_two_tracebacks() -> None:
+    log = """
+(ServeController pid=3) ray.exceptions.RayTaskError(RuntimeError): ray::ServeReplica
+(ServeController pid=3)     raise RuntimeError(traceback.format_exc()) from None
+(ServeController pid=3) RuntimeError: Traceback (most recent call last):
+(ServeController pid=3)   File "replica.py", line 1867, in initialize
+(ServeController pid=3) RuntimeError: Failed to create vLLM engine config: 1 validation error for ModelConfig
+(ServeController pid=3)   Value error, User-specified max_model_len (9) is too long. [type=value_error, input=...]
+(ServeController pid=3)     For further information visit https://errors.pydantic.dev
+"""
+    assert root_cause(log) == "User-specified max_model_len (9) is too long"
+
+
 def test_a_log_without_an_exception_has_no_cause() -> None:
     assert root_cause("INFO all is well\nWARNING nearly") is None
 
