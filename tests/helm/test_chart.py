@@ -236,13 +236,12 @@ def test_a_deployment_arrives_as_it_was_written() -> None:
     assert read_deployments([deployment])[0].engine["kv_cache_memory_bytes"] == 1 << 40
 
 
-# Wanted on a machine of one's own and not in a cluster: one log for all, a first failure told at once, a short wait.
+# Wanted on a machine of one's own and not in a cluster: one log for all, a first failure told at once.
 LOCAL_ONLY = {
     "RAY_DEDUP_LOGS",
     "RAY_COLOR_PREFIX",
     "RAY_prestart_worker_first_driver",
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT",
-    "RAY_gcs_rpc_server_reconnect_timeout_s",
 }
 
 

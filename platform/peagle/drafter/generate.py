@@ -17,7 +17,7 @@ class GenerationPlan:
     tokens can only learn the odds: a share of it keeps the head useful at a temperature.
     """
 
-    prompts: int = 4096
+    prompts: int = 6144
     prompt_tokens_min: int = 96
     prompt_tokens_max: int = 160
     sequence_tokens: int = 256

@@ -29,8 +29,6 @@ ENVIRONMENT: Mapping[str, str] = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "peagle.api.edge.middlewares",
     # A first start that fails is told at once; a replica that has run is restarted for ever all the same.
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
-    # Where the launcher is killed, Ray's agents look this long for a head that went with it, and then end too.
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
 }
 
 
