@@ -1,0 +1,42 @@
+"""What was compiled once is found again, whichever backend compiled it."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from peagle.engine import compile_cache
+
+
+def loaded_by(compiled: object, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What loading returns once the seam is installed, where torch reads `compiled` from disk."""
+    kept = SimpleNamespace(_artifacts=SimpleNamespace(compiled_fn=compiled))
+    load: Callable[..., Any] = lambda _file, **_options: kept  # noqa: E731
+    monkeypatch.setattr(torch.compiler, "load_compiled_function", load)
+    compile_cache.install()
+    compile_cache.install()
+    assert torch.compiler.load_compiled_function.__wrapped__ is load  # type: ignore[attr-defined]
+    return torch.compiler.load_compiled_function(None, f_globals={})  # type: ignore[arg-type]
+
+
+def test_inductors_function_needs_no_finishing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled() -> int:
+        return 3
+
+    found = loaded_by(compiled, monkeypatch)._artifacts.compiled_fn
+    found.finalize_loading(object())
+    assert found() == 3
+
+
+def test_vllms_own_is_finished_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    finished: list[object] = []
+    own = SimpleNamespace(finalize_loading=finished.append)
+    loaded_by(own, monkeypatch)._artifacts.compiled_fn.finalize_loading("config")
+    assert finished == ["config"]
+
+
+def test_vllm_loads_through_the_seam() -> None:
+    source = pytest.importorskip("vllm.compilation.decorators")._try_load_aot_compiled_fn.__code__
+    assert {"load_compiled_function", "finalize_loading", "_artifacts", "compiled_fn"} <= set(source.co_names)
