@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from peagle.router.depth import DepthPlan
 from peagle.router.snapshot import DepthTable, StepReport, StepStats
 
-logger = logging.getLogger(__name__)
+# Below Ray Serve's own, which a replica prints from the level of information on.
+logger = logging.getLogger("ray.serve.depth")
 
 PERIOD_S = 0.5
 TIMEOUT_S = 2.0
