@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from peagle.bench.options import SpeculationOptions
+from peagle.bench.options import Comparison, LoadOptions, take_load
 from peagle.bench.plan import NONE, PEAGLE
 from peagle.config import Deployment, load_deployment
 from peagle.errors import ConfigError
@@ -23,27 +23,11 @@ def _group() -> None:
 
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Deployment file of the model and its drafter.")]
-Prompts = Annotated[int, typer.Option(min=1, help="How many prompts.")]
-Tokens = Annotated[int, typer.Option(min=2, help="Output tokens of each request.")]
-Repeats = Annotated[int, typer.Option(min=1, help="Measured repeats; the report has their median.")]
-Warmup = Annotated[int, typer.Option(min=0, help="Prompt sets run before measuring, at each concurrency.")]
-SkipLoops = Annotated[
-    float | None,
-    typer.Option(
-        metavar="MIN_SHARE",
-        min=0.0,
-        max=1.0,
-        help="Leave out prompts whose output without speculation has a smaller share of distinct 8-grams.",
-    ),
-]
-PromptsFrom = Annotated[
-    Path | None, typer.Option(help='JSON lines {"prompt": "..."}; by default the held-out prompts shipped here.')
-]
-Eager = Annotated[bool, typer.Option("--eager", help="Do not compile: quicker to start, slower to run.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; by default bench-results/TIME.")]
 
 
 @app.command()
+@take_load
 def speculation(
     file: File,
     baseline: Annotated[
@@ -54,14 +38,9 @@ def speculation(
     ] = "",
     depths: Annotated[str, typer.Option(help="Values of K, with commas.")] = "1,3,5,7",
     concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,8",
-    prompts: Prompts = 24,
-    tokens: Tokens = 128,
-    repeats: Repeats = 5,
-    warmup: Warmup = 1,
-    skip_loops: SkipLoops = None,
-    prompts_from: PromptsFrom = None,
-    eager: Eager = False,
     out: Out = None,
+    *,
+    load: LoadOptions,
 ) -> None:
     """Compare no speculation, EAGLE-3 and P-EAGLE at several K.
 
@@ -70,36 +49,22 @@ def speculation(
 
     Example: peagle bench speculation deployments/embedded.yaml --baseline deployments/embedded-eagle3.yaml
     """
-    options = SpeculationOptions(
-        methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
-        depths=_numbers("--depths", depths),
-        concurrencies=_numbers("--concurrency", concurrency),
-        prompts=prompts,
-        output_tokens=tokens,
-        repeats=repeats,
-        warmup_sets=warmup,
-        min_distinct_share=skip_loops,
-        prompts_from=prompts_from,
-        eager=eager,
-    )
-    _compare(load_deployment(file), load_deployment(baseline) if baseline else None, options, out)
+    names = tuple(name.strip() for name in methods.split(",") if name.strip())
+    comparison = Comparison(names, _numbers("--depths", depths), _numbers("--concurrency", concurrency), load)
+    _compare(load_deployment(file), load_deployment(baseline) if baseline else None, comparison, out)
 
 
 @app.command()
+@take_load
 def depth(
     file: File,
     depths: Annotated[str, typer.Option(help="Static values of K to compare with, with commas; 0 verifies none.")] = (
         "0,1,3,5,7"
     ),
     concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,2,4,8,16,32",
-    prompts: Prompts = 24,
-    tokens: Tokens = 128,
-    repeats: Repeats = 5,
-    warmup: Warmup = 1,
-    skip_loops: SkipLoops = None,
-    prompts_from: PromptsFrom = None,
-    eager: Eager = False,
     out: Out = None,
+    *,
+    load: LoadOptions,
 ) -> None:
     """Compare adaptive depth with every static K, and with an engine that has no drafter.
 
@@ -112,25 +77,11 @@ def depth(
     if deployment.drafter is None or deployment.drafter.method != PEAGLE or not deployment.speculation.live_depth:
         problem = "its depth cannot change while it runs"
         raise ConfigError(f"{file}: speculation.live_depth", None, problem, "Name a P-EAGLE drafter with live_depth.")
-    options = SpeculationOptions(
-        methods=(NONE, PEAGLE),
-        depths=_numbers("--depths", depths, least=0),
-        concurrencies=_numbers("--concurrency", concurrency),
-        prompts=prompts,
-        output_tokens=tokens,
-        repeats=repeats,
-        warmup_sets=warmup,
-        min_distinct_share=skip_loops,
-        prompts_from=prompts_from,
-        eager=eager,
-        adaptive=True,
-    )
-    _compare(deployment, None, options, out)
+    asked = _numbers("--depths", depths, least=0), _numbers("--concurrency", concurrency)
+    _compare(deployment, None, Comparison((NONE, PEAGLE), *asked, load, adaptive=True), out)
 
 
-def _compare(
-    deployment: Deployment, baseline: Deployment | None, options: SpeculationOptions, out: Path | None
-) -> None:
+def _compare(deployment: Deployment, baseline: Deployment | None, comparison: Comparison, out: Path | None) -> None:
     folder = out or Path("bench-results") / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
     folder.mkdir(parents=True, exist_ok=True)
     with Terminal(folder / "engines.log") as terminal:
@@ -138,7 +89,7 @@ def _compare(
             from peagle.bench.session import compare
         # SIGTERM unwinds like Ctrl-C, so that the engines end too.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        asyncio.run(compare(deployment, baseline, options, folder, terminal))
+        asyncio.run(compare(deployment, baseline, comparison, folder, terminal))
 
 
 def _numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:

@@ -1,24 +1,64 @@
-"""What one comparison is asked to do."""
+"""What one comparison is asked to do, and the command line's options for it."""
 
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 
 @dataclass(frozen=True, slots=True)
-class SpeculationOptions:
-    """`methods` empty means all that the files offer; `min_distinct_share` None means that loops are kept.
+class LoadOptions:
+    """What every engine is given to do; each field is an option of the commands that `take_load` decorates."""
 
-    With `adaptive`, an engine whose K can change is also measured with the K that the Router's rule chooses.
+    prompts: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 24
+    tokens: Annotated[int, typer.Option(min=2, help="Output tokens of each request.")] = 128
+    repeats: Annotated[int, typer.Option(min=1, help="Measured repeats; the report has their median.")] = 5
+    warmup: Annotated[int, typer.Option(min=0, help="Prompt sets run before measuring, at each concurrency.")] = 1
+    skip_loops: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MIN_SHARE",
+            min=0.0,
+            max=1.0,
+            help="Leave out prompts whose output without speculation has a smaller share of distinct 8-grams.",
+        ),
+    ] = None
+    prompts_from: Annotated[
+        Path | None, typer.Option(help='JSON lines {"prompt": "..."}; by default the held-out prompts shipped here.')
+    ] = None
+    eager: Annotated[bool, typer.Option("--eager", help="Do not compile: quicker to start, slower to run.")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What is compared under which load.
+
+    `methods` empty means all that the files offer. With `adaptive`, an engine whose K can change is also measured with
+    the K that the Router's rule chooses.
     """
 
     methods: tuple[str, ...]
     depths: tuple[int, ...]
     concurrencies: tuple[int, ...]
-    prompts: int
-    output_tokens: int
-    repeats: int
-    warmup_sets: int
-    min_distinct_share: float | None
-    prompts_from: Path | None
-    eager: bool
+    load: LoadOptions
     adaptive: bool = False
+
+
+def take_load(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command of Typer's, in place of its parameter `load`, an option for each field of `LoadOptions`."""
+    own = [each for each in inspect.signature(command).parameters.values() if each.name != "load"]
+    shared = list(inspect.signature(LoadOptions).parameters.values())
+    names = [field.name for field in fields(LoadOptions)]
+
+    @wraps(command)
+    def with_options(**given: Any) -> None:
+        load = LoadOptions(**{name: given.pop(name) for name in names})
+        command(**given, load=load)
+
+    by_keyword = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in [*own, *shared]]
+    with_options.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]  # what Typer reads
+    return with_options

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from peagle.bench import machine
 from peagle.bench.engines import Engine, idle_cpu_ratio
-from peagle.bench.options import SpeculationOptions
+from peagle.bench.options import Comparison, LoadOptions
 from peagle.bench.plan import NONE, EnginePlan, plan_engines, variants_of
 from peagle.bench.report import SCHEMA_VERSION, best_line, best_rows, markdown, result_rows, result_table
 from peagle.bench.speculation import Cell, Run, Selection, measure, passes, select_prompts
@@ -28,7 +28,7 @@ IDLE_CORES_ALLOWED = 0.1
 
 
 async def compare(
-    deployment: Deployment, baseline: Deployment | None, options: SpeculationOptions, folder: Path, terminal: Terminal
+    deployment: Deployment, baseline: Deployment | None, comparison: Comparison, folder: Path, terminal: Terminal
 ) -> None:
     """Run the comparison, print its table and write `result.json` and `report.md` into `folder`.
 
@@ -36,14 +36,15 @@ async def compare(
         ConfigError: The options do not fit the files or the prompts.
         StartupError: An engine does not start.
     """
-    plans = plan_engines(deployment, baseline, options.methods, options.depths, eager=options.eager)
-    if options.min_distinct_share is not None and all(plan.method != NONE for plan in plans):
-        raise ConfigError("--methods", ",".join(options.methods), "--skip-loops asks the engine none", "Add none.")
-    texts = read_prompts(options.prompts_from)
+    load = comparison.load
+    plans = plan_engines(deployment, baseline, comparison.methods, comparison.depths, eager=load.eager)
+    if load.skip_loops is not None and all(plan.method != NONE for plan in plans):
+        raise ConfigError("--methods", ",".join(comparison.methods), "--skip-loops asks the engine none", "Add none.")
+    texts = read_prompts(load.prompts_from)
     context: dict[str, Any] = {"model": deployment.name, "hardware": machine.hardware()}
     engines: list[Engine] = []
     try:
-        _start(plans, options, engines, terminal)
+        _start(plans, comparison, engines, terminal)
         context["idle_cores"] = await idle_cpu_ratio(IDLE_SECONDS)
         if context["idle_cores"] > IDLE_CORES_ALLOWED:
             terminal.say(
@@ -51,19 +52,18 @@ async def compare(
             )
         chooser = next((engine for engine in engines if engine.plan.method == NONE), engines[0])
         with terminal.stage("Choose prompts"):
-            selection = await select_prompts(
-                texts, options.prompts, options.output_tokens, chooser, options.min_distinct_share
-            )
-        variants = variants_of(plans, adaptive=options.adaptive)
-        total = passes(len(variants), selection.prompts, options.concurrencies, options.repeats, options.warmup_sets)
+            selection = await select_prompts(texts, load.prompts, load.tokens, chooser, load.skip_loops)
+        variants = variants_of(plans, adaptive=comparison.adaptive)
+        concurrencies = comparison.concurrencies
+        total = passes(len(variants), selection.prompts, concurrencies, load.repeats, load.warmup)
         with _progress(terminal, total) as begin:
             runs = await measure(
                 engines,
                 variants,
                 selection.prompts,
-                options.concurrencies,
-                repeats=options.repeats,
-                warmup_sets=options.warmup_sets,
+                concurrencies,
+                repeats=load.repeats,
+                warmup_sets=load.warmup,
                 begin=begin,
             )
     except ExceptionGroup as failures:
@@ -72,7 +72,7 @@ async def compare(
     finally:
         for engine in engines:
             engine.stop()
-    result = _result(context, options, selection, runs)
+    result = _result(context, load, selection, runs)
     (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(markdown(result), encoding="utf-8")
     terminal.console.print(result_table(result["rows"]), soft_wrap=False)
@@ -81,23 +81,23 @@ async def compare(
     terminal.say(f"Written: {folder}/report.md and result.json")
 
 
-def _start(plans: Sequence[EnginePlan], options: SpeculationOptions, engines: list[Engine], terminal: Terminal) -> None:
+def _start(plans: Sequence[EnginePlan], comparison: Comparison, engines: list[Engine], terminal: Terminal) -> None:
     """Append an engine for each plan to `engines`, so that a failure leaves those that did start to be stopped."""
     for number, plan in enumerate(plans, start=1):
         with terminal.stage(f"Start engine {number} of {len(plans)}: {plan.name}"):
-            engine = Engine.start(plan, options.output_tokens, terminal.log)
+            engine = Engine.start(plan, comparison.load.tokens, terminal.log)
             engines.append(engine)
-        if engine.requests_at_once < max(options.concurrencies):
+        if engine.requests_at_once < max(comparison.concurrencies):
             raise ConfigError(
                 "--concurrency",
-                max(options.concurrencies),
+                max(comparison.concurrencies),
                 f"engine.max_num_seqs of {plan.deployment.name} is {engine.requests_at_once}",
                 "Lower the one or raise the other.",
             )
 
 
 def _result(
-    context: Mapping[str, Any], options: SpeculationOptions, selection: Selection, runs: Mapping[Cell, Sequence[Run]]
+    context: Mapping[str, Any], load: LoadOptions, selection: Selection, runs: Mapping[Cell, Sequence[Run]]
 ) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
@@ -105,16 +105,16 @@ def _result(
         "commit": machine.commit(),
         "versions": machine.versions(),
         **context,
-        "eager": options.eager,
-        "repeats": options.repeats,
-        "output_tokens": options.output_tokens,
+        "eager": load.eager,
+        "repeats": load.repeats,
+        "output_tokens": load.tokens,
         "prompts": {
             "count": len(selection.prompts),
             "tokens_median": int(median(len(prompt) for prompt in selection.prompts)),
             "examined": selection.examined,
             "too_long": selection.too_long,
             "looping": selection.looping,
-            "min_distinct_share": options.min_distinct_share,
+            "min_distinct_share": load.skip_loops,
         },
         "rows": result_rows(runs),
         "best": best_rows(runs),

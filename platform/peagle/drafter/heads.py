@@ -27,9 +27,10 @@ class HeadPlan:
     """Shape and schedule of a head. Both methods see the same text in the same order.
 
     `trained_depth` is how many tokens it learns to draft, `depth_ratio` the share of positions that each further depth
-    keeps (COD sampling, arXiv 2602.01469), `tapped_layers` whose inputs in the target it sees; by default those of
-    `tapped_layers_of`. Most steps see short crops, because attention over all depths of a row grows with the square of
-    its length; one step in `whole_row_every` sees whole rows, for what lies further back.
+    keeps of the one before, at least `depth_ratio_min` of all (COD sampling, arXiv 2602.01469), `tapped_layers` whose
+    inputs in the target it sees; by default those of `tapped_layers_of`. Most steps see short crops, because attention
+    over all depths of a row grows with the square of its length; one step in `whole_row_every` sees whole rows, for
+    what lies further back.
     """
 
     method: Method
@@ -37,11 +38,12 @@ class HeadPlan:
     trained_depth: int
     tapped_layers: tuple[int, int, int] | None = None
     depth_ratio: float = 0.8
+    depth_ratio_min: float = 0.4
     generated_ratio: float = 0.8
     tokens_per_step: int = 832
     crop_tokens: int = 208
     whole_row_every: int = 4
-    steps: int = 3600
+    steps: int = 6000
     rates: Rates = HEAD_RATES
     seed: int = 11
 
@@ -189,7 +191,7 @@ def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: Head
     loss_config = resolve_loss_config("kl_div", "eager")
     with torch.autocast("cpu", torch.bfloat16):
         if plan.method == "p-eagle":
-            sampling = {"down_sample_ratio": plan.depth_ratio, "down_sample_ratio_min": 0.2}
+            sampling = {"down_sample_ratio": plan.depth_ratio, "down_sample_ratio_min": plan.depth_ratio_min}
             _, loss, metrics = head(**batch, loss_config=loss_config, num_depths=plan.trained_depth, **sampling)
         else:
             _, loss, metrics = head(**batch, loss_config=loss_config, ttt_steps=plan.trained_depth)
