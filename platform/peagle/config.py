@@ -133,8 +133,13 @@ class Resources(_Strict):
 
 
 class Routing(_Strict):
-    """Bounds on what one replica, and the queue before it (-1: no bound), may hold."""
+    """How a request finds its replica, and bounds on what one, and the queue before it (-1: no bound), may hold.
 
+    `soonest` is the replica that is expected to finish the request first; `power-of-two` is Ray Serve's own choice, the
+    less busy of two picked at random.
+    """
+
+    policy: Literal["soonest", "power-of-two"] = "soonest"
     max_ongoing_requests: int = Field(default=256, ge=1, le=100_000)
     max_queued_requests: int = Field(default=1024, ge=-1, le=1_000_000)
 

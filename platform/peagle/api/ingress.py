@@ -72,7 +72,7 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
         llm_deployments: A handle for each model.
         model_cards: Ray's card for each model.
         deployments: What each model was deployed from, for `/fleet`.
-        router: Who chooses depths; None where they are static.
+        router: Who chooses depths and informs dispatchers; None where neither is needed.
         options: Passed on to Ray's ingress.
         """
         super().__init__(llm_deployments, model_cards, **options)
@@ -193,7 +193,10 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics: Prometheus text."""
-        text = metrics.exposition(await self._ask_all(request, "replica_status"))
+        statuses, decisions = await asyncio.gather(
+            self._ask_all(request, "replica_status"), self._dispatch_decisions(request)
+        )
+        text = metrics.exposition(statuses, decisions)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(self) -> JSONResponse:
@@ -215,6 +218,18 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
             "drafter": drafter.source if drafter else None,
             "replicas": sorted(replicas, key=lambda row: str(row["id"])),
         }
+
+    async def _dispatch_decisions(self, request: Request) -> dict[str, dict[str, int]]:
+        """Every dispatcher's decisions, by model and reason; none where the Router does not answer in time."""
+        if self._router is None:
+            return {}
+        try:
+            async with asyncio.timeout(_settings(request).probe_timeout_s):
+                counts: dict[str, dict[str, int]] = await self._router.decisions.remote()
+        except Exception as error:  # a scrape without them is better than none
+            logger.warning("The Router does not tell its decisions: %r", error)
+            return {}
+        return counts
 
     async def _ask_all(self, request: Request, method: str) -> dict[str, list[Any]]:
         return await ask_models(self._default_serve_handles, method, _settings(request).probe_timeout_s)

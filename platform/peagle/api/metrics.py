@@ -86,7 +86,10 @@ def http_metrics() -> HttpMetrics:
 
 
 class _Fleet(Collector):
-    def __init__(self, replicas: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
+    def __init__(
+        self, replicas: Mapping[str, Iterable[Mapping[str, Any]]], decisions: Mapping[str, Mapping[str, int]]
+    ) -> None:
+        self._decisions = decisions
         self._rows = [(model, row) for model, rows in replicas.items() for row in rows]
         self._counts = {model: sum(1 for name, _ in self._rows if name == model) for model in replicas}
 
@@ -97,6 +100,15 @@ class _Fleet(Collector):
         for model, count in self._counts.items():
             answering.add_metric([model], count)
         yield answering
+        decided = CounterMetricFamily(
+            "peagle_dispatch_decisions",
+            "Requests sent to a replica, by why it was that one.",
+            labels=["model", "reason"],
+        )
+        for model, counts in self._decisions.items():
+            for reason, count in counts.items():
+                decided.add_metric([model, reason], count)
+        yield decided
         for series in REPLICA_SERIES:
             family = series.family(series.name, series.text, labels=["model", "replica"])
             for model, row in self._rows:
@@ -112,8 +124,10 @@ class _Fleet(Collector):
             yield family
 
 
-def exposition(replicas: Mapping[str, Iterable[Mapping[str, Any]]]) -> bytes:
-    """Prometheus text for the replicas' statuses, by model, and this process's requests."""
+def exposition(
+    replicas: Mapping[str, Iterable[Mapping[str, Any]]], decisions: Mapping[str, Mapping[str, int]]
+) -> bytes:
+    """Prometheus text for replicas' statuses and dispatchers' decisions, by model, and this process's requests."""
     fleet = CollectorRegistry()
-    fleet.register(_Fleet(replicas))
+    fleet.register(_Fleet(replicas, decisions))
     return generate_latest(fleet) + generate_latest(http_metrics().registry)

@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -81,15 +83,49 @@ def depth(
     _compare(deployment, None, Comparison((NONE, PEAGLE), *asked, load, adaptive=True), out)
 
 
+@app.command()
+def dispatch(
+    replicas: Annotated[int, typer.Option(min=1, help="Replicas of each policy's fleet.")] = 8,
+    slow: Annotated[int, typer.Option(min=0, help="How many of them run at half speed.")] = 1,
+    callers: Annotated[int, typer.Option(min=1, help="Processes that dispatch, as ingresses do.")] = 2,
+    requests: Annotated[int, typer.Option(min=1, help="Requests in each run.")] = 400,
+    per_second: Annotated[float, typer.Option(min=0.1, help="Requests each second, on average.")] = 14.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Measured repeats; the report has their median.")] = 5,
+    out: Out = None,
+) -> None:
+    """Compare the platform's dispatch with Ray Serve's default and with round robin.
+
+    Real Ray Serve and the real request router; the replicas take the time of an engine and compute nothing, so that
+    many fit on a small machine. Short and long requests, half of which begin like others. In each repeat every policy
+    gets the same requests. Writes result.json, report.md and the cluster's log.
+
+    Example: peagle bench dispatch --replicas 8 --slow 1
+    """
+    if slow > replicas:
+        raise ConfigError("--slow", slow, f"there are {replicas} replicas", "Name at most as many.")
+    with _measuring(out, "cluster.log") as (folder, terminal):
+        from peagle.bench.dispatch import DispatchOptions, compare_dispatch
+
+        options = DispatchOptions(replicas, slow, callers, requests, per_second, repeats)
+        compare_dispatch(options, folder, terminal)
+
+
 def _compare(deployment: Deployment, baseline: Deployment | None, comparison: Comparison, out: Path | None) -> None:
-    folder = out or Path("bench-results") / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
-    folder.mkdir(parents=True, exist_ok=True)
-    with Terminal(folder / "engines.log") as terminal:
+    with _measuring(out, "engines.log") as (folder, terminal):
         with terminal.stage("Load vLLM"):
             from peagle.bench.session import compare
-        # SIGTERM unwinds like Ctrl-C, so that the engines end too.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
         asyncio.run(compare(deployment, baseline, comparison, folder, terminal))
+
+
+@contextmanager
+def _measuring(out: Path | None, log: str) -> Iterator[tuple[Path, Terminal]]:
+    """A folder for the results, and a terminal whose log is in it."""
+    folder = out or Path("bench-results") / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
+    folder.mkdir(parents=True, exist_ok=True)
+    # SIGTERM unwinds like Ctrl-C, so that what was started ends too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with Terminal(folder / log) as terminal:
+        yield folder, terminal
 
 
 def _numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:

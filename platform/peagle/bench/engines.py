@@ -25,7 +25,7 @@ from peagle.router.depth import DepthPlan, ModelDepths
 from peagle.router.snapshot import DepthTable, StepReport
 from peagle.serve.arguments import engine_settings
 from peagle.serve.depth_settings import depth_settings
-from peagle.serve.reporting import DepthReporter
+from peagle.serve.reporting import DepthReporter, keep_reporting
 
 
 class DraftCounter(StatLoggerBase):  # type: ignore[misc]
@@ -114,7 +114,7 @@ class Engine:
             self._ask,
             answered=await live_depth.read_step_stats(self._llm),
         )
-        reporting = asyncio.create_task(reporter.run())
+        reporting = asyncio.create_task(keep_reporting(reporter.report))
         try:
             yield
         finally:

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from peagle.config import Deployment, parse_deployment
 from peagle.errors import ConfigError
 
 NONE, EAGLE3, PEAGLE = "none", "eagle3", "p-eagle"
 GPU_MEMORY_RATIO = 0.9
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,9 @@ def plan_engines(
     depths: Sequence[int],
     *,
     eager: bool,
+    adaptive: bool = False,
 ) -> list[EnginePlan]:
-    """Engines for `methods`, or for all that the two files offer where `methods` is empty.
+    """Engines for `methods`, or for all that the two files offer where `methods` is empty; `adaptive` as replicas are.
 
     A P-EAGLE drafter drafts all positions in one pass, so one engine of the largest K serves every K by verifying
     less. An EAGLE-3 drafter takes one pass a position: cutting its drafts would charge it for passes that a real
@@ -84,7 +87,8 @@ def plan_engines(
             raise ConfigError("--methods", method, f"no file offers it (there are {known})", "Add one with --baseline.")
         file = offered[method]
         if method == PEAGLE and file.speculation.live_depth:
-            plans.append(EnginePlan(method, _derive(file, max(depths), eager), tuple(depths), live=True))
+            derived = _derive(file, max(depths), eager, adaptive)
+            plans.append(EnginePlan(method, derived, tuple(depths), live=True))
         else:
             plans.extend(EnginePlan(method, _derive(file, depth, eager), (depth,), live=False) for depth in depths)
     return [_sharing_a_gpu(plan, len(plans)) for plan in plans]
@@ -100,7 +104,7 @@ def variants_of(plans: Sequence[EnginePlan], *, adaptive: bool = False) -> list[
     return variants
 
 
-def rotated(variants: Sequence[Variant], turn: int) -> list[Variant]:
+def rotated(variants: Sequence[T], turn: int) -> list[T]:
     """The variants in an order that starts one further each turn, so that none always goes first."""
     start = turn % len(variants)
     return [*variants[start:], *variants[:start]]
@@ -114,7 +118,7 @@ def _sharing_a_gpu(plan: EnginePlan, engines: int) -> EnginePlan:
     return replace(plan, deployment=plan.deployment.model_copy(update={"engine": engine}))
 
 
-def _derive(deployment: Deployment, depth: int | None, eager: bool) -> Deployment:
+def _derive(deployment: Deployment, depth: int | None, eager: bool, adaptive: bool = False) -> Deployment:
     """`deployment` at a fixed K, or without speculation where K is None; in one compile mode for all."""
     raw: dict[str, Any] = deployment.model_dump()
     raw["engine"] = {**raw["engine"], "enforce_eager": eager}
@@ -124,5 +128,5 @@ def _derive(deployment: Deployment, depth: int | None, eager: bool) -> Deploymen
         raw |= {"drafter": None, "speculation": {"enabled": False}}
     else:
         live = raw["speculation"]["live_depth"] and raw["drafter"]["method"] == PEAGLE
-        raw["speculation"] = {"live_depth": live, "depth_max": depth, "depth_static": depth}
+        raw["speculation"] = {"live_depth": live, "depth_max": depth, "depth_static": depth, "adaptive": adaptive}
     return parse_deployment(raw, origin=deployment.name)

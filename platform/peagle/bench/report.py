@@ -107,9 +107,9 @@ def result_table(rows: Sequence[Row]) -> Table:
         level = row["concurrency"]
         table.add_row(
             *_cells(row)[:4],
-            *(_median(row.get(name), "{:.2f}") for name in ("ratio_to_none", "ratio_to_eagle3")),
+            *(median_cell(row.get(name), "{:.2f}") for name in ("ratio_to_none", "ratio_to_eagle3")),
             _cells(row)[6],
-            *(_median(row[name], "{:.1f}") for name in ("ttft_ms_p50", "itl_ms_p50")),
+            *(median_cell(row[name], "{:.1f}") for name in ("ttft_ms_p50", "itl_ms_p50")),
             f"{row[_DISTINCT]:.0%}",
         )
     return table
@@ -161,7 +161,7 @@ def best_line(row: Row) -> str:
     """One row of `best_rows` in words."""
     name = row["method"] if row["method"] == NONE else f"{row['method']} K={row['depth']}"
     ratios = [
-        f"{_spread(row[key], '{:.2f}')} times {words}"
+        f"{spread_cell(row[key], '{:.2f}')} times {words}"
         for key, words in (
             ("ratio_to_none", "no speculation"),
             ("ratio_to_best_eagle3", "the fastest EAGLE-3"),
@@ -183,11 +183,11 @@ def _cells(row: Row) -> list[str]:
         str(row["concurrency"]),
         row["method"],
         "" if row["method"] == NONE else str(row["depth"]),
-        _spread(row["output_tokens_per_s"], "{:.0f}"),
-        _spread(row.get("ratio_to_none"), "{:.2f}"),
-        _spread(row.get("ratio_to_eagle3"), "{:.2f}"),
+        spread_cell(row["output_tokens_per_s"], "{:.0f}"),
+        spread_cell(row.get("ratio_to_none"), "{:.2f}"),
+        spread_cell(row.get("ratio_to_eagle3"), "{:.2f}"),
         "" if row["acceptance_length"] is None else f"{row['acceptance_length']:.2f}",
-        *(_median(row[name], "{:.1f}") for name in ("ttft_ms_p50", "ttft_ms_p95", "itl_ms_p50", "itl_ms_p95")),
+        *(median_cell(row[name], "{:.1f}") for name in ("ttft_ms_p50", "ttft_ms_p95", "itl_ms_p50", "itl_ms_p95")),
         f"{row[_DISTINCT]:.0%}",
         "" if row.get("outputs_equal_to_none_ratio") is None else f"{row['outputs_equal_to_none_ratio']:.0%}",
     ]
@@ -203,13 +203,15 @@ def _selection(prompts: Mapping[str, Any]) -> str:
     return text + "."
 
 
-def _spread(spread: Mapping[str, Any] | None, form: str) -> str:
+def spread_cell(spread: Mapping[str, Any] | None, form: str) -> str:
+    """A median and its extremes; empty where nothing was measured."""
     if spread is None:
         return ""
     return f"{form.format(spread['median'])} ({form.format(spread['low'])} to {form.format(spread['high'])})"
 
 
-def _median(spread: Mapping[str, Any] | None, form: str) -> str:
+def median_cell(spread: Mapping[str, Any] | None, form: str) -> str:
+    """A median alone."""
     return "" if spread is None else form.format(spread["median"])
 
 

@@ -37,7 +37,9 @@ async def compare(
         StartupError: An engine does not start.
     """
     load = comparison.load
-    plans = plan_engines(deployment, baseline, comparison.methods, comparison.depths, eager=load.eager)
+    plans = plan_engines(
+        deployment, baseline, comparison.methods, comparison.depths, eager=load.eager, adaptive=comparison.adaptive
+    )
     if load.skip_loops is not None and all(plan.method != NONE for plan in plans):
         raise ConfigError("--methods", ",".join(comparison.methods), "--skip-loops asks the engine none", "Add none.")
     texts = read_prompts(load.prompts_from)

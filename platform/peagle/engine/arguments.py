@@ -44,7 +44,9 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
     }
     if deployment.speculation.live_depth:
         arguments["scheduler_cls"] = SCHEDULER
-        settings = {"depth_static": deployment.speculation.depth_static}
+        speculation = deployment.speculation
+        # A static K may change by hand at any step; what adapts gains more by not drafting at all where K is 0.
+        settings = {"depth_static": speculation.depth_static, "skips_drafter": speculation.adaptive}
         arguments["additional_config"] = {**arguments.get("additional_config", {}), SETTINGS_KEY: settings}
     return arguments
 

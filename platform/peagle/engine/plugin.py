@@ -4,6 +4,7 @@ vLLM resolves `live_depth_scheduler` by name while it builds an engine core, so 
 any of this. Importing this module imports no vllm.
 """
 
+import functools
 from typing import Any
 
 from peagle.errors import ConfigError, StartupError
@@ -48,6 +49,19 @@ def register() -> None:
 
     EngineCore.peagle_set_depths = _set_depths
     EngineCore.peagle_step_stats = _step_stats
+    if not hasattr(EngineCore.post_step, "__wrapped__"):
+        EngineCore.post_step = _fetching_drafts(EngineCore.post_step)
+
+
+def _fetching_drafts(post_step: Any) -> Any:
+    """Leave out the call to the worker for drafts that it was told not to make."""
+
+    @functools.wraps(post_step)
+    def fetch(core: Any, model_executed: bool) -> None:
+        if not getattr(core.scheduler, "skips_drafter", False):
+            post_step(core, model_executed)
+
+    return fetch
 
 
 def _set_depths(core: Any, version: int, depths: list[int]) -> list[Any] | None:

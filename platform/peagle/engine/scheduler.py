@@ -12,7 +12,10 @@ budget or the context's end leaves no room. So outputs cannot change, K may diff
 - Asynchronous scheduling (GPU): the draft is a list of placeholders here and the worker reads its first K tokens from
   the drafter's output, by request, at the stride that was drafted. The cut works the same; the tail's tokens are not
   known to the scheduler, so cut tails are not scored.
-- K = 0 verifies nothing, yet the drafter still runs and keeps its cache in step, so that K can rise at any step.
+- K = 0 verifies nothing. Unless `skips_drafter` is set the drafter still runs and keeps its cache in step, so that K
+  can rise at any step. With it, a decode-only step whose requests all have K = 0 runs no drafter; they then have a gap
+  in its cache and stay at K = 0 until they end, while new ones draft again. Prompts are always drafted over. A later
+  prompt that finds an answer of such a request in the prefix cache drafts a little worse over it.
 - On GPU, a step below Kmax is no uniform batch of Kmax + 1 tokens, so it replays piecewise CUDA graphs, not full ones.
 """
 
@@ -60,6 +63,10 @@ class LiveDepthScheduler(Scheduler):  # type: ignore[misc]
         self._steps: deque[_Step] = deque(maxlen=self.vllm_config.max_concurrent_batches + 1)
         self._ended_s = 0.0
         self._had_more = False
+        self._may_skip: bool = settings["skips_drafter"]
+        self._gapped: set[str] = set()
+        self.skips_drafter = False
+        """Whether the last step went without the drafter."""
         self._whole_always = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
 
     def set_depths(self, version: int, depths: list[int]) -> None:
@@ -96,8 +103,14 @@ class LiveDepthScheduler(Scheduler):  # type: ignore[misc]
         admits = output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids
         cell = None
         if output.num_scheduled_tokens and not prefilling and not admits:
-            cell = self._sums.cell(len(output.num_scheduled_tokens), depth)
-            self._keep_tails(whole_drafts, output, cell)
+            gapped = self._gapped & output.num_scheduled_tokens.keys()
+            self._skip_drafter(output, depth == 0 or len(gapped) == len(output.num_scheduled_tokens))
+            # A step of some that may draft and some that may not says nothing of either depth.
+            if depth == 0 or not gapped:
+                cell = self._sums.cell(len(output.num_scheduled_tokens), depth)
+                self._keep_tails(whole_drafts, output, cell)
+        else:
+            self._skip_drafter(output, False)
         self._steps.append(_Step(output, scheduled_s, cell))
         return output
 
@@ -123,14 +136,24 @@ class LiveDepthScheduler(Scheduler):  # type: ignore[misc]
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """Every way for a request to end passes here: stop, length, abort, error."""
         self._tails.finish(request.request_id, request.all_token_ids)
+        self._gapped.discard(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
+    def _skip_drafter(self, output: SchedulerOutput, needless: bool) -> None:
+        """Ask the worker for no drafts if there is nobody to use them; that leaves the step's requests with a gap."""
+        self.skips_drafter = needless and self._may_skip
+        if self.skips_drafter:
+            output.num_spec_tokens_to_schedule = 0
+            self._gapped.update(output.num_scheduled_tokens)
+
     def _cut_drafts(self, depth: int) -> dict[str, list[int]]:
-        """Cut every running request's draft to `depth` tokens; returns what was longer, whole, by request id."""
+        """Cut every running request's draft to its K, `depth` or 0; returns what was longer, whole, by request id."""
         whole_drafts: dict[str, list[int]] = {}
         for request in self.running:
             draft = request.spec_token_ids
-            if len(draft) > depth:
+            if request.request_id in self._gapped:
+                request.spec_token_ids = []
+            elif len(draft) > depth:
                 whole_drafts[request.request_id] = draft
                 # A new list: under asynchronous scheduling all requests share one list of placeholders.
                 request.spec_token_ids = draft[:depth]

@@ -24,6 +24,7 @@ from peagle.serve.server import LocalCheckpoint, PeagleServer
 
 # Open requests at which one more ingress process is started: each is one Python event loop that relays streams.
 INGRESS_TARGET_REQUESTS = 64
+DRAIN_AWARE = {"request_router_config": {"request_router_class": "peagle.serve.draining.DrainAwareRouter"}}
 
 
 def build_app(args: Mapping[str, Any]) -> serve.Application:
@@ -43,20 +44,20 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
 
 
 def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.Application:
-    """Bind one server deployment for each model behind one ingress, and a Router where depths adapt."""
-    parting = parting_options(settings)
-    configs = {deployment.name: llm_config(deployment, parting) for deployment in deployments}
-    adaptive = {deployment.name: deployment for deployment in deployments if adapts(deployment)}
-    router = bind_router(adaptive) if adaptive else None
+    """Bind one server deployment for each model behind one ingress, and a Router where there is something to decide."""
+    configs = {
+        each.name: llm_config(each, {**parting_options(settings), **routing_options(each)}) for each in deployments
+    }
+    routed = {each.name: each for each in deployments if adapts(each) or is_dispatched(each)}
+    router = bind_router(routed) if routed else None
     servers = {
-        deployment.name: build_llm_deployment(
-            configs[deployment.name],
-            bind_kwargs={"deployment": deployment, "router": router if deployment.name in adaptive else None},
+        each.name: build_llm_deployment(
+            configs[each.name], bind_kwargs={"deployment": each, "router": router if each.name in routed else None}
         )
-        for deployment in deployments
+        for each in deployments
     }
     ingress = make_fastapi_ingress(PeagleIngress, endpoint_map=ENDPOINTS, app=build_http(settings))
-    options = {**ingress_options(deployments), **parting}
+    options = {**ingress_options(deployments), **parting_options(settings), **DRAIN_AWARE}
     return serve.deployment(ingress, name="Ingress", **options).bind(
         llm_deployments=servers,
         model_cards={name: to_model_metadata(name, config) for name, config in configs.items()},
@@ -83,10 +84,25 @@ def ingress_options(deployments: Sequence[Deployment]) -> dict[str, Any]:
 
 
 def parting_options(settings: ApiSettings) -> dict[str, Any]:
-    """Serve options by which a replica that has to go gets nothing new, and finishes what it has."""
+    """Serve options by which a replica that has to go finishes what it has."""
+    return {"graceful_shutdown_timeout_s": settings.request_timeout_s}
+
+
+def is_dispatched(deployment: Deployment) -> bool:
+    """Whether there is a choice of replicas, and it is the Router's to inform."""
+    return deployment.replicas.max > 1 and deployment.routing.policy == "soonest"
+
+
+def routing_options(deployment: Deployment) -> dict[str, Any]:
+    """Serve options by which a request finds its replica."""
+    if not is_dispatched(deployment):
+        return DRAIN_AWARE
+    router = "peagle.serve.dispatch.SoonestRouter"
     return {
-        "graceful_shutdown_timeout_s": settings.request_timeout_s,
-        "request_router_config": {"request_router_class": "peagle.serve.draining.DrainAwareRouter"},
+        "request_router_config": {
+            "request_router_class": router,
+            "request_router_kwargs": {"model": deployment.name},
+        }
     }
 
 

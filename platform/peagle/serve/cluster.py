@@ -110,7 +110,7 @@ def rollout() -> Rollout:
     failed = app.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
     messages = [app.message, *(part.message for part in app.deployments.values())]
     problem = next((text for text in messages if "failed to start" in text), app.message if failed else None)
-    states = [part.replica_states for name, part in app.deployments.items() if name != "Ingress"]
+    states = [part.replica_states for name, part in app.deployments.items() if name not in ("Ingress", "Router")]
     running = sum(count for part in states for state, count in part.items() if state == "RUNNING")
     wanted = sum(count for part in states for count in part.values())
     return Rollout(app.status == ApplicationStatus.RUNNING, problem, (running, wanted))

@@ -1,10 +1,12 @@
 """How busy an engine is, heard from vLLM's own statistics in the replica's process."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+
+from peagle.router.rates import EngineRates
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
     def __init__(self) -> None:
         # The base's constructor is abstract and takes vLLM's configuration, which is not needed here.
         self.load = EngineLoad()
+        self.rates = EngineRates()
 
     def record(
         self,
@@ -31,17 +34,36 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        load = self.load
-        tokens = load.generation_tokens + (iteration_stats.num_generation_tokens if iteration_stats else 0)
-        if scheduler_stats is None:
-            self.load = EngineLoad(load.running_requests, load.waiting_requests, load.kv_usage_ratio, tokens)
-            return
-        self.load = EngineLoad(
-            running_requests=scheduler_stats.num_running_reqs,
-            waiting_requests=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
-            kv_usage_ratio=scheduler_stats.kv_cache_usage,
-            generation_tokens=tokens,
-        )
+        if iteration_stats is not None:
+            tokens = self.load.generation_tokens + iteration_stats.num_generation_tokens
+            self.load = replace(self.load, generation_tokens=tokens)
+            self._learn(iteration_stats)
+        if scheduler_stats is not None:
+            self.load = replace(
+                self.load,
+                running_requests=scheduler_stats.num_running_reqs,
+                waiting_requests=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
+                kv_usage_ratio=scheduler_stats.kv_cache_usage,
+            )
+
+    def _learn(self, stats: IterationStats) -> None:
+        waits_s, first_tokens = stats.inter_token_latencies_iter, len(stats.time_to_first_tokens_iter)
+        self.rates.stepped(len(waits_s), stats.num_generation_tokens - first_tokens, sum(waits_s))
+        for request in stats.finished_requests:
+            computed = request.num_prompt_tokens - request.num_cached_tokens
+            self.rates.finished(max(computed, 0), request.prefill_time, request.num_generation_tokens)
 
     def log_engine_initialized(self) -> None:
         """Nothing to say at the start."""
+
+
+def queued_prompt_tokens(client: Any) -> int:
+    """Prompt tokens of the requests that have no first token yet."""
+    waiting = client.output_processor.request_states.values()
+    return sum(int(state.prompt_len) for state in waiting if state.is_prefilling)
+
+
+def kv_capacity_tokens(client: Any) -> int:
+    """Tokens that the KV cache holds; 0 where vLLM does not say."""
+    cache = client.vllm_config.cache_config
+    return int((cache.num_gpu_blocks or 0) * cache.block_size)

@@ -1,4 +1,4 @@
-"""A replica's half of the depth loop: twice a second it reports its steps, and applies the plan that comes back."""
+"""A replica's reports to the Router, twice a second, and its half of the depth loop: it applies the plans that come."""
 
 import asyncio
 import logging
@@ -31,6 +31,23 @@ class PlanStatus:
     age_s: float | None
 
 
+async def keep_reporting(report: Callable[[], Awaitable[None]], period_s: float = PERIOD_S) -> None:
+    """Call `report` every `period_s` until this is cancelled: nothing in the control path may stop a token."""
+    fails = False
+    while True:
+        await asyncio.sleep(period_s)
+        try:
+            await report()
+        except Exception as error:
+            if not fails:
+                logger.warning("The Router does not answer, what it said last holds: %r", error)
+            fails = True
+        else:
+            if fails:
+                logger.info("The Router answers again")
+            fails = False
+
+
 class DepthReporter:
     """Reports and obeys. Whatever fails, the engine keeps the depths that it has.
 
@@ -46,38 +63,21 @@ class DepthReporter:
         read: Callable[[], Awaitable[StepStats]],
         apply: Callable[[DepthTable], Awaitable[None]],
         ask: Callable[[StepReport], Awaitable[DepthPlan]],
-        period_s: float = PERIOD_S,
         timeout_s: float = TIMEOUT_S,
         now_s: Callable[[], float] = time.monotonic,
         answered: StepStats | None = None,
     ) -> None:
         self._read, self._apply, self._ask = read, apply, ask
-        self._period_s, self._timeout_s, self._now_s = period_s, timeout_s, now_s
+        self._timeout_s, self._now_s = timeout_s, now_s
         self._answered = answered
         self._plan: DepthPlan | None = None
         self._plan_at_s = 0.0
-        self._fails = False
 
     @property
     def status(self) -> PlanStatus:
         if self._plan is None:
             return PlanStatus("static", "no plan has come yet; the depths are those that were configured", None)
         return PlanStatus(self._plan.mode.value, self._plan.reason, self._now_s() - self._plan_at_s)
-
-    async def run(self) -> None:
-        """Report until it is cancelled."""
-        while True:
-            await asyncio.sleep(self._period_s)
-            try:
-                await self.report()
-            except Exception as error:  # nothing in the control path may stop a token from being served
-                if not self._fails:
-                    logger.warning("The Router gives no plan, the last one holds: %r", error)
-                self._fails = True
-            else:
-                if self._fails:
-                    logger.info("The Router answers again")
-                self._fails = False
 
     async def report(self) -> None:
         """Report once. What was not answered is part of the next report."""

@@ -1,8 +1,8 @@
-"""The Router deployment: takes every replica's report and answers with its depth plan."""
+"""The Router deployment: takes every replica's report, answers with its depth plan, and tells dispatchers of all."""
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ray import serve
@@ -10,19 +10,42 @@ from ray import serve
 from peagle.config import Deployment
 from peagle.errors import ConfigError, NotFoundError
 from peagle.router.depth import DepthLimits, DepthPlan, ModelDepths
-from peagle.router.snapshot import StepReport
-from peagle.serve.depth_settings import depth_settings
+from peagle.router.dispatch import Board, DispatcherReport, FleetNews
+from peagle.router.snapshot import ReplicaSnapshot, StepReport
+from peagle.serve.depth_settings import adapts, depth_settings
+
+NAME = "Router"
 
 
 class Router:
-    """Keeps the depth rule's state for every model. Losing it loses no request: replicas keep the plans they have."""
+    """Keeps what every replica has reported. Losing it loses no request: replicas keep the plans they have, and
+    dispatchers go by what they have sent themselves until it is back and has heard from all."""
 
     def __init__(self, deployments: Mapping[str, Deployment]) -> None:
-        self._models = {name: ModelDepths(depth_settings(each)) for name, each in deployments.items()}
+        self._boards = {name: Board() for name in deployments}
+        adaptive = {name: each for name, each in deployments.items() if adapts(each)}
+        self._models = {name: ModelDepths(depth_settings(each)) for name, each in adaptive.items()}
 
-    async def report(self, model: str, replica_id: str, report: StepReport) -> DepthPlan:
-        """One replica's report; returns its plan."""
-        return self._models[model].report(replica_id, report, time.monotonic())
+    async def report(self, model: str, snapshot: ReplicaSnapshot, steps: StepReport | None = None) -> DepthPlan | None:
+        """One replica's report, with its engine's steps where its depth adapts; returns its plan then."""
+        now_s = time.monotonic()
+        plan = None
+        if steps is not None:
+            depths, replica_id = self._models[model], snapshot.replica_id
+            plan = depths.report(replica_id, steps, now_s)
+            # The plan may just have changed what the replica's own past steps say of its speed.
+            if rates := depths.request_tokens_per_s(replica_id, now_s):
+                snapshot = replace(snapshot, request_tokens_per_s=rates)
+        self._boards[model].report(snapshot, now_s)
+        return plan
+
+    async def news(self, model: str, dispatcher: DispatcherReport) -> FleetNews:
+        """One dispatcher's report; returns what all replicas of its model reported last."""
+        return self._boards[model].news(dispatcher, time.monotonic())
+
+    async def decisions(self) -> dict[str, dict[str, int]]:
+        """How many requests all dispatchers have sent, by model and reason."""
+        return {model: dict(board.decisions) for model, board in self._boards.items()}
 
     async def depth(self, replica_id: str) -> dict[str, Any]:
         """What lies behind a replica's plan, as plain values; `at_s` of its log becomes `age_s`.
@@ -59,12 +82,12 @@ class Router:
         for model, depths in self._models.items():
             if replica_id in depths.replicas:
                 return model, depths
-        raise NotFoundError(f"No replica {replica_id} reports its depth.")
+        raise NotFoundError(f"No replica {replica_id} adapts its depth: speculation.adaptive is what makes one do so.")
 
 
 def bind_router(deployments: Mapping[str, Deployment]) -> serve.Application:
     """The Router of these deployments, to be bound into an application."""
     deployment = serve.deployment(
-        Router, name="Router", num_replicas=1, max_ongoing_requests=4096, ray_actor_options={"num_cpus": 0}
+        Router, name=NAME, num_replicas=1, max_ongoing_requests=4096, ray_actor_options={"num_cpus": 0}
     )
     return deployment.bind(deployments)

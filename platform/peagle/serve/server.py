@@ -14,9 +14,10 @@ from ray.util import get_node_ip_address
 
 from peagle.config import Deployment
 from peagle.router.depth import DepthPlan
-from peagle.router.snapshot import DepthTable, StepReport, StepStats
+from peagle.router.snapshot import DepthTable, ReplicaSnapshot, StepReport, StepStats
 from peagle.serve.cores import claim_cores
-from peagle.serve.reporting import DepthReporter, PlanStatus
+from peagle.serve.depth_settings import adapts
+from peagle.serve.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 
 READY = "ready"
 STATIC = PlanStatus("static", "the depths are those that were configured", None)
@@ -38,7 +39,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         """Args:
         llm_config: Ray's configuration of the engine.
         deployment: What it was made from.
-        router: Who chooses this replica's depths; None where they are static.
+        router: Whom it reports to, and who chooses its depths where they adapt; None for neither.
         """
         self._deployment = deployment
         self._router = router
@@ -58,14 +59,41 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         self._listener = LoadListener()
         self._client.logger_manager.stat_loggers.append(self._listener)
         await self._answer_once()
-        if self._router is not None:
+        if self._router is None:
+            return
+        report = self._report_load
+        if adapts(self._deployment):
             self._reporter = DepthReporter(self._read_step_stats, self._apply, self._ask_router)
-            self._reporting = asyncio.create_task(self._reporter.run(), name="depth-reports")
+            report = self._reporter.report
+        self._reporting = asyncio.create_task(keep_reporting(report), name="reports")
 
-    async def _ask_router(self, report: StepReport) -> DepthPlan:
+    async def _report_load(self) -> None:
+        await asyncio.wait_for(self._ask_router(None), TIMEOUT_S)
+
+    async def _ask_router(self, steps: StepReport | None) -> DepthPlan:
         assert self._router is not None
-        plan: DepthPlan = await self._router.report.remote(self._deployment.name, replica_id(), report)
+        plan: DepthPlan = await self._router.report.remote(self._deployment.name, self._snapshot(), steps)
         return plan
+
+    def _snapshot(self) -> ReplicaSnapshot:
+        from peagle.serve.load import kv_capacity_tokens, queued_prompt_tokens
+
+        load, rates, client = self._listener.load, self._listener.rates, self._client
+        batch_max = client.vllm_config.scheduler_config.max_num_seqs
+        return ReplicaSnapshot(
+            replica_id=replica_id(),
+            taken_at_s=0.0,  # whoever receives it sets this, on its own clock
+            running_requests=load.running_requests,
+            waiting_requests=load.waiting_requests,
+            queued_prompt_tokens=queued_prompt_tokens(client),
+            max_running_requests=batch_max,
+            max_ongoing_requests=self._deployment.routing.max_ongoing_requests,
+            kv_usage_ratio=load.kv_usage_ratio,
+            kv_capacity_tokens=kv_capacity_tokens(client),
+            prefill_tokens_per_s=rates.prefill_tokens_per_s,
+            request_tokens_per_s=rates.request_tokens_per_s(batch_max),
+            output_tokens_mean=rates.output_tokens_mean,
+        )
 
     async def _start_engine(self) -> None:
         # Ray's own method then reports usage, through one more process that imports all of vLLM.
@@ -104,16 +132,6 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
 
         stats: StepStats = await read_step_stats(self._client)
         return stats
-
-    async def record_routing_stats(self) -> dict[str, Any]:
-        """What the request router may weigh, polled by Serve's controller."""
-        load = self._listener.load
-        return {
-            **await super().record_routing_stats(),
-            "running_requests": load.running_requests,
-            "waiting_requests": load.waiting_requests,
-            "kv_usage_ratio": load.kv_usage_ratio,
-        }
 
     async def replica_status(self) -> dict[str, Any]:
         """This replica's row of `GET /fleet`: load, the depth table it applies, and what drafting has yielded.

@@ -8,7 +8,8 @@ from ray.serve.config import RequestRouterConfig
 from peagle.api.settings import ApiSettings
 from peagle.config import Deployment, parse_deployment
 from peagle.errors import ConfigError
-from peagle.serve.app import build_app, ingress_options, llm_config, parting_options, replica_count
+from peagle.serve.app import build_app, ingress_options, llm_config, parting_options, replica_count, routing_options
+from peagle.serve.dispatch import SoonestRouter
 from peagle.serve.draining import DrainAwareRouter
 from peagle.serve.server import LocalCheckpoint, PeagleServer
 
@@ -59,10 +60,23 @@ def test_equal_bounds_are_a_fixed_count_and_others_scale_on_full_batches() -> No
 
 def test_what_has_to_go_finishes_what_the_api_lets_requests_take() -> None:
     config = llm_config(_deployment(), parting_options(ApiSettings(request_timeout_s=77.0)))
-    options = config.deployment_config
-    assert options["graceful_shutdown_timeout_s"] == 77.0
-    router = RequestRouterConfig(**options["request_router_config"])
-    assert router.get_request_router_class() is DrainAwareRouter
+    assert config.deployment_config["graceful_shutdown_timeout_s"] == 77.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "router"),
+    [
+        ({}, DrainAwareRouter),
+        ({"replicas": {"min": 1, "max": 2}}, SoonestRouter),
+        ({"replicas": {"min": 2, "max": 2}, "routing": {"policy": "power-of-two"}}, DrainAwareRouter),
+    ],
+)
+def test_replicas_are_chosen_among_by_when_they_finish_unless_there_is_one_or_serve_is_to_choose(
+    fields: dict[str, Any], router: type
+) -> None:
+    config = RequestRouterConfig(**routing_options(_deployment(**fields))["request_router_config"])
+    assert config.get_request_router_class() is router
+    assert config.request_router_kwargs == ({"model": "m"} if router is SoonestRouter else {})
 
 
 def test_the_ingress_holds_what_all_replicas_may_hold() -> None:

@@ -178,7 +178,7 @@ async def test_requests_are_counted_by_route_and_never_by_what_a_client_wrote() 
         await http.post("/echo", json={})
         await http.get("/made-up-by-a-client")
         await http.request("MADEUP", "/echo")
-    text = exposition({}).decode()
+    text = exposition({}, {}).decode()
     assert 'peagle_http_requests_total{method="POST",route="/echo",status="200"}' in text
     assert 'route="unmatched",status="404"' in text
     assert "made-up" not in text
@@ -187,7 +187,7 @@ async def test_requests_are_counted_by_route_and_never_by_what_a_client_wrote() 
 
 def test_replicas_are_exposed_with_model_and_id() -> None:
     rows = [{"id": "r1", "running_requests": 3, "accepted": 7, "depth_effective": None}]
-    text = exposition({"m": rows, "idle": []}).decode()
+    text = exposition({"m": rows, "idle": []}, {"m": {"soonest": 4}}).decode()
     assert 'peagle_replicas_answering{model="m"} 1.0' in text
     assert 'peagle_replicas_answering{model="idle"} 0.0' in text
     assert 'peagle_replica_running_requests{model="m",replica="r1"} 3.0' in text
@@ -197,7 +197,7 @@ def test_replicas_are_exposed_with_model_and_id() -> None:
 
 def test_acceptance_by_position_is_exposed_with_its_own_denominator() -> None:
     rows = [{"id": "r1", "drafted_by_position": [9, 4], "accepted_by_position": [7, 2]}]
-    text = exposition({"m": rows}).decode()
+    text = exposition({"m": rows}, {}).decode()
     for name, values in (("draft", (9, 4)), ("accepted", (7, 2))):
         for position, value in enumerate(values, start=1):
             series = f'peagle_replica_position_{name}_tokens_total{{model="m",position="{position}",replica="r1"}}'

@@ -29,6 +29,9 @@ def test_p_eagle_takes_every_depth_in_one_engine_and_eagle3_an_engine_for_each()
     ]
     assert [plan.deployment.speculation.depth_max for plan in plans[1:]] == [3, 7, 7]
     assert [plan.deployment.speculation.live_depth for plan in plans[1:]] == [False, False, True]
+    assert not plans[3].deployment.speculation.adaptive
+    as_served = plan_engines(deployment(), None, ["p-eagle"], [7], eager=False, adaptive=True)
+    assert as_served[0].deployment.speculation.adaptive
     assert variants_of(plans)[-1] == Variant(engine=3, method="p-eagle", depth=7)
     adaptive = set(variants_of(plans, adaptive=True)) - set(variants_of(plans))
     assert adaptive == {Variant(engine=3, method="p-eagle", depth=7, adaptive=True)}

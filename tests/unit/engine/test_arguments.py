@@ -30,7 +30,7 @@ def test_live_depth_drafts_the_deepest_and_starts_at_the_static_depth() -> None:
         "parallel_drafting": True,
     }
     assert arguments["scheduler_cls"] == "peagle.engine.plugin.live_depth_scheduler"
-    assert arguments["additional_config"] == {"peagle": {"depth_static": 5}}
+    assert arguments["additional_config"] == {"peagle": {"depth_static": 5, "skips_drafter": False}}
 
 
 def test_target_name_and_engine_settings_reach_vllm() -> None:
@@ -71,7 +71,10 @@ def test_an_autoregressive_head_drafts_one_token_at_a_time() -> None:
 
 def test_a_deployments_own_additional_config_is_kept() -> None:
     mine = deployment(engine={"additional_config": {"mine": 1}})
-    assert engine_arguments(mine)["additional_config"] == {"mine": 1, "peagle": {"depth_static": 5}}
+    assert engine_arguments(mine)["additional_config"] == {
+        "mine": 1,
+        "peagle": {"depth_static": 5, "skips_drafter": False},
+    }
     assert mine.engine == {"additional_config": {"mine": 1}}
 
 

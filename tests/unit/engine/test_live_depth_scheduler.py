@@ -64,7 +64,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def scheduler_of(folder: Path, overlapped: bool, blocks: int, depth_static: int = DEPTH_MAX, budget: int = 96) -> Any:
+def scheduler_of(
+    folder: Path,
+    overlapped: bool,
+    blocks: int,
+    depth_static: int = DEPTH_MAX,
+    budget: int = 96,
+    skips_drafter: bool = False,
+) -> Any:
     import torch
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -85,7 +92,7 @@ def scheduler_of(folder: Path, overlapped: bool, blocks: int, depth_static: int 
             "num_speculative_tokens": DEPTH_MAX,
             "parallel_drafting": True,
         },
-        additional_config={"peagle": {"depth_static": depth_static}},
+        additional_config={"peagle": {"depth_static": depth_static, "skips_drafter": skips_drafter}},
     ).create_engine_config()
     config.scheduler_config.async_scheduling = overlapped
     config.cache_config.num_gpu_blocks = blocks
@@ -115,15 +122,20 @@ class Worker:
         self.drafts: dict[str, list[int]] = {}
         # request, index of the first drafted position, draft and how much of it was verified, for each decode
         self.seen: list[tuple[str, int, list[int], int]] = []
+        # who took part in a step without the drafter, and has a gap in its cache
+        self.gapped: set[str] = set()
 
     def run(self, output: Any) -> tuple[Any, Any]:
         from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
         self._adopt(output)
         assert output.total_num_scheduled_tokens == sum(output.num_scheduled_tokens.values())
-        assert output.num_spec_tokens_to_schedule == DEPTH_MAX
+        assert output.num_spec_tokens_to_schedule in (0, DEPTH_MAX)
         sampled = [self._step(request_id, output) for request_id in output.num_scheduled_tokens]
         ids = list(output.num_scheduled_tokens)
+        if output.num_spec_tokens_to_schedule == 0:
+            self.gapped.update(ids)
+            self.drafts |= {one: [0] * DEPTH_MAX for one in ids}
         result = ModelRunnerOutput(
             req_ids=ids, req_id_to_index={one: index for index, one in enumerate(ids)}, sampled_token_ids=sampled
         )
@@ -149,6 +161,7 @@ class Worker:
         told = output.scheduled_spec_decode_tokens.get(request_id, [])
         draft = self.drafts[request_id]
         verified = draft[: len(told)]
+        assert not (told and request_id in self.gapped)
         assert told == ([-1] * len(told) if self.overlapped else verified)
         end = self.computed[request_id] + count - len(told)
         assert end <= len(tokens)
@@ -223,12 +236,15 @@ def stats_of(core: Core) -> StepStats:
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
 @pytest.mark.parametrize("blocks", [200, 24], ids=["roomy", "preempting"])
+@pytest.mark.parametrize("skips_drafter", [False, True], ids=["drafting", "skipping"])
 @pytest.mark.parametrize("seed", range(6))
-def test_output_is_the_targets_own_while_depth_changes(folder: Path, overlapped: bool, blocks: int, seed: int) -> None:
+def test_output_is_the_targets_own_while_depth_changes(
+    folder: Path, overlapped: bool, blocks: int, skips_drafter: bool, seed: int
+) -> None:
     from vllm.v1.request import RequestStatus
 
     rng = random.Random(seed)
-    core = Core(scheduler_of(folder, overlapped, blocks), overlapped, rng)
+    core = Core(scheduler_of(folder, overlapped, blocks, skips_drafter=skips_drafter), overlapped, rng)
     wanted: dict[str, list[int]] = {}
     aborted: set[str] = set()
     version = preemptions = 0
@@ -253,8 +269,34 @@ def test_output_is_the_targets_own_while_depth_changes(folder: Path, overlapped:
         emitted = core.emitted.get(request_id, [])
         assert emitted == (text[: len(emitted)] if request_id in aborted else text)
     assert bool(preemptions) == (blocks < 100)
+    assert bool(core.worker.gapped) == skips_drafter
     assert not core.scheduler._tails
     assert not core.scheduler._steps
+    assert not core.scheduler._gapped
+
+
+@pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
+def test_where_nobody_drafts_the_drafter_rests_until_a_new_request_comes(folder: Path, overlapped: bool) -> None:
+    core = Core(
+        scheduler_of(folder, overlapped, blocks=200, depth_static=0, skips_drafter=True), overlapped, random.Random(1)
+    )
+    add(core, "old", [1, 2, 3], 60, [])
+    for _ in range(6):
+        core.step()
+    assert core.worker.gapped == {"old"}
+    core.scheduler.set_depths(1, [DEPTH_MAX])
+    for _ in range(6):
+        core.step()
+    assert core.scheduler.skips_drafter, "the one request may not draft any more"
+    add(core, "new", [4, 5, 6], 40, [])
+    while core.busy():
+        core.step()
+    verified = {request_id for request_id, _, _, count in core.worker.seen if count}
+    assert verified == {"new"}
+    assert core.emitted["old"] == continuation([1, 2, 3], 60)
+    assert core.emitted["new"] == continuation([4, 5, 6], 40)
+    # Steps of both say nothing of a depth: there was one with the old request alone, at K = 0, and then of both.
+    assert {cell.depth for cell in stats_of(core).cells if cell.batch_size == 2} == set()
 
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])

@@ -27,7 +27,7 @@ def test_bounds_are_the_files() -> None:
     settings = depth_settings(load_deployment(DEPLOYMENTS / "embedded.yaml"))
     assert (settings.depth_max, settings.depth_static, settings.batch_max) == (7, 7, 32)
     assert settings.cost == EMBEDDED_CPU
-    assert not settings.drafter_skipped_at_zero
+    assert settings.drafter_skipped_at_zero
 
 
 def test_a_gpu_model_begins_from_its_size() -> None:

@@ -8,7 +8,7 @@ from depth_reports import SETTINGS, good_cell
 from peagle.errors import OverloadedError
 from peagle.router.depth import DepthPlan, Mode, ModelDepths
 from peagle.router.snapshot import DepthTable, StepReport, StepStats
-from peagle.serve.reporting import DepthReporter
+from peagle.serve.reporting import DepthReporter, keep_reporting
 
 
 @dataclass
@@ -62,11 +62,11 @@ async def test_each_step_is_reported_once_and_the_plan_is_applied() -> None:
 
 async def test_steps_of_a_report_that_was_not_answered_are_in_the_next() -> None:
     engine = Engine()
-    reporter = engine.reporter(period_s=0.001)
+    reporter = engine.reporter()
     await reporter.report()
     router, engine.router = engine.router, None
     held = engine.table
-    running = asyncio.create_task(reporter.run())
+    running = asyncio.create_task(keep_reporting(reporter.report, period_s=0.001))
     await until(lambda: engine.steps >= 500)
     assert engine.table == held
     assert reporter.status.age_s is not None
@@ -85,8 +85,8 @@ async def test_a_router_that_never_answers_is_given_up_each_time() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    reporter = DepthReporter(engine.read, engine.apply, never, period_s=0.001, timeout_s=0.01)
-    running = asyncio.create_task(reporter.run())
+    reporter = DepthReporter(engine.read, engine.apply, never, timeout_s=0.01)
+    running = asyncio.create_task(keep_reporting(reporter.report, period_s=0.001))
     await until(lambda: engine.steps >= 300)
     assert not running.done()
     running.cancel()

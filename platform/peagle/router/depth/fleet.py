@@ -7,7 +7,7 @@ from peagle.router.depth.plan import DepthPlan
 from peagle.router.depth.settings import DepthLimits, DepthSettings
 from peagle.router.depth.state import DepthState, fleet_prior, start
 from peagle.router.depth.tuner import step
-from peagle.router.depth.view import DepthView, view
+from peagle.router.depth.view import DepthView, request_tokens_per_s, view
 from peagle.router.snapshot import StepReport
 
 FORGET_AFTER_S = 120.0
@@ -65,6 +65,11 @@ class ModelDepths:
         """What lies behind a replica's plan; None for one that does not report."""
         state = self._states.get(replica_id)
         return view(state, self._settings_of(replica_id), now_s) if state is not None else None
+
+    def request_tokens_per_s(self, replica_id: str, now_s: float) -> tuple[float, ...]:
+        """What one request gets at each batch size under the replica's plan; empty where that is not known."""
+        state = self._states.get(replica_id)
+        return request_tokens_per_s(state, self._settings_of(replica_id), now_s) if state is not None else ()
 
     def _settings_of(self, replica_id: str) -> DepthSettings:
         return replace(self.settings, limits=self.limits_of(replica_id))

@@ -4,6 +4,7 @@ A process keeps one `Dispatcher` for each model. It is told who is in the fleet 
 request with `Route` or `Shed`, both of which say why and what was weighed. `decide` is the rule itself.
 """
 
+from peagle.router.dispatch.board import Board, DispatcherReport, FleetNews
 from peagle.router.dispatch.decision import LIMITS, Limits, Route, RouteReason, Shed, ShedReason, decide
 from peagle.router.dispatch.dispatcher import Dispatcher
 from peagle.router.dispatch.fleet import Fleet
@@ -14,10 +15,13 @@ from peagle.router.dispatch.profile import SOONEST, Candidate, Exclusion, Profil
 __all__ = [
     "LIMITS",
     "SOONEST",
+    "Board",
     "Candidate",
     "Dispatcher",
+    "DispatcherReport",
     "Exclusion",
     "Fleet",
+    "FleetNews",
     "Homes",
     "InFlight",
     "Limits",

@@ -53,8 +53,9 @@ class Dispatcher:
         return decision
 
     def moved(self, request: RouteRequest, replica_id: str, now_s: float) -> None:
-        """Note that a dispatched request went to another replica than decided."""
-        self._in_flight.started(request, replica_id, now_s)
+        """Note where a dispatched request went, which need not be where it was decided to go."""
+        if self._in_flight.where(request.request_id) != replica_id:
+            self._in_flight.started(request, replica_id, now_s)
 
     def ended(self, request_id: str, at: str | None = None) -> None:
         """Note that a request is over or was never sent; with `at`, only if it is open at that replica."""

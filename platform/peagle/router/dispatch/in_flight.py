@@ -50,6 +50,10 @@ class InFlight:
         """Return what was sent to `replica_id`, to be read and not changed."""
         return self._sent.get(replica_id, _NOTHING)
 
+    def where(self, request_id: str) -> str | None:
+        """Return the replica that has an open request."""
+        return self._where.get(request_id)
+
     def started(self, request: RouteRequest, replica_id: str, now_s: float) -> None:
         """Note that `request` goes to `replica_id`, instead of where it went before if it is open already."""
         self.ended(request.request_id)

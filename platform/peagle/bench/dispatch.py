@@ -1,0 +1,86 @@
+"""One comparison of dispatch policies from start to report."""
+
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from peagle.bench import machine
+from peagle.bench.dispatch_report import SCHEMA_VERSION, Runs, dispatch_markdown, dispatch_rows, dispatch_table
+from peagle.bench.dispatchers import POLICIES, SOONEST, FleetPlan, run, start
+from peagle.bench.fleet_load import mixed_arrivals
+from peagle.bench.plan import rotated
+from peagle.serve import cluster, processes
+from peagle.serve.terminal import Terminal
+
+WARM_UP_REQUESTS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchOptions:
+    """`slow` of the `replicas` run at half speed; `callers` processes dispatch."""
+
+    replicas: int
+    slow: int
+    callers: int
+    requests: int
+    requests_per_s: float
+    repeats: int
+
+    @property
+    def speeds(self) -> list[float]:
+        return [0.5] * self.slow + [1.0] * (self.replicas - self.slow)
+
+
+def compare_dispatch(options: DispatchOptions, folder: Path, terminal: Terminal) -> None:
+    """Run the comparison on a Ray cluster of its own, print its table and write `result.json` and `report.md`."""
+    context: dict[str, Any] = {"hardware": machine.hardware(), "commit": machine.commit()}
+    cluster.prepare_environment()
+    processes.adopt_orphans()
+    try:
+        with terminal.stage(f"Start {len(POLICIES)} fleets of {options.replicas} replicas on Ray Serve"):
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                object_store_memory=cluster.OBJECT_STORE_BYTES,
+                log_to_driver=True,
+            )
+            callers = start(FleetPlan(options.speeds, options.callers))
+        runs = _measure(options, callers, terminal)
+    finally:
+        with terminal.stage("Stop"):
+            cluster.leave(None, lambda step: step())
+            processes.end_descendants(patience_s=10.0)
+    result = {
+        "schema_version": SCHEMA_VERSION,
+        "command": shlex.join(["peagle", *sys.argv[1:]]),
+        **context,
+        "speeds": options.speeds,
+        "callers": options.callers,
+        "requests": options.requests,
+        "requests_per_s": options.requests_per_s,
+        "repeats": options.repeats,
+        "rows": dispatch_rows(runs, SOONEST),
+    }
+    (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    (folder / "report.md").write_text(dispatch_markdown(result), encoding="utf-8")
+    terminal.console.print(dispatch_table(result["rows"]), soft_wrap=False)
+    terminal.say(f"Written: {folder}/report.md and result.json")
+
+
+def _measure(options: DispatchOptions, callers: list[Any], terminal: Terminal) -> Runs:
+    """Let every policy have the same requests in each repeat, none always the first."""
+    with terminal.stage("Warm up"):
+        for policy in POLICIES:
+            run(callers, policy, mixed_arrivals(WARM_UP_REQUESTS, options.requests_per_s, seed=-1))
+    runs: dict[str, list[Any]] = {policy: [] for policy in POLICIES}
+    for repeat in range(options.repeats):
+        arrivals = mixed_arrivals(options.requests, options.requests_per_s, seed=repeat)
+        for policy in rotated(POLICIES, repeat):
+            with terminal.stage(f"Repeat {repeat + 1} of {options.repeats}: {policy}"):
+                runs[policy].append(run(callers, policy, arrivals))
+    return runs

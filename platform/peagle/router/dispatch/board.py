@@ -1,0 +1,81 @@
+"""What the Router keeps for a model's dispatchers: each replica's newest snapshot, and who else dispatches."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from peagle.router.snapshot import ReplicaSnapshot
+
+REPLICA_GONE_AFTER_S = 30.0
+DISPATCHER_GONE_AFTER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherReport:
+    """What a dispatcher says of itself when it asks.
+
+    Attributes:
+        dispatcher_id: A name of its own.
+        open_requests: Requests that it has sent and that are not over.
+        decisions: How many it has decided since it began, by reason.
+    """
+
+    dispatcher_id: str
+    open_requests: int = 0
+    decisions: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetNews:
+    """The answer: every replica's newest snapshot. Their `taken_at_s` count from this answer, so none is above 0.
+
+    `dispatchers` have requests open now, the one that asks included.
+    """
+
+    dispatchers: int
+    snapshots: tuple[ReplicaSnapshot, ...]
+
+    def received(self, now_s: float) -> tuple[ReplicaSnapshot, ...]:
+        """Return the snapshots on the clock of the reader, who received this at `now_s`."""
+        return tuple(replace(each, taken_at_s=now_s + each.taken_at_s) for each in self.snapshots)
+
+
+@dataclass(slots=True)
+class Board:
+    """One model's replicas and dispatchers. Times are seconds on one monotonic clock of the caller's."""
+
+    _snapshots: dict[str, ReplicaSnapshot] = field(default_factory=dict)
+    _dispatchers: dict[str, tuple[float, DispatcherReport]] = field(default_factory=dict)
+    _ended: Counter[str] = field(default_factory=Counter)
+
+    def report(self, snapshot: ReplicaSnapshot, now_s: float) -> None:
+        """Take a replica's snapshot, just received."""
+        self._snapshots[snapshot.replica_id] = replace(snapshot, taken_at_s=now_s)
+
+    def news(self, dispatcher: DispatcherReport, now_s: float) -> FleetNews:
+        """Take a dispatcher's report; answer with what it needs to decide."""
+        self._forget(now_s)
+        self._dispatchers[dispatcher.dispatcher_id] = now_s, dispatcher
+        others = (each for _, each in self._dispatchers.values() if each.dispatcher_id != dispatcher.dispatcher_id)
+        busy = sum(1 for each in others if each.open_requests)
+        aged = (replace(each, taken_at_s=each.taken_at_s - now_s) for each in self._snapshots.values())
+        return FleetNews(1 + busy, tuple(aged))
+
+    @property
+    def decisions(self) -> Counter[str]:
+        """All dispatchers' decisions by reason, since this board began."""
+        return _total(each for _, each in self._dispatchers.values()) + self._ended
+
+    def _forget(self, now_s: float) -> None:
+        gone = {name for name, (at_s, _) in self._dispatchers.items() if now_s - at_s > DISPATCHER_GONE_AFTER_S}
+        self._ended += _total(self._dispatchers.pop(name)[1] for name in gone)
+        for name, seen in list(self._snapshots.items()):
+            if now_s - seen.taken_at_s > REPLICA_GONE_AFTER_S:
+                del self._snapshots[name]
+
+
+def _total(reports: Iterable[DispatcherReport]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for report in reports:
+        total.update(report.decisions)
+    return total

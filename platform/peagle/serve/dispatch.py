@@ -1,0 +1,139 @@
+"""Ray Serve's request router for a model's replicas: maps Serve's ids and events to the dispatcher, which decides."""
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from peagle.router.dispatch import Dispatcher, DispatcherReport, FleetNews, Route
+from peagle.router.snapshot import RouteRequest
+from peagle.serve import router
+from peagle.serve.draining import draining_nodes, staying
+from peagle.serve.reporting import TIMEOUT_S, keep_reporting
+from peagle.serve.route_request import OUTPUT_TOKENS, route_request
+
+logger = logging.getLogger("ray.serve.dispatch")
+
+PERIOD_S = 0.25
+"""Between two readings of the Router: half a replica's own period, so that a report is on average 0.4 s old."""
+DRAW_BITS = 256
+"""Enough for a shuffle of as many replicas as one decision looks at."""
+
+
+class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
+    """Sends each request to the replica that is expected to finish it first; see `peagle.router.dispatch`.
+
+    What the dispatcher cannot place stays in Serve's own queue, which tries again with back-off and is bounded.
+    """
+
+    def initialize_state(self, *, model: str) -> None:
+        """Take the name under which the replicas report."""
+        self._model = model
+        self._id = uuid.uuid4().hex
+        self._dispatcher = Dispatcher()
+        self._draining = draining_nodes()
+        self._members: frozenset[str] = frozenset()
+        self._usual_output_tokens: float = OUTPUT_TOKENS
+        self._open: dict[str, tuple[RouteRequest, asyncio.Future[Any]]] = {}
+        self._decisions: Counter[str] = Counter()
+        self._handle: DeploymentHandle | None = None
+        self._following: asyncio.Task[None] | None = None
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._set_members(_ids(staying(replicas, self._draining.ids)))
+        if self._following is None:  # the router's own loop runs from here on
+            self._following = self._event_loop.create_task(keep_reporting(self._follow, PERIOD_S), name="fleet-news")
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._set_members(_ids(staying(self._replicas_list, self._draining.ids)))
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        candidates = {each.replica_id.unique_id: each for each in staying(candidate_replicas, self._draining.ids)}
+        if pending_request is None:
+            return [list(candidates.values())]
+        # Serve asks again at once, without end, where this is not set.
+        pending_request.routing_context.should_backoff = True
+        try:
+            self._set_members(candidates)
+            ranked = self._dispatch(pending_request)
+        except Exception:  # raised in here, it would leave the request waiting for ever
+            logger.exception("No decision; the request goes to any replica.")
+            ranked = tuple(random.sample(list(candidates), len(candidates)))
+        return [[candidates[name]] for name in ranked]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        request, _ = self._open.get(pending_request.metadata.internal_request_id, (None, None))
+        if request is not None:
+            self._dispatcher.moved(request, replica_id.unique_id, time.monotonic())
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        self._dispatcher.ended(internal_request_id, at=replica_id.unique_id)
+        self._open.pop(internal_request_id, None)
+
+    def _dispatch(self, pending: PendingRequest) -> tuple[str, ...]:
+        """Decide; return the replicas to try in turn, none where the request has to wait."""
+        metadata = pending.metadata
+        request = route_request(
+            metadata.internal_request_id,
+            pending.args[0] if pending.args else None,
+            metadata.session_id,
+            self._usual_output_tokens,
+        )
+        decision = self._dispatcher.dispatch(request, time.monotonic(), random.getrandbits(DRAW_BITS))
+        waits = not isinstance(decision, Route)
+        if not waits or request.request_id not in self._open:
+            self._decisions[f"{'wait-' if waits else ''}{decision.reason}"] += 1
+        self._remember(request, pending.future)
+        return decision.ranked if isinstance(decision, Route) else ()
+
+    def _remember(self, request: RouteRequest, future: "asyncio.Future[Any]") -> None:
+        """Keep an open request until it is over, or given up before it was sent."""
+
+        def settled(future: "asyncio.Future[Any]") -> None:
+            if future.cancelled() or future.exception() is not None:
+                self._dispatcher.ended(request.request_id)
+                self._open.pop(request.request_id, None)
+
+        _, known = self._open.get(request.request_id, (None, None))
+        if known is not future:  # Serve gives a request that was refused a new one
+            future.add_done_callback(settled)
+        self._open[request.request_id] = request, future
+
+    def _set_members(self, replica_ids: Iterable[str]) -> None:
+        members = frozenset(replica_ids)
+        if members != self._members:
+            self._members = members
+            self._dispatcher.set_members(members)
+
+    async def _follow(self) -> None:
+        """Tell the Router of this dispatcher, and take what it knows of the fleet."""
+        mine = DispatcherReport(self._id, self._dispatcher.open_requests, dict(self._decisions))
+        news = await asyncio.to_thread(self._ask, mine)
+        self._dispatcher.set_dispatchers(news.dispatchers)
+        known = [each for each in news.received(time.monotonic()) if each.replica_id in self._members]
+        self._dispatcher.report(known)
+        if lengths := [each.output_tokens_mean for each in known if each.output_tokens_mean]:
+            self._usual_output_tokens = sum(lengths) / len(lengths)
+
+    def _ask(self, mine: DispatcherReport) -> FleetNews:
+        """Ask the Router, in a thread: a handle first used on the loop that routes would block it for ever."""
+        if self._handle is None:
+            self._handle = serve.get_deployment_handle(router.NAME, self.app_name)
+        news: FleetNews = self._handle.news.remote(self._model, mine).result(timeout_s=TIMEOUT_S)
+        return news
+
+
+def _ids(replicas: Iterable[RunningReplica]) -> Iterable[str]:
+    return (replica.replica_id.unique_id for replica in replicas)

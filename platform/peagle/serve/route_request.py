@@ -1,0 +1,82 @@
+"""What a dispatcher weighs of an OpenAI request: lengths, and the beginning that it may share with others."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from peagle.router.dispatch import affinity_key
+from peagle.router.snapshot import RouteRequest
+
+# Usual for prose and code; only how lengths compare matters here, and no tokenizer is at hand.
+CHARS_PER_TOKEN = 4
+# Requests that begin with the same so many characters belong together; less saves too little to be worth a detour.
+PREFIX_CHARS, PREFIX_CHARS_MIN = 1024, 128
+OUTPUT_TOKENS = 128
+"""Of a usual answer, until replicas have reported theirs."""
+
+
+def route_request(
+    request_id: str, body: Any, session_id: str = "", usual_output_tokens: float = OUTPUT_TOKENS
+) -> RouteRequest:
+    """Read what matters from a request's body, whatever its kind; a body without a prompt weighs nothing.
+
+    Args:
+        request_id: Unique among open requests.
+        body: vLLM's request model of a chat, a completion or a tokenization.
+        session_id: The client's name for a conversation, if it gave one.
+        usual_output_tokens: Of an answer; the request's own limit may be lower.
+    """
+    messages = getattr(body, "messages", None)
+    chars, shared, beginning = _of_messages(messages) if messages else _of_prompt(getattr(body, "prompt", None))
+    if session_id:
+        key: int | None = affinity_key(session_id)
+    else:
+        key = affinity_key(beginning) if len(beginning) >= PREFIX_CHARS_MIN else None
+    limits = (getattr(body, name, None) for name in ("max_completion_tokens", "max_tokens"))
+    limit = min((each for each in limits if each is not None), default=usual_output_tokens)
+    return RouteRequest(
+        request_id=request_id,
+        prompt_tokens=chars // CHARS_PER_TOKEN,
+        output_tokens=max(1, int(min(limit, usual_output_tokens))),
+        affinity_key=key,
+        prefix_tokens=shared // CHARS_PER_TOKEN if key is not None else 0,
+    )
+
+
+def _of_messages(messages: Sequence[Any]) -> tuple[int, int, str]:
+    """Return the characters of a conversation, those that a turn before had too, and its beginning.
+
+    The beginning ends with the user's first message, so that a conversation keeps its key as it grows.
+    """
+    texts = [(_field(message, "role"), "".join(_texts(_field(message, "content")))) for message in messages]
+    users = [index for index, (role, _) in enumerate(texts) if role == "user"] or [0]
+    lengths = [len(text) for _, text in texts]
+    beginning = "\n".join(f"{role}: {text}" for role, text in texts[: users[0] + 1])
+    return sum(lengths), sum(lengths[: users[-1]]), beginning[:PREFIX_CHARS]
+
+
+def _of_prompt(prompt: Any) -> tuple[int, int, str]:
+    """Return the same of a completion's prompt: a text, token ids, or a list of either, of which the first leads."""
+    if isinstance(prompt, str):
+        return len(prompt), min(len(prompt), PREFIX_CHARS), prompt[:PREFIX_CHARS]
+    if not isinstance(prompt, Sequence) or not prompt:
+        return 0, 0, ""
+    if isinstance(prompt[0], int):
+        chars, first = len(prompt) * CHARS_PER_TOKEN, prompt[: PREFIX_CHARS // CHARS_PER_TOKEN]
+        return chars, len(first) * CHARS_PER_TOKEN, " ".join(map(str, first))
+    parts = [_of_prompt(part) for part in prompt]
+    return sum(part[0] for part in parts), parts[0][1], parts[0][2]
+
+
+def _texts(content: Any) -> Iterator[str]:
+    """Yield the texts of a message's content: a text, or parts of which some are."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Sequence):
+        for part in content:
+            text = part if isinstance(part, str) else _field(part, "text")
+            if isinstance(text, str):
+                yield text
+
+
+def _field(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)

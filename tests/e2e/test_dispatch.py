@@ -1,0 +1,81 @@
+"""The real request router and Router deployment on real Ray Serve, over replicas that take an engine's time."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import ray
+from ray import serve
+
+from peagle.bench.dispatchers import APP, SOONEST, FleetPlan, run, start
+from peagle.bench.fleet_load import Sample, burst, mixed_arrivals
+from peagle.serve import cluster, processes, router
+
+pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
+
+REPLICAS, CALLERS = 4, 4
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def callers() -> Iterator[list[Any]]:
+    """Four processes that dispatch to four equal replicas."""
+    cluster.prepare_environment()
+    processes.adopt_orphans()
+    ray.init(address="local", include_dashboard=False, object_store_memory=cluster.OBJECT_STORE_BYTES)
+    try:
+        yield start(FleetPlan([1.0] * REPLICAS, CALLERS, policies=(SOONEST,)))
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+        processes.end_descendants(patience_s=10.0)
+
+
+def decisions() -> Counter[str]:
+    counts: dict[str, dict[str, int]] = serve.get_deployment_handle(router.NAME, APP).decisions.remote().result()
+    return Counter(counts[SOONEST])
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.25)
+
+
+def shares(samples: list[Sample]) -> Counter[str]:
+    return Counter(sample.replica for sample in samples)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_processes_that_dispatch_at_one_moment_do_not_herd(callers: list[Any], seed: int) -> None:
+    samples = run(callers, SOONEST, burst(200, seed))
+    assert len(samples) == 200
+    assert max(shares(samples).values()) <= 1.5 * 200 / REPLICAS, shares(samples)
+
+
+def test_every_decision_is_counted_and_rests_on_reports(callers: list[Any]) -> None:
+    before = decisions()
+    run(callers, SOONEST, mixed_arrivals(100, per_s=20.0, seed=5))
+    eventually(lambda: (decisions() - before).total() == 100)
+    made = decisions() - before
+    assert made["soonest"] + made["home"] > 80, made
+
+
+def test_without_a_router_every_request_is_answered_and_reports_come_back(callers: list[Any]) -> None:
+    found: list[Sample] = []
+    load = threading.Thread(target=lambda: found.extend(run(callers, SOONEST, mixed_arrivals(200, per_s=10.0, seed=6))))
+    load.start()
+    time.sleep(3.0)
+    handle = next(each for each in ray.util.list_named_actors(all_namespaces=True) if "#Router#" in each["name"])
+    ray.kill(ray.get_actor(handle["name"], handle["namespace"]), no_restart=True)
+    load.join()
+    assert len(found) == 200
+    assert max(shares(found).values()) <= 1.5 * 200 / REPLICAS, shares(found)
+    eventually(lambda: decisions().total() > 0)
+    before = decisions()
+    run(callers, SOONEST, mixed_arrivals(40, per_s=20.0, seed=7))
+    eventually(lambda: (decisions() - before)["soonest"] + (decisions() - before)["home"] > 30)

@@ -1,0 +1,105 @@
+"""Where K is 0 for all of a batch no draft is made; outputs stay, and a request that missed drafts makes no more."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from engine_runner import Runner, embedded, held_out, running
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+# float32: see test_live_depth.py.
+ENGINE = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
+TOKENS = 32
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    deployment = embedded(**ENGINE)
+    adaptive = deployment.speculation.model_copy(update={"adaptive": True})
+    with running(deployment.model_copy(update={"speculation": adaptive})) as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def truth(runner: Runner) -> list[tuple[int, ...]]:
+    """The texts at full depth, which are the target's own (test_live_depth.py)."""
+    runner.set_depths(7)
+    return texts(runner)
+
+
+def texts(runner: Runner, on_step: Callable[[list[str]], None] | None = None) -> list[tuple[int, ...]]:
+    outputs = runner.generate(held_out(16), 4, on_step, max_tokens=TOKENS, ignore_eos=True)
+    return [tuple(output.token_ids) for output in outputs]
+
+
+def drafts(runner: Runner) -> int:
+    return runner.counters()["spec_decode_num_drafts"]
+
+
+def test_at_depth_zero_nothing_is_drafted_and_the_text_is_the_same(
+    runner: Runner, truth: list[tuple[int, ...]]
+) -> None:
+    runner.set_depths(0)
+    before = runner.stats()
+    assert texts(runner) == truth
+    after = runner.stats().since(before)
+    assert after.drafts == 0
+    # A draft that is made and cut would be compared with what follows; only prompts leave drafts to compare.
+    steps, compared = sum(cell.steps for cell in after.cells), sum(cell.tail_drafted[0] for cell in after.cells)
+    assert steps > 100
+    assert compared <= 16
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_text_is_the_same_while_depth_changes(runner: Runner, truth: list[tuple[int, ...]], seed: int) -> None:
+    assert texts(runner, runner.restless(seed)) == truth
+
+
+def test_a_request_that_missed_drafts_makes_no_more_and_the_next_one_does(runner: Runner) -> None:
+    runner.set_depths(0)
+    steps = 0
+
+    def raise_depth(_: list[str]) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 8:
+            runner.set_depths(7)
+
+    before = drafts(runner)
+    runner.generate(held_out(1), 1, raise_depth, max_tokens=TOKENS, ignore_eos=True)
+    assert drafts(runner) == before
+    assert steps >= TOKENS - 1
+    runner.generate(held_out(1), 1, max_tokens=TOKENS, ignore_eos=True)
+    assert drafts(runner) > before
+
+
+def test_beside_one_that_may_not_draft_another_may(runner: Runner, truth: list[tuple[int, ...]]) -> None:
+    runner.set_depths(0)
+    steps = 0
+
+    def raise_depth(_: list[str]) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 40:  # in the middle of the second four
+            runner.set_depths(7)
+
+    before, counted = runner.stats(), drafts(runner)
+    assert texts(runner, raise_depth) == truth
+    assert drafts(runner) > counted
+    assert all(cell.depth == 0 or cell.drafts for cell in runner.stats().since(before).cells)
+
+
+def test_after_a_time_without_drafts_new_ones_are_as_good_as_before(
+    runner: Runner, truth: list[tuple[int, ...]]
+) -> None:
+    runner.set_depths(7)
+    lengths = []
+    for depth in (7, 0, 7):
+        runner.set_depths(depth)
+        # What an answer without drafts left in the prefix cache would spoil the next one's; see scheduler.py.
+        runner.llm.reset_prefix_cache()
+        before = runner.stats()
+        assert texts(runner) == truth
+        lengths.append(runner.stats().since(before).acceptance_length)
+    assert lengths[0] == lengths[2]

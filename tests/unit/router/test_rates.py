@@ -1,0 +1,62 @@
+"""An engine's rates are learned from its steps and requests, and forget what is long past."""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from peagle.router.rates import EngineRates
+
+
+def test_nothing_is_known_before_anything_happened() -> None:
+    rates = EngineRates()
+    assert (rates.prefill_tokens_per_s, rates.output_tokens_mean, rates.request_tokens_per_s(8)) == (0.0, 0.0, ())
+
+
+def test_a_linear_step_time_is_found_and_holds_beyond_the_sizes_seen() -> None:
+    rates, chance = EngineRates(), random.Random(1)
+    for _ in range(400):
+        batch = chance.randint(1, 8)
+        seconds = (0.010 + 0.002 * batch) * chance.uniform(0.9, 1.1)
+        rates.stepped(batch, batch, batch * seconds)
+    found = rates.request_tokens_per_s(32)
+    assert found[0] == 0.0
+    for batch in (1, 8, 32):
+        assert found[batch] == pytest.approx(1 / (0.010 + 0.002 * batch), rel=0.05)
+
+
+def test_speculation_is_in_it_by_the_tokens_that_a_step_gives() -> None:
+    rates = EngineRates()
+    for _ in range(50):
+        rates.stepped(batch_size=2, tokens=6, seconds=2 * 0.030)
+    assert rates.request_tokens_per_s(4)[2] == pytest.approx(100.0)
+
+
+def test_one_batch_size_alone_says_nothing_of_others_and_none_is_ever_faster_in_a_larger_batch() -> None:
+    flat, falling = EngineRates(), EngineRates()
+    for _ in range(50):
+        flat.stepped(4, 4, 4 * 0.020)
+        falling.stepped(1, 1, 0.030)
+        falling.stepped(8, 8, 8 * 0.010)
+    assert flat.request_tokens_per_s(16)[1:] == pytest.approx([50.0] * 16)
+    speeds = falling.request_tokens_per_s(16)[1:]
+    assert all(later <= earlier for earlier, later in pairwise(speeds))
+
+
+def test_what_cannot_be_a_step_is_left_out() -> None:
+    rates = EngineRates()
+    for batch, tokens, seconds in ((0, 1, 1.0), (1, 0, 1.0), (1, 1, 0.0)):
+        rates.stepped(batch, tokens, seconds)
+    assert rates.request_tokens_per_s(4) == ()
+
+
+def test_an_engine_that_slows_down_is_believed_after_some_hundred_steps_and_requests() -> None:
+    rates = EngineRates()
+    for between_s, prefill_s, tokens in ((0.010, 0.1, 40), (0.030, 0.4, 160)):
+        for _ in range(4000):
+            rates.stepped(1, 1, between_s)
+        for _ in range(400):
+            rates.finished(prompt_tokens=100, prefill_s=prefill_s, output_tokens=tokens)
+    assert rates.request_tokens_per_s(1)[1] == pytest.approx(1 / 0.030, rel=0.02)
+    assert rates.prefill_tokens_per_s == pytest.approx(250.0, rel=0.02)
+    assert rates.output_tokens_mean == pytest.approx(160.0, rel=0.02)

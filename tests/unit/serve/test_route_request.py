@@ -1,0 +1,98 @@
+"""What a dispatcher reads of a request: lengths, and a key that those which begin alike have in common."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from peagle.serve.route_request import CHARS_PER_TOKEN, OUTPUT_TOKENS, route_request
+
+SYSTEM = "You are a careful assistant. " * 60
+LONG = "Tell me about lists. " * 20
+
+
+@dataclass
+class Chat:
+    messages: list[Any]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+
+
+@dataclass
+class Completion:
+    prompt: Any
+    max_tokens: int | None = 16
+
+
+@dataclass
+class Bodyless:
+    tokens: list[int] = field(default_factory=list)
+
+
+def said(role: str, content: Any) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def test_a_conversation_keeps_its_key_as_it_grows_and_shares_what_came_before() -> None:
+    first = route_request("1", Chat([said("user", LONG)]))
+    later = route_request("2", Chat([said("user", LONG), said("assistant", "A list."), said("user", "And sets?")]))
+    assert first.affinity_key == later.affinity_key
+    assert first.affinity_key is not None
+    assert first.prefix_tokens == 0
+    assert later.prefix_tokens == (len(LONG) + len("A list.")) // CHARS_PER_TOKEN
+    assert later.prompt_tokens == (len(LONG) + len("A list.") + len("And sets?")) // CHARS_PER_TOKEN
+
+
+def test_a_long_system_prompt_is_shared_by_all_who_have_it() -> None:
+    one, other = (route_request("", Chat([said("system", SYSTEM), said("user", text)])) for text in ("a", "b"))
+    assert one.affinity_key == other.affinity_key
+    assert one.prefix_tokens == len(SYSTEM) // CHARS_PER_TOKEN
+
+
+def test_short_beginnings_and_different_ones_are_not_put_together() -> None:
+    assert route_request("", Chat([said("user", "hi")])).affinity_key is None
+    assert route_request("", Chat([said("user", "hi")])).prefix_tokens == 0
+    one, other = (route_request("", Completion(LONG + text * 1000)) for text in "ab")
+    assert one.affinity_key != other.affinity_key
+
+
+def test_a_session_belongs_together_whatever_it_says() -> None:
+    one, other = (route_request("", Completion(text), session_id="s") for text in ("a", "b"))
+    assert one.affinity_key == other.affinity_key
+    assert one.affinity_key is not None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [("x" * 400, 100), ([5] * 300, 300), (["x" * 400, "y" * 40], 110), ([[5] * 300, [6] * 10], 310), ("", 0), ([], 0)],
+)
+def test_every_form_of_prompt_is_measured(prompt: Any, tokens: int) -> None:
+    assert route_request("", Completion(prompt)).prompt_tokens == tokens
+
+
+def test_token_ids_that_begin_alike_share_a_key() -> None:
+    one, other = (route_request("", Completion([7] * 300 + [last])) for last in (1, 2))
+    assert one.affinity_key == other.affinity_key
+    assert one.prefix_tokens == 256
+
+
+def test_of_parts_only_texts_count() -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:" + "x" * 9999}}
+    body = Chat([said("user", [picture, {"type": "text", "text": "y" * 40}]), said("tool", None)])
+    assert route_request("", body).prompt_tokens == 40 // CHARS_PER_TOKEN
+
+
+@pytest.mark.parametrize(
+    ("body", "usual", "tokens"),
+    [
+        (Completion("x", max_tokens=9), 50.0, 9),
+        (Completion("x", max_tokens=900), 50.0, 50),
+        (Chat([said("user", "x")], max_completion_tokens=7), 50.0, 7),
+        (Chat([said("user", "x")]), 50.0, 50),
+        (Completion("x", max_tokens=0), 50.0, 1),
+        (Bodyless(), float(OUTPUT_TOKENS), OUTPUT_TOKENS),
+        (None, float(OUTPUT_TOKENS), OUTPUT_TOKENS),
+    ],
+)
+def test_an_answer_is_as_long_as_usual_or_as_the_limit_lets_it_be(body: Any, usual: float, tokens: int) -> None:
+    assert route_request("", body, usual_output_tokens=usual).output_tokens == tokens

@@ -1,0 +1,66 @@
+"""The timed engine takes the time of its model: batches share steps, prompts wait for chunks, cached ones do not."""
+
+import asyncio
+import time
+
+from peagle.router.snapshot import RouteRequest
+from peagle.testing.timed_engine import TimedEngine, TimedModel
+
+MODEL = TimedModel(step_s=0.01, request_step_s=0.0, prefill_tokens_per_s=10_000.0, max_running_requests=2)
+
+
+def request(prompt: int, key: int | None = None, prefix: int = 0) -> RouteRequest:
+    return RouteRequest("", prompt, 0, key, prefix)
+
+
+async def timed(engine: TimedEngine, asked: RouteRequest, output: int) -> tuple[float, float, list[int]]:
+    """Seconds to the first token and to the last, and what was said."""
+    start, arrivals, said = time.monotonic(), [], []
+    async for tokens in engine.generate(asked, output):
+        arrivals.append(time.monotonic() - start)
+        said.append(tokens)
+    return arrivals[0], arrivals[-1], said
+
+
+async def test_a_request_gets_its_tokens_and_takes_its_steps_at_least() -> None:
+    first_s, last_s, said = await timed(TimedEngine(MODEL), request(1000), 10)
+    assert said == [1, 10]
+    # 1,000 tokens at 10,000 a second, in two chunks of a step each, and then nine steps.
+    assert first_s >= 0.1 + 2 * 0.01 - 1e-3
+    assert last_s >= 0.1 + 11 * 0.01 - 1e-3
+
+
+async def test_half_the_speed_takes_twice_as_long_at_least() -> None:
+    _, last_s, _ = await timed(TimedEngine(MODEL, speed=0.5), request(1000), 10)
+    assert last_s >= 2 * (0.1 + 11 * 0.01) - 1e-3
+
+
+async def test_a_cached_beginning_is_not_prefilled_again() -> None:
+    engine = TimedEngine(MODEL)
+    cold_s, _, _ = await timed(engine, request(3000, key=1, prefix=2900), 1)
+    warm_s, _, said = await timed(engine, request(3000, key=1, prefix=2900), 1)
+    assert said == [1]
+    assert cold_s >= 0.3
+    assert warm_s < cold_s
+
+
+async def test_who_finds_the_batch_full_waits_and_is_counted() -> None:
+    engine = TimedEngine(MODEL)
+    tasks = [asyncio.create_task(timed(engine, request(10), 5)) for _ in range(3)]
+    await asyncio.sleep(0.03)
+    seen = engine.snapshot("a")
+    assert (seen.running_requests, seen.waiting_requests, seen.requests) == (2, 1, 3)
+    waits = sorted(first_s for first_s, _, _ in await asyncio.gather(*tasks))
+    assert waits[2] >= 5 * 0.01
+    seen = engine.snapshot("a")
+    assert (seen.requests, seen.queued_prompt_tokens) == (0, 0)
+    assert seen.has_rates
+
+
+async def test_a_request_that_is_given_up_leaves_no_trace() -> None:
+    engine = TimedEngine(MODEL)
+    task = asyncio.create_task(timed(engine, request(10), 1000))
+    await asyncio.sleep(0.03)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert engine.snapshot("a").requests == 0
