@@ -87,6 +87,20 @@ def test_a_pin_holds_at_once_and_outputs_stay_as_they_are(adaptive: Served, load
     assert len(set(load)) == 1, load
 
 
+def test_a_model_is_bounded_as_a_whole_and_its_replicas_own_limits_win(adaptive: Served, load: list[Any]) -> None:
+    model_url = f"{adaptive.url}/fleet/models/{adaptive.model}/depth"
+    try:
+        httpx.put(model_url, json={"pin": 3}).raise_for_status()
+        eventually(lambda: set(replica(adaptive)["depths"]) == {3})
+        httpx.put(depth_url(adaptive), json={"pin": 5}).raise_for_status()
+        eventually(lambda: set(replica(adaptive)["depths"]) == {5})
+    finally:
+        httpx.delete(model_url).raise_for_status()
+        httpx.delete(depth_url(adaptive)).raise_for_status()
+    assert httpx.put(f"{adaptive.url}/fleet/models/nothing/depth", json={"pin": 1}).status_code == 404
+    assert "ceiling" in httpx.put(model_url, json={"ceiling": 8}).json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [({"pin": 8}, "pin"), ({"pin": "3"}, "pin"), ({"pni": 3}, "pni"), ({"ceiling": 99}, "ceiling")],

@@ -28,7 +28,10 @@ class DepthRequest(BaseModel):
 
 
 class DepthRoutes:
-    """Handlers of `/fleet/replicas/{replica}/depth`, for an ingress that has a Router."""
+    """Handlers of `/fleet/replicas/{replica}/depth` and `/fleet/models/{model}/depth`, for an ingress with a Router.
+
+    What is decided for a replica wins over what is decided for its model.
+    """
 
     _router: DeploymentHandle | None
 
@@ -39,16 +42,31 @@ class DepthRoutes:
 
     async def limit_depth(self, request: Request, replica: str) -> JSONResponse:
         """PUT: pin, bound or pause the replica's depth."""
-        require_loopback(request)
-        wanted = validate(DepthRequest, await read_json(request, request.app.state.settings))
-        limits = DepthLimits(wanted.floor, wanted.ceiling, wanted.pin, wanted.paused)
-        await self._ask_router(request, "limit", replica, limits)
-        return JSONResponse(wanted.model_dump())
+        return await self._limit(request, "limit", replica)
 
     async def unlimit_depth(self, request: Request, replica: str) -> JSONResponse:
         """DELETE: leave the replica's depth to the Router again."""
+        return await self._unlimit(request, "limit", replica)
+
+    async def limit_model_depth(self, request: Request, model: str) -> JSONResponse:
+        """PUT: pin, bound or pause the depth of every replica of the model, those to come included."""
+        return await self._limit(request, "limit_model", model)
+
+    async def unlimit_model_depth(self, request: Request, model: str) -> JSONResponse:
+        """DELETE: leave the depth of the model's replicas to the Router again."""
+        return await self._unlimit(request, "limit_model", model)
+
+    async def _limit(self, request: Request, method: str, name: str) -> JSONResponse:
         require_loopback(request)
-        await self._ask_router(request, "limit", replica, None)
+        wanted = validate(DepthRequest, await read_json(request, request.app.state.settings))
+        await self._ask_router(
+            request, method, name, DepthLimits(wanted.floor, wanted.ceiling, wanted.pin, wanted.paused)
+        )
+        return JSONResponse(wanted.model_dump())
+
+    async def _unlimit(self, request: Request, method: str, name: str) -> JSONResponse:
+        require_loopback(request)
+        await self._ask_router(request, method, name, None)
         return JSONResponse(DepthRequest().model_dump())
 
     async def _ask_router(self, request: Request, method: str, *arguments: Any) -> Any:

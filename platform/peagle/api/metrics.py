@@ -38,6 +38,9 @@ REPLICA_SERIES = (
         "acceptance_length", "peagle_replica_acceptance_length", GaugeMetricFamily, "Tokens per verification."
     ),
     ReplicaSeries("drafts", "peagle_replica_drafts", CounterMetricFamily, "Drafts verified."),
+    ReplicaSeries(
+        "requested", "peagle_replica_requested_draft_tokens", CounterMetricFamily, "Draft tokens at the K asked for."
+    ),
     ReplicaSeries("drafted", "peagle_replica_draft_tokens", CounterMetricFamily, "Draft tokens verified."),
     ReplicaSeries("accepted", "peagle_replica_accepted_tokens", CounterMetricFamily, "Draft tokens accepted."),
     ReplicaSeries("generation_tokens", "peagle_replica_generation_tokens", CounterMetricFamily, "Tokens generated."),

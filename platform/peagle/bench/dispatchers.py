@@ -86,7 +86,7 @@ class Caller:
 
 def start(plan: FleetPlan) -> list[Any]:
     """Deploy the fleets on the connected cluster; return the callers when every fleet answers each of them."""
-    serve.start(http_options={"location": "NoServer"}, logging_config=QUIET)
+    serve.start(proxy_location="Disabled", logging_config=QUIET)
     serve.run(_application(plan), name=APP, route_prefix=None, logging_config=QUIET)
     callers = [Caller.remote() for _ in range(plan.callers)]  # type: ignore[attr-defined]
     ray.get([caller.warm.remote(plan.policies) for caller in callers])

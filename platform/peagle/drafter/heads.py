@@ -19,7 +19,7 @@ from peagle.errors import ConfigError
 
 Method = Literal["p-eagle", "eagle3"]
 TARGET_LAYERS_MIN = 6
-HEAD_RATES = Rates(matrix=6e-3, other=2e-3, warmup_steps=50, decay_steps=800, weight_decay=0.01)
+HEAD_RATES = Rates(matrix=6e-3, other=2e-3, warmup_steps=50, decay_steps=1300, weight_decay=0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class HeadPlan:
     tokens_per_step: int = 832
     crop_tokens: int = 208
     whole_row_every: int = 4
-    steps: int = 6000
+    steps: int = 6400
     rates: Rates = HEAD_RATES
     seed: int = 11
 

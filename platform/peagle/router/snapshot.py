@@ -60,6 +60,11 @@ class StepStats:
         return sum(sum(cell.accepted) for cell in self.cells)
 
     @property
+    def requested(self) -> int:
+        """Draft tokens that would have been verified, had every draft been as deep as was asked for."""
+        return sum(cell.depth * cell.drafts for cell in self.cells)
+
+    @property
     def drafted_by_position(self) -> tuple[int, ...]:
         return tuple(sum(cell.drafted[j] for cell in self.cells) for j in range(self.depth_max))
 

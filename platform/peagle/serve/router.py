@@ -70,19 +70,35 @@ class Router:
             ConfigError: A depth is deeper than the model's own.
         """
         _, depths = self._find(replica_id)
-        if limits is not None:
-            deepest = depths.settings.depth_max
-            for name in ("pin", "floor", "ceiling"):
-                value = getattr(limits, name)
-                if value is not None and not 0 <= value <= deepest:
-                    raise ConfigError(name, value, "the drafter does not draft that", f"Name a K from 0 to {deepest}.")
-        depths.limit(limits, replica_id)
+        depths.limit(_checked(limits, depths), replica_id)
+
+    async def limit_model(self, model: str, limits: DepthLimits | None) -> None:
+        """Set or take back what an operator decides for all replicas of a model that have no limits of their own.
+
+        Raises:
+            NotFoundError: No such model adapts its depth.
+            ConfigError: A depth is deeper than the model's own.
+        """
+        depths = self._models.get(model)
+        if depths is None:
+            raise NotFoundError(f"No model {model} adapts its depth: speculation.adaptive is what makes one do so.")
+        depths.limit(_checked(limits, depths))
 
     def _find(self, replica_id: str) -> tuple[str, ModelDepths]:
         for model, depths in self._models.items():
             if replica_id in depths.replicas:
                 return model, depths
         raise NotFoundError(f"No replica {replica_id} adapts its depth: speculation.adaptive is what makes one do so.")
+
+
+def _checked(limits: DepthLimits | None, depths: ModelDepths) -> DepthLimits | None:
+    """Return `limits`; raises ConfigError for a depth that the model's drafter does not draft."""
+    deepest = depths.settings.depth_max
+    for name in ("pin", "floor", "ceiling") if limits is not None else ():
+        value = getattr(limits, name)
+        if value is not None and not 0 <= value <= deepest:
+            raise ConfigError(name, value, "the drafter does not draft that", f"Name a K from 0 to {deepest}.")
+    return limits
 
 
 def bind_router(deployments: Mapping[str, Deployment]) -> serve.Application:

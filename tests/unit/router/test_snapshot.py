@@ -10,6 +10,7 @@ def test_totals_come_from_every_cell() -> None:
     shallow = StepCell(4, 1, 5, 1.0, 30, 20, (20, 0, 0), (10, 0, 0), (0, 20, 20), (0, 5, 1))
     stats = StepStats(TABLE, 3, (CELL, shallow))
     assert (stats.drafts, stats.drafted, stats.accepted) == (40, 80, 40)
+    assert stats.requested == 20 * CELL.depth + 20 * 1
     assert stats.drafted_by_position == (40, 20, 20)
     assert stats.accepted_by_position == (25, 10, 5)
     assert stats.depth_effective == 2.0
