@@ -4,8 +4,8 @@ from typing import Any
 
 from peagle.config import Deployment
 
-# Resolved by name inside the engine core process; see plugin.live_depth_scheduler.
-SCHEDULER = "peagle.engine.plugin.live_depth_scheduler"
+# Resolved by name inside the engine core process; see plugin.scheduler.
+SCHEDULER = "peagle.engine.plugin.scheduler"
 # Resolved by name in each worker process; see worker.
 WORKER_EXTENSION = "peagle.engine.worker.WorkerExtension"
 # The key under vLLM's `additional_config` that carries settings to the scheduler in the engine core process.
@@ -42,8 +42,8 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
         "num_speculative_tokens": depth,
         "parallel_drafting": drafter.method == "p-eagle",
     }
+    arguments["scheduler_cls"] = SCHEDULER
     if deployment.speculation.live_depth:
-        arguments["scheduler_cls"] = SCHEDULER
         speculation = deployment.speculation
         # A static K may change by hand at any step; what adapts gains more by not drafting at all where K is 0.
         settings = {"depth_static": speculation.depth_static, "skips_drafter": speculation.adaptive}

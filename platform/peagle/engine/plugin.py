@@ -1,16 +1,23 @@
 """The way into vLLM's engine core process: which versions are known, which scheduler to build, which calls it answers.
 
-vLLM resolves `live_depth_scheduler` by name while it builds an engine core, so a process without live depth never runs
-any of this. Importing this module imports no vllm.
+vLLM resolves `scheduler` by name while it builds an engine core, so a process without a drafter never runs any of this.
+Importing this module imports no vllm.
 """
 
-import functools
 from typing import Any
 
+from peagle.engine.arguments import SETTINGS_KEY
 from peagle.errors import ConfigError, StartupError
 
 # Live depth reaches into the scheduler, which is no public interface: it is read and tested for these releases only.
 KNOWN_VERSIONS = ("0.29",)
+
+
+def is_known_vllm() -> bool:
+    # The CPU build has no package metadata named vllm, so importlib.metadata cannot say.
+    from vllm import __version__ as version
+
+    return ".".join(version.split(".")[:2]) in KNOWN_VERSIONS
 
 
 def require_known_vllm() -> None:
@@ -18,10 +25,9 @@ def require_known_vllm() -> None:
     Raises:
         StartupError: Live depth does not know the installed vLLM.
     """
-    # The CPU build has no package metadata named vllm, so importlib.metadata cannot say.
     from vllm import __version__ as version
 
-    if ".".join(version.split(".")[:2]) not in KNOWN_VERSIONS:
+    if not is_known_vllm():
         known = ", ".join(f"{known}.x" for known in KNOWN_VERSIONS)
         raise StartupError(
             f"Live depth knows vLLM {known}, not {version}",
@@ -29,17 +35,27 @@ def require_known_vllm() -> None:
         )
 
 
-def live_depth_scheduler(**arguments: Any) -> Any:
-    """Build the scheduler of an engine core; the value of `scheduler_cls`. Takes vLLM's scheduler arguments.
+def scheduler(**arguments: Any) -> Any:
+    """Build the scheduler of an engine core that drafts; the value of `scheduler_cls`. Takes vLLM's own arguments.
 
     Raises:
-        StartupError: Live depth does not know the installed vLLM.
+        StartupError: Live depth is asked for and does not know the installed vLLM.
     """
-    require_known_vllm()
+    config = arguments["vllm_config"]
+    overlapped, is_live = config.scheduler_config.async_scheduling, SETTINGS_KEY in config.additional_config
+    if is_live:
+        require_known_vllm()
+    elif overlapped or not is_known_vllm():
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+        from vllm.v1.core.sched.scheduler import Scheduler
+
+        return (AsyncScheduler if overlapped else Scheduler)(**arguments)
     register()
     from peagle.engine.scheduler import AsyncLiveDepthScheduler, LiveDepthScheduler
+    from peagle.engine.step_drafts import DraftTakingScheduler
 
-    overlapped = arguments["vllm_config"].scheduler_config.async_scheduling
+    if not is_live:
+        return DraftTakingScheduler(**arguments)
     return (AsyncLiveDepthScheduler if overlapped else LiveDepthScheduler)(**arguments)
 
 
@@ -47,21 +63,12 @@ def register() -> None:
     """Let engine cores of this process answer `peagle_set_depths` and `peagle_step_stats`. Safe to repeat."""
     from vllm.v1.engine.core import EngineCore
 
+    from peagle.engine.step_drafts import fetch_only_what_is_missing
+
     EngineCore.peagle_set_depths = _set_depths
     EngineCore.peagle_step_stats = _step_stats
     if not hasattr(EngineCore.post_step, "__wrapped__"):
-        EngineCore.post_step = _fetching_drafts(EngineCore.post_step)
-
-
-def _fetching_drafts(post_step: Any) -> Any:
-    """Leave out the call to the worker for drafts that it was told not to make."""
-
-    @functools.wraps(post_step)
-    def fetch(core: Any, model_executed: bool) -> None:
-        if not getattr(core.scheduler, "skips_drafter", False):
-            post_step(core, model_executed)
-
-    return fetch
+        EngineCore.post_step = fetch_only_what_is_missing(EngineCore.post_step)
 
 
 def _set_depths(core: Any, version: int, depths: list[int]) -> list[Any] | None:

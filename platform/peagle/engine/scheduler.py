@@ -26,12 +26,12 @@ from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from peagle.engine.arguments import SETTINGS_KEY
 from peagle.engine.depth_table import next_table
+from peagle.engine.step_drafts import DraftTakingScheduler
 from peagle.engine.step_sums import CellSums, CutDraft, CutTails, StepSums
 from peagle.router.snapshot import DepthTable
 
@@ -45,7 +45,7 @@ class _Step:
     cell: CellSums | None
 
 
-class LiveDepthScheduler(Scheduler):  # type: ignore[misc]
+class LiveDepthScheduler(DraftTakingScheduler):
     """Adds to vLLM's scheduler a depth table that can be replaced between steps, and sums over decode-only steps.
 
     A step's seconds run from the end of the step before it to its own end (the return of `update_from_output`), or,
@@ -65,8 +65,6 @@ class LiveDepthScheduler(Scheduler):  # type: ignore[misc]
         self._had_more = False
         self._may_skip: bool = settings["skips_drafter"]
         self._gapped: set[str] = set()
-        self.skips_drafter = False
-        """Whether the last step went without the drafter."""
         self._whole_always = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
 
     def set_depths(self, version: int, depths: list[int]) -> None:
@@ -104,13 +102,14 @@ class LiveDepthScheduler(Scheduler):  # type: ignore[misc]
         cell = None
         if output.num_scheduled_tokens and not prefilling and not admits:
             gapped = self._gapped & output.num_scheduled_tokens.keys()
-            self._skip_drafter(output, depth == 0 or len(gapped) == len(output.num_scheduled_tokens))
+            if self._may_skip and (depth == 0 or len(gapped) == len(output.num_scheduled_tokens)):
+                # Nobody will use drafts; without them the step's requests get a gap in the drafter's cache.
+                output.num_spec_tokens_to_schedule = 0
+                self._gapped.update(output.num_scheduled_tokens)
             # A step of some that may draft and some that may not says nothing of either depth.
             if depth == 0 or not gapped:
                 cell = self._sums.cell(len(output.num_scheduled_tokens), depth)
                 self._keep_tails(whole_drafts, output, cell)
-        else:
-            self._skip_drafter(output, False)
         self._steps.append(_Step(output, scheduled_s, cell))
         return output
 
@@ -138,13 +137,6 @@ class LiveDepthScheduler(Scheduler):  # type: ignore[misc]
         self._tails.finish(request.request_id, request.all_token_ids)
         self._gapped.discard(request.request_id)
         return super()._free_request(request, *args, **kwargs)
-
-    def _skip_drafter(self, output: SchedulerOutput, needless: bool) -> None:
-        """Ask the worker for no drafts if there is nobody to use them; that leaves the step's requests with a gap."""
-        self.skips_drafter = needless and self._may_skip
-        if self.skips_drafter:
-            output.num_spec_tokens_to_schedule = 0
-            self._gapped.update(output.num_scheduled_tokens)
 
     def _cut_drafts(self, depth: int) -> dict[str, list[int]]:
         """Cut every running request's draft to its K, `depth` or 0; returns what was longer, whole, by request id."""

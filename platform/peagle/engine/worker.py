@@ -1,5 +1,5 @@
-"""What peagle changes in the processes that hold the model: how drafts and seeded requests are sampled, that a step may
-go without its drafter, and that what was compiled once is found again.
+"""What peagle changes in the processes that hold the model: how drafts and seeded requests are sampled, how drafts
+reach the scheduler, and that what was compiled once is found again.
 
 `WorkerExtension` is the value of vLLM's `worker_extension_cls`. Each worker process looks the class up before it builds
 its worker, and so imports this module; the import does the work, and no other process pays for it.
@@ -9,7 +9,7 @@ import logging
 
 from vllm import __version__ as vllm_version
 
-from peagle.engine import compile_cache, cpu_sampling, drafter_skip, seeded_sampling
+from peagle.engine import compile_cache, cpu_sampling, seeded_sampling, step_drafts
 from peagle.engine.plugin import KNOWN_VERSIONS
 
 _LOG = logging.getLogger(__name__)
@@ -23,8 +23,8 @@ def _install() -> None:
     if vllm_version.startswith(tuple(f"{known}." for known in KNOWN_VERSIONS)):
         compile_cache.install()
         cpu_sampling.install()
-        drafter_skip.install()
         seeded_sampling.install()
+        step_drafts.install()
     else:
         known = ", ".join(f"{known}.x" for known in KNOWN_VERSIONS)
         _LOG.warning("Seeds are vLLM %s's own and depend on depth and load: peagle's know %s", vllm_version, known)

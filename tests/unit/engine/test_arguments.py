@@ -29,7 +29,7 @@ def test_live_depth_drafts_the_deepest_and_starts_at_the_static_depth() -> None:
         "num_speculative_tokens": 7,
         "parallel_drafting": True,
     }
-    assert arguments["scheduler_cls"] == "peagle.engine.plugin.live_depth_scheduler"
+    assert arguments["scheduler_cls"] == "peagle.engine.plugin.scheduler"
     assert arguments["additional_config"] == {"peagle": {"depth_static": 5, "skips_drafter": False}}
 
 
@@ -49,10 +49,9 @@ def test_each_answer_tells_what_its_drafts_were_worth_unless_told_otherwise() ->
     assert engine_arguments(silent)["per_request_spec_decode_metrics"] == "none"
 
 
-def test_without_live_depth_the_static_depth_is_drafted_by_vllms_own_scheduler() -> None:
+def test_without_live_depth_the_static_depth_is_drafted_and_no_table_is_kept() -> None:
     arguments = engine_arguments(deployment(speculation={"live_depth": False, "depth_max": 7, "depth_static": 5}))
     assert arguments["speculative_config"]["num_speculative_tokens"] == 5
-    assert "scheduler_cls" not in arguments
     assert "additional_config" not in arguments
 
 

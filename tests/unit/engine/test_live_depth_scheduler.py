@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from peagle.engine.live_depth import step_stats_from_plain
-from peagle.engine.plugin import KNOWN_VERSIONS, live_depth_scheduler, require_known_vllm
+from peagle.engine.plugin import KNOWN_VERSIONS, require_known_vllm, scheduler
+from peagle.engine.step_drafts import DRAFTS
 from peagle.errors import ConfigError, StartupError
 from peagle.router.snapshot import StepStats
 
@@ -71,6 +72,7 @@ def scheduler_of(
     depth_static: int = DEPTH_MAX,
     budget: int = 96,
     skips_drafter: bool = False,
+    is_live: bool = True,
 ) -> Any:
     import torch
     from vllm.engine.arg_utils import EngineArgs
@@ -78,6 +80,7 @@ def scheduler_of(
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
+    settings = {"depth_static": depth_static, "skips_drafter": skips_drafter}
     config = EngineArgs(
         model=str(folder / "target"),
         skip_tokenizer_init=True,
@@ -92,7 +95,7 @@ def scheduler_of(
             "num_speculative_tokens": DEPTH_MAX,
             "parallel_drafting": True,
         },
-        additional_config={"peagle": {"depth_static": depth_static, "skips_drafter": skips_drafter}},
+        additional_config={"peagle": settings} if is_live else {},
     ).create_engine_config()
     config.scheduler_config.async_scheduling = overlapped
     config.cache_config.num_gpu_blocks = blocks
@@ -100,7 +103,7 @@ def scheduler_of(
         ["layer"], FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=64, dtype=torch.float32)
     )
     init_none_hash(hash)
-    scheduler = live_depth_scheduler(
+    built = scheduler(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[group]),
         structured_output_manager=StructuredOutputManager(config),
@@ -108,8 +111,8 @@ def scheduler_of(
         hash_block_size=BLOCK,
         log_stats=True,
     )
-    scheduler.test_block_hasher = get_request_block_hasher(BLOCK, lambda value: str(value).encode())
-    return scheduler
+    built.test_block_hasher = get_request_block_hasher(BLOCK, lambda value: str(value).encode())
+    return built
 
 
 class Worker:
@@ -124,6 +127,7 @@ class Worker:
         self.seen: list[tuple[str, int, list[int], int]] = []
         # who took part in a step without the drafter, and has a gap in its cache
         self.gapped: set[str] = set()
+        self.rested = 0
 
     def run(self, output: Any) -> tuple[Any, Any]:
         from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -134,12 +138,17 @@ class Worker:
         sampled = [self._step(request_id, output) for request_id in output.num_scheduled_tokens]
         ids = list(output.num_scheduled_tokens)
         if output.num_spec_tokens_to_schedule == 0:
+            self.rested += 1
             self.gapped.update(ids)
             self.drafts |= {one: [0] * DEPTH_MAX for one in ids}
         result = ModelRunnerOutput(
             req_ids=ids, req_id_to_index={one: index for index, one in enumerate(ids)}, sampled_token_ids=sampled
         )
-        return result, DraftTokenIds(ids, [list(self.drafts[one]) for one in ids])
+        drafts = DraftTokenIds(ids, [list(self.drafts[one]) for one in ids])
+        # Without a draft model that overlaps, drafts come with the output; they can also be called for.
+        if not self.overlapped and output.num_spec_tokens_to_schedule and self.rng.random() < 0.5:
+            setattr(result, DRAFTS, drafts)
+        return result, drafts
 
     def _adopt(self, output: Any) -> None:
         for new in output.scheduled_new_reqs:
@@ -211,7 +220,7 @@ class Core:
         for client in self.scheduler.update_from_output(output, result).values():
             for one in client.outputs:
                 self.emitted.setdefault(one.request_id, []).extend(one.new_token_ids)
-        if drafts is not None and not self.overlapped:
+        if drafts is not None and not self.overlapped and not self.scheduler.has_drafts:
             self.scheduler.update_draft_token_ids(drafts)
 
 
@@ -287,7 +296,8 @@ def test_where_nobody_drafts_the_drafter_rests_until_a_new_request_comes(folder:
     core.scheduler.set_depths(1, [DEPTH_MAX])
     for _ in range(6):
         core.step()
-    assert core.scheduler.skips_drafter, "the one request may not draft any more"
+    rested = core.worker.rested
+    assert rested > 6, "the one request may not draft any more"
     add(core, "new", [4, 5, 6], 40, [])
     while core.busy():
         core.step()
@@ -404,6 +414,20 @@ def test_a_refused_table_changes_nothing(folder: Path) -> None:
     with pytest.raises(ConfigError, match="depth at batch size 1 = 8"):
         scheduler.set_depths(1, [0, 8])
     assert (scheduler.step_stats()["version"], scheduler.step_stats()["depths"]) == (0, [5])
+
+
+@pytest.mark.parametrize(
+    ("version", "overlapped", "kind"),
+    [("0.29.0", False, "DraftTakingScheduler"), ("0.29.0", True, "AsyncScheduler"), ("0.33.1", False, "Scheduler")],
+)
+def test_a_static_depth_is_served_whatever_vllm_this_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, version: str, overlapped: bool, kind: str
+) -> None:
+    import vllm
+
+    monkeypatch.setattr(vllm, "__version__", version)
+    built = scheduler_of(folder, overlapped, blocks=50, is_live=False)
+    assert type(built).__name__ == kind
 
 
 def test_an_unknown_vllm_is_refused_with_the_known_versions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,71 @@
+"""How drafts get from the worker to the scheduler: with the step's output, and not at all where none are wanted.
+
+vLLM fetches a step's drafts by a call of their own, one of three that a step makes to the worker. Here the worker hands
+them over with the output, which saves that call. A step that asks for no drafts (`num_spec_tokens_to_schedule` is 0)
+takes the way that vLLM has for contexts in which its drafter cannot draft. Its requests then have a gap in the
+drafter's cache, so the scheduler that asks for it has to see that they draft no more.
+"""
+
+import functools
+from typing import Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import ModelRunnerOutput
+
+DRAFTS = "peagle_drafts"
+"""The attribute of a step's output that holds its drafts."""
+
+
+def install() -> None:
+    """Teach this process's model runner, which on a CPU is a subclass; again, it changes nothing."""
+    # Imported here: the scheduler's process has no model, and this takes seconds.
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    sample = GPUModelRunner.sample_tokens
+    if hasattr(sample, "__wrapped__"):
+        return
+    fits = GPUModelRunner._input_fits_in_drafter
+
+    @functools.wraps(sample)
+    def sample_tokens(runner: Any, grammar_output: Any) -> Any:
+        state = runner.execute_model_state
+        runner.peagle_is_asked = state is not None and state[0].num_spec_tokens_to_schedule > 0
+        output = sample(runner, grammar_output)
+        # An output that is still being computed travels in a form of its own, and its drafts stay with the worker.
+        if runner.num_spec_tokens and runner.peagle_is_asked and isinstance(output, ModelRunnerOutput):
+            setattr(output, DRAFTS, runner.take_draft_token_ids())
+        return output
+
+    @functools.wraps(fits)
+    def fits_in_drafter(runner: Any, metadata: Any) -> bool:
+        return runner.peagle_is_asked and bool(fits(runner, metadata))
+
+    GPUModelRunner.sample_tokens = sample_tokens
+    GPUModelRunner._input_fits_in_drafter = fits_in_drafter
+
+
+def fetch_only_what_is_missing(post_step: Any) -> Any:
+    """Wrap an engine core's `post_step`, which calls for drafts: not where they came with the output, or are none."""
+
+    @functools.wraps(post_step)
+    def fetch(core: Any, model_executed: bool) -> None:
+        if not core.scheduler.has_drafts:
+            post_step(core, model_executed)
+
+    return fetch
+
+
+class DraftTakingScheduler(Scheduler):  # type: ignore[misc]
+    """vLLM's scheduler, taking drafts from the output that they came with."""
+
+    has_drafts = False
+    """Whether there is nothing to call for after the step that ended last."""
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        drafts = getattr(model_runner_output, DRAFTS, None)
+        if drafts is not None:
+            self.update_draft_token_ids(drafts)
+        self.has_drafts = drafts is not None or scheduler_output.num_spec_tokens_to_schedule == 0
+        return outputs
