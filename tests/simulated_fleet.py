@@ -13,6 +13,7 @@ from itertools import count
 
 from peagle.router.dispatch import Dispatcher, Route
 from peagle.router.snapshot import ReplicaSnapshot, RouteRequest
+from peagle.testing.timed_engine import take_step
 
 STEP_S, REQUEST_STEP_S, PREFILL_TOKENS_PER_S = 0.010, 0.0005, 8000.0
 CHUNK_TOKENS, MAX_RUNNING, MAX_ONGOING = 512, 32, 256
@@ -79,14 +80,7 @@ class Replica:
         """Do one step; return how long it takes and whom it gives a token."""
         while self.waiting and len(self.running) < MAX_RUNNING:
             self.running.append(self.waiting.pop(0))
-        budget, prefilled, given = CHUNK_TOKENS, 0, []
-        for job in self.running:
-            chunk = min(job.prefill_left, budget)
-            job.prefill_left -= chunk
-            budget -= chunk
-            prefilled += chunk
-            if job.prefill_left == 0:
-                given.append(job)
+        given, prefilled = take_step(self.running, CHUNK_TOKENS)
         seconds = STEP_S + REQUEST_STEP_S * len(given) + prefilled / PREFILL_TOKENS_PER_S
         return seconds / self.speed, given
 

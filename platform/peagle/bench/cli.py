@@ -64,6 +64,10 @@ def depth(
         "0,1,3,5,7"
     ),
     concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,2,4,8,16,32",
+    shifting: Annotated[
+        bool,
+        typer.Option("--shifting", help="Also compare while load (1, 8, 32) and prompts (code, prose, noise) shift."),
+    ] = False,
     out: Out = None,
     *,
     load: LoadOptions,
@@ -80,7 +84,7 @@ def depth(
         problem = "its depth cannot change while it runs"
         raise ConfigError(f"{file}: speculation.live_depth", None, problem, "Name a P-EAGLE drafter with live_depth.")
     asked = _numbers("--depths", depths, least=0), _numbers("--concurrency", concurrency)
-    _compare(deployment, None, Comparison((NONE, PEAGLE), *asked, load, adaptive=True), out)
+    _compare(deployment, None, Comparison((NONE, PEAGLE), *asked, load, adaptive=True, shifting=shifting), out)
 
 
 @app.command()

@@ -57,6 +57,7 @@ class Engine:
         self._depths = ModelDepths(depth_settings(plan.deployment)) if plan.live else None
         self._last_plan: DepthPlan | None = None
         self._version = 0
+        self._tables: list[tuple[float, DepthTable]] = []
 
     @classmethod
     def start(cls, plan: EnginePlan, output_tokens: int, log: Path) -> "Engine":
@@ -88,6 +89,10 @@ class Engine:
     @property
     def requests_at_once(self) -> int:
         return int(self._llm.vllm_config.scheduler_config.max_num_seqs)
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self._llm.model_config.get_vocab_size())
 
     def encode(self, text: str) -> list[int]:
         return list(self._llm.get_tokenizer().encode(text))
@@ -121,8 +126,18 @@ class Engine:
             reporting.cancel()
             await asyncio.gather(reporting, return_exceptions=True)
 
+    def settled_s(self, concurrency: int, since_s: float) -> float:
+        """Seconds from `since_s`, on the monotonic clock, to the last change of K at this concurrency; 0 for none."""
+        settled, depth = 0.0, None
+        for at_s, table in self._tables:
+            if depth is not None and at_s > since_s and table.depth_at(concurrency) != depth:
+                settled = at_s - since_s
+            depth = table.depth_at(concurrency)
+        return settled
+
     async def _apply(self, table: DepthTable) -> None:
         await live_depth.set_depths(self._llm, table)
+        self._tables.append((time.monotonic(), table))
         self._version = table.version
 
     async def _ask(self, report: StepReport) -> DepthPlan:

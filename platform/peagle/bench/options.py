@@ -38,7 +38,7 @@ class Comparison:
     """What is compared under which load.
 
     `methods` empty means all that the files offer. With `adaptive`, an engine whose K can change is also measured with
-    the K that the Router's rule chooses.
+    the K that the Router's rule chooses; with `shifting`, all of them once more while load and prompts shift.
     """
 
     methods: tuple[str, ...]
@@ -46,6 +46,7 @@ class Comparison:
     concurrencies: tuple[int, ...]
     load: LoadOptions
     adaptive: bool = False
+    shifting: bool = False
 
 
 def take_load(command: Callable[..., None]) -> Callable[..., None]:

@@ -117,7 +117,7 @@ def result_table(rows: Sequence[Row]) -> Table:
 
 def markdown(result: Mapping[str, Any]) -> str:
     """`report.md`, from the values of `result.json`."""
-    machine, prompts = result["hardware"], result["prompts"]
+    machine, prompts, shifting = result["hardware"], result["prompts"], result.get("shifting")
     versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
     gpus = f", {', '.join(machine['gpus'])}" if machine["gpus"] else ""
     lines = [
@@ -145,6 +145,11 @@ def markdown(result: Mapping[str, Any]) -> str:
         "",
         *(f"- {best_line(row)}" for row in result["best"]),
         "",
+        *(
+            ["While load and prompts shift:", "", *(f"- {shifting_line(row)}" for row in shifting), ""]
+            if shifting
+            else []
+        ),
         "Probability that the first j drafts are all accepted:",
         "",
         *(
@@ -170,6 +175,17 @@ def best_line(row: Row) -> str:
         if key in row
     ]
     return f"{row['concurrency']} at once: {name}" + (f": {', '.join(ratios)}" if ratios else "")
+
+
+def shifting_line(row: Row) -> str:
+    """One row of `shifting_rows` in words."""
+    parts = [f"{row['variant']}: {spread_cell(row['output_tokens_per_s'], '{:.0f}')} tokens/s"]
+    if "ratio_to_best_static" in row:
+        parts.append(f"{spread_cell(row['ratio_to_best_static'], '{:.2f}')} times {row['best_static']}")
+        parts.append("K settled after " + ", ".join(f"{seconds:.1f}" for seconds in row["settled_s"]) + " s at most")
+    if "ratio_to_none" in row:
+        parts.append(f"{spread_cell(row['ratio_to_none'], '{:.2f}')} times no speculation")
+    return ", ".join(parts)
 
 
 _HEADINGS = (

@@ -14,8 +14,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from peagle.bench import machine
 from peagle.bench.engines import Engine, idle_cpu_ratio
 from peagle.bench.options import Comparison, LoadOptions
-from peagle.bench.plan import NONE, EnginePlan, plan_engines, variants_of
-from peagle.bench.report import SCHEMA_VERSION, best_line, best_rows, markdown, result_rows, result_table
+from peagle.bench.plan import NONE, EnginePlan, Variant, plan_engines, variants_of
+from peagle.bench.report import (
+    SCHEMA_VERSION,
+    best_line,
+    best_rows,
+    markdown,
+    result_rows,
+    result_table,
+    shifting_line,
+)
+from peagle.bench.shifting import make_phases, measure_shifting, shifting_rows
 from peagle.bench.speculation import Cell, Run, Selection, measure, passes, select_prompts
 from peagle.bench.workloads import read_prompts
 from peagle.config import Deployment
@@ -68,19 +77,40 @@ async def compare(
                 warmup_sets=load.warmup,
                 begin=begin,
             )
+        shifting = await _shifting(comparison, texts, engines, variants, terminal) if comparison.shifting else []
     except ExceptionGroup as failures:
         problem = f"an engine failed under load ({failures.exceptions[0]!r})"
         raise StartupError(problem, f"{terminal.log} says why.") from failures
     finally:
         for engine in engines:
             engine.stop()
-    result = _result(context, load, selection, runs)
+    result = _result(context, load, selection, runs) | {"shifting": shifting}
     (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(markdown(result), encoding="utf-8")
     terminal.console.print(result_table(result["rows"]), soft_wrap=False)
     for row in result["best"]:
         terminal.say(best_line(row))
+    for row in shifting:
+        terminal.say(shifting_line(row))
     terminal.say(f"Written: {folder}/report.md and result.json")
+
+
+async def _shifting(
+    comparison: Comparison,
+    texts: Sequence[str],
+    engines: Sequence[Engine],
+    variants: Sequence[Variant],
+    terminal: Terminal,
+) -> list[dict[str, Any]]:
+    """Measure every variant while load and prompts shift; the rows of the result."""
+    phases = make_phases(texts, engines[0].encode, engines[0].vocabulary)
+    most = max(phase.concurrency for phase in phases)
+    if engines[0].requests_at_once < most:
+        problem = f"it rises to {most} requests at once, and engine.max_num_seqs is {engines[0].requests_at_once}"
+        raise ConfigError("--shifting", True, problem, "Raise max_num_seqs.")
+    repeats = comparison.load.repeats
+    with _progress(terminal, len(variants) * len(phases) * repeats) as begin:
+        return shifting_rows(await measure_shifting(engines, variants, phases, repeats, begin))
 
 
 def _start(plans: Sequence[EnginePlan], comparison: Comparison, engines: list[Engine], terminal: Terminal) -> None:

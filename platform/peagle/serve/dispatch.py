@@ -55,7 +55,7 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
-        self._set_members(_ids(staying(self._replicas_list, self._draining.ids)))
+        self._event_loop.call_soon_threadsafe(self._set_members, set(_ids(self._replicas_list)))
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -79,8 +79,12 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             self._dispatcher.moved(request, replica_id.unique_id, time.monotonic())
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        self._dispatcher.ended(internal_request_id, at=replica_id.unique_id)
-        self._open.pop(internal_request_id, None)
+        # Called from a thread of Ray's; the dispatcher belongs to the loop.
+        self._event_loop.call_soon_threadsafe(self._over, internal_request_id, replica_id.unique_id)
+
+    def _over(self, request_id: str, replica_id: str) -> None:
+        self._dispatcher.ended(request_id, at=replica_id)
+        self._open.pop(request_id, None)
 
     def _dispatch(self, pending: PendingRequest) -> tuple[str, ...]:
         """Decide; return the replicas to try in turn, none where the request has to wait."""

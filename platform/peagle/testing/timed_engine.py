@@ -3,8 +3,9 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from peagle.router.rates import EngineRates
 from peagle.router.snapshot import ReplicaSnapshot, RouteRequest
@@ -32,6 +33,27 @@ class _Job:
     output_tokens: int = 0
     started_s: float = 0.0
     token_at_s: float = 0.0
+
+
+class Prefilled(Protocol):
+    """A request in a batch, with the prompt tokens that it has left to prefill."""
+
+    prefill_left: int
+
+
+J = TypeVar("J", bound=Prefilled)
+
+
+def take_step(batch: Sequence[J], chunk_tokens: int) -> tuple[list[J], int]:
+    """Prefill up to `chunk_tokens` in the batch's order; return who then gets a token, and how much was prefilled."""
+    budget, given = chunk_tokens, []
+    for job in batch:
+        chunk = min(job.prefill_left, budget)
+        job.prefill_left -= chunk
+        budget -= chunk
+        if job.prefill_left == 0:
+            given.append(job)
+    return given, chunk_tokens - budget
 
 
 class TimedEngine:
@@ -109,15 +131,8 @@ class TimedEngine:
 
     def _step(self) -> tuple[float, list[_Job]]:
         """Do the next step; return what it takes and who gets a token."""
-        model, budget, prefilled = self._model, self._model.chunk_tokens, 0
-        given = []
-        for job in self._running:
-            chunk = min(job.prefill_left, budget)
-            job.prefill_left -= chunk
-            budget -= chunk
-            prefilled += chunk
-            if job.prefill_left == 0:
-                given.append(job)
+        model = self._model
+        given, prefilled = take_step(self._running, model.chunk_tokens)
         seconds = model.step_s + model.request_step_s * len(given) + prefilled / model.prefill_tokens_per_s
         return seconds / self._speed, given
 

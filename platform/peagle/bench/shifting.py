@@ -1,0 +1,130 @@
+"""A run whose load and prompts shift, the same for every K: where one K cannot be right throughout."""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pydoc_data.topics import topics
+from typing import TYPE_CHECKING, Any
+
+from peagle.bench.load import run_pass
+from peagle.bench.plan import NONE, Variant, rotated
+from peagle.bench.statistics import Spread, paired_ratio
+
+if TYPE_CHECKING:
+    from peagle.bench.engines import Engine
+
+CODE, PROSE, NOISE = "code", "prose", "noise"
+ORDER = ((CODE, 1), (CODE, 32), (PROSE, 8), (NOISE, 1), (CODE, 1), (NOISE, 32), (PROSE, 1))
+PROSE_CHARS, NOISE_TOKENS = 400, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of the run: what is asked, and how many requests at once."""
+
+    kind: str
+    concurrency: int
+    prompts: tuple[list[int], ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} at {self.concurrency}"
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRun:
+    """One variant's pass through one phase. `settled_s` is when K at the phase's concurrency last changed."""
+
+    seconds: float
+    tokens: int
+    settled_s: float | None
+
+
+Runs = Mapping[Variant, Sequence[Sequence[PhaseRun]]]
+"""By variant, one list of phases for each repeat."""
+
+
+def make_phases(
+    code: Sequence[str], encode: Callable[[str], list[int]], vocabulary: int, order: Sequence[tuple[str, int]] = ORDER
+) -> list[Phase]:
+    """Prompts for every phase, none twice while they last, about as much work in each; the same every time."""
+    chance = random.Random(0)
+    sources: dict[str, Iterator[list[int]]] = {
+        CODE: _without_end([encode(text) for text in code]),
+        PROSE: _without_end([encode(text) for text in _prose()]),
+        NOISE: iter(lambda: [chance.randrange(2, vocabulary) for _ in range(NOISE_TOKENS)], []),
+    }
+    return [Phase(kind, concurrency, tuple(islice(sources[kind], 8 + 3 * concurrency))) for kind, concurrency in order]
+
+
+async def measure_shifting(
+    engines: Sequence["Engine"],
+    variants: Sequence[Variant],
+    phases: Sequence[Phase],
+    repeats: int,
+    begin: Callable[[str], None],
+) -> dict[Variant, list[list[PhaseRun]]]:
+    """Take every variant through all phases without a pause, `repeats` times, in an order that moves on each time."""
+    runs: dict[Variant, list[list[PhaseRun]]] = {variant: [] for variant in variants}
+    for repeat in range(repeats):
+        for variant in rotated(variants, repeat):
+            engine = engines[variant.engine]
+            await engine.prepare(variant.depth)
+            done = []
+            async with engine.adapting() if variant.adaptive else nullcontext():
+                for phase in phases:
+                    begin(f"repeat {repeat + 1} of {repeats}, {variant.name}, {phase.name}")
+                    started_s = time.monotonic()
+                    result = await run_pass(engine.stream, phase.prompts, phase.concurrency)
+                    tokens = sum(len(trace.tokens) for trace in result.traces)
+                    settled_s = engine.settled_s(phase.concurrency, started_s) if variant.adaptive else None
+                    done.append(PhaseRun(result.seconds, tokens, settled_s))
+            await engine.settle()
+            runs[variant].append(done)
+    return runs
+
+
+def shifting_rows(runs: Runs) -> list[dict[str, Any]]:
+    """One row for each variant; adaptive depth has its ratios to the best single static K and to no speculation."""
+    speeds = {variant: [_tokens_per_s(phases) for phases in repeats] for variant, repeats in runs.items()}
+    static = {each: speed for each, speed in speeds.items() if not each.adaptive and each.method != NONE}
+    none = next((speed for each, speed in speeds.items() if each.method == NONE), None)
+    rows = []
+    for variant, repeats in runs.items():
+        row: dict[str, Any] = {
+            "variant": variant.name,
+            "output_tokens_per_s": asdict(Spread.of(speeds[variant])),
+            "phases_tokens_per_s": [
+                asdict(Spread.of([run.tokens / run.seconds for run in same])) for same in zip(*repeats, strict=True)
+            ],
+        }
+        if variant.adaptive and static:
+            best = max(static, key=lambda each: Spread.of(static[each]).median)
+            row |= {"best_static": best.name, "ratio_to_best_static": _ratio(speeds[variant], static[best])}
+            row["settled_s"] = [max(run.settled_s or 0.0 for run in same) for same in zip(*repeats, strict=True)]
+        if none is not None and variant.method != NONE:
+            row["ratio_to_none"] = _ratio(speeds[variant], none)
+        rows.append(row)
+    return rows
+
+
+def _tokens_per_s(phases: Sequence[PhaseRun]) -> float:
+    return sum(phase.tokens for phase in phases) / sum(phase.seconds for phase in phases)
+
+
+def _ratio(speeds: Sequence[float], rival: Sequence[float]) -> dict[str, Any]:
+    return asdict(paired_ratio(speeds, rival))
+
+
+def _prose() -> list[str]:
+    """Paragraphs of Python's own documentation, which every Python has."""
+    parts = (part.strip() for text in topics.values() for part in text.split("\n\n"))
+    return [part[:PROSE_CHARS] for part in parts if len(part) >= PROSE_CHARS]
+
+
+def _without_end(prompts: Sequence[list[int]]) -> Iterator[list[int]]:
+    while True:
+        yield from prompts

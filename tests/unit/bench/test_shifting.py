@@ -1,0 +1,45 @@
+"""A run in which load and prompts shift: the same prompts for all, and ratios to the best K that does not move."""
+
+import pytest
+
+from peagle.bench.plan import Variant
+from peagle.bench.report import shifting_line
+from peagle.bench.shifting import ORDER, PhaseRun, make_phases, shifting_rows
+
+NONE, THREE, SEVEN = Variant(0, "none", 0), Variant(1, "p-eagle", 3), Variant(1, "p-eagle", 7)
+ADAPTIVE = Variant(1, "p-eagle", 7, adaptive=True)
+
+
+def encode(text: str) -> list[int]:
+    return [ord(letter) % 100 for letter in text]
+
+
+def test_phases_step_from_one_to_many_and_back_with_every_kind_of_prompt() -> None:
+    phases = make_phases(["def f():", "class A:"], encode, vocabulary=128)
+    assert [(phase.kind, phase.concurrency) for phase in phases] == list(ORDER)
+    assert phases == make_phases(["def f():", "class A:"], encode, vocabulary=128)
+    assert all(len(phase.prompts) >= 2 * phase.concurrency for phase in phases)
+    noise = next(phase for phase in phases if phase.kind == "noise")
+    assert len({tuple(prompt) for prompt in noise.prompts}) == len(noise.prompts)
+    assert max(max(prompt) for prompt in noise.prompts) < 128
+
+
+def phases(*speeds: float, settled_s: float | None = None) -> list[PhaseRun]:
+    return [PhaseRun(1.0, int(speed), settled_s) for speed in speeds]
+
+
+def test_the_rival_is_the_best_single_k_and_repeats_are_paired() -> None:
+    runs = {
+        NONE: [phases(50, 50), phases(60, 60)],
+        THREE: [phases(80, 80), phases(90, 90)],
+        SEVEN: [phases(120, 20), phases(140, 20)],
+        ADAPTIVE: [phases(120, 80, settled_s=1.5), phases(140, 76, settled_s=2.5)],
+    }
+    adaptive = shifting_rows(runs)[-1]
+    assert adaptive["best_static"] == "p-eagle K=3"
+    assert adaptive["ratio_to_best_static"] == {"median": pytest.approx(1.225), "low": 1.2, "high": 1.25}
+    assert adaptive["ratio_to_none"]["low"] == pytest.approx(1.8)
+    assert adaptive["settled_s"] == [2.5, 2.5]
+    assert "ratio_to_best_static" not in shifting_rows(runs)[1]
+    assert "(1.20 to 1.25) times p-eagle K=3" in shifting_line(adaptive)
+    assert "2.5, 2.5 s" in shifting_line(adaptive)
