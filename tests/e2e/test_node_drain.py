@@ -24,7 +24,8 @@ from peagle.api.settings import ApiSettings
 from peagle.cluster.drain import DrainPolicy
 from peagle.cluster.drainer import Drainer
 from peagle.cluster.ray_nodes import Gcs
-from peagle.serve.app import parting_options
+from peagle.config import parse_deployment
+from peagle.serve.app import DRAIN_AWARE, parting_options, routing_options
 from served import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
@@ -83,8 +84,9 @@ class Platform:
     ray_nodes: dict[str, str]
 
 
-@pytest.fixture(scope="module")
-def platform() -> Iterator[Platform]:
+@pytest.fixture(scope="module", params=["soonest", "power-of-two"])
+def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
+    """A pair of replicas behind either request router."""
     import ray
     from ray import cloudpickle, serve
     from ray.cluster_utils import Cluster
@@ -103,6 +105,12 @@ def platform() -> Iterator[Platform]:
             # In the cluster each pod has an address of its own; here two proxies would share one, and clients stay.
             serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
             settings = ApiSettings(request_timeout_s=REQUEST_TIMEOUT_S)
+            raw = {
+                "target": {"source": "none"},
+                "speculation": {"enabled": False},
+                "routing": {"policy": request.param},
+            }
+            pair = parse_deployment({"name": "pair", "replicas": {"min": 2, "max": 2}, **raw}, origin="test")
             options = {"health_check_period_s": 60, **parting_options(settings)}
             server = serve.deployment(
                 Streaming,
@@ -111,10 +119,11 @@ def platform() -> Iterator[Platform]:
                 max_ongoing_requests=50,
                 ray_actor_options={"num_cpus": 0, "resources": {"room": 1}},
                 **options,
+                **routing_options(pair),
             )
             ingress = make_fastapi_ingress(PeagleIngress, endpoint_map=ENDPOINTS, app=build_http(settings))
             card = ModelCard(id="pair", object="model", owned_by="x", permission=[], metadata={})
-            wired = serve.deployment(ingress, max_ongoing_requests=100, **options)
+            wired = serve.deployment(ingress, max_ongoing_requests=100, **options, **DRAIN_AWARE)
             serve.run(wired.bind({"pair": server.bind()}, {"pair": card}))
             gcs = cluster.address
             yield Platform(f"http://127.0.0.1:{port}", gcs, {each.pod: each.id for each in Gcs(gcs).nodes()})
