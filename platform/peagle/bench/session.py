@@ -24,7 +24,7 @@ from peagle.bench.report import (
     result_table,
     shifting_line,
 )
-from peagle.bench.shifting import make_phases, measure_shifting, shifting_rows
+from peagle.bench.shifting import MOST_AT_ONCE, make_phases, measure_shifting, shifting_rows
 from peagle.bench.speculation import Cell, Run, Selection, measure, passes, select_prompts
 from peagle.bench.workloads import read_prompts
 from peagle.config import Deployment
@@ -103,12 +103,8 @@ async def _shifting(
     terminal: Terminal,
 ) -> list[dict[str, Any]]:
     """Measure every variant while load and prompts shift; the rows of the result."""
-    phases = make_phases(texts, engines[0].encode, engines[0].vocabulary)
-    most = max(phase.concurrency for phase in phases)
-    if engines[0].requests_at_once < most:
-        problem = f"it rises to {most} requests at once, and engine.max_num_seqs is {engines[0].requests_at_once}"
-        raise ConfigError("--shifting", True, problem, "Raise max_num_seqs.")
-    repeats = comparison.load.repeats
+    engine, repeats = engines[0], comparison.load.repeats
+    phases = make_phases(texts, engine.encode, engine.vocabulary, engine.context_tokens - comparison.load.tokens)
     with _progress(terminal, len(variants) * len(phases) * repeats) as begin:
         return shifting_rows(await measure_shifting(engines, variants, phases, repeats, begin))
 
@@ -119,10 +115,11 @@ def _start(plans: Sequence[EnginePlan], comparison: Comparison, engines: list[En
         with terminal.stage(f"Start engine {number} of {len(plans)}: {plan.name}"):
             engine = Engine.start(plan, comparison.load.tokens, terminal.log)
             engines.append(engine)
-        if engine.requests_at_once < max(comparison.concurrencies):
+        most = max(*comparison.concurrencies, *((MOST_AT_ONCE,) if comparison.shifting else ()))
+        if engine.requests_at_once < most:
             raise ConfigError(
-                "--concurrency",
-                max(comparison.concurrencies),
+                "--shifting" if most > max(comparison.concurrencies) else "--concurrency",
+                most,
                 f"engine.max_num_seqs of {plan.deployment.name} is {engine.requests_at_once}",
                 "Lower the one or raise the other.",
             )

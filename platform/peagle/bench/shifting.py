@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 CODE, PROSE, NOISE = "code", "prose", "noise"
 ORDER = ((CODE, 1), (CODE, 32), (PROSE, 8), (NOISE, 1), (CODE, 1), (NOISE, 32), (PROSE, 1))
+MOST_AT_ONCE = max(concurrency for _, concurrency in ORDER)
 PROSE_CHARS, NOISE_TOKENS = 400, 64
 
 
@@ -48,13 +49,17 @@ Runs = Mapping[Variant, Sequence[Sequence[PhaseRun]]]
 
 
 def make_phases(
-    code: Sequence[str], encode: Callable[[str], list[int]], vocabulary: int, order: Sequence[tuple[str, int]] = ORDER
+    code: Sequence[str],
+    encode: Callable[[str], list[int]],
+    vocabulary: int,
+    tokens_max: int,
+    order: Sequence[tuple[str, int]] = ORDER,
 ) -> list[Phase]:
-    """Prompts for every phase, none twice while they last, about as much work in each; the same every time."""
+    """Prompts of up to `tokens_max` for every phase, none twice while they last; the same every time."""
     chance = random.Random(0)
     sources: dict[str, Iterator[list[int]]] = {
-        CODE: _without_end([encode(text) for text in code]),
-        PROSE: _without_end([encode(text) for text in _prose()]),
+        CODE: _without_end([tokens for text in code if len(tokens := encode(text)) <= tokens_max]),
+        PROSE: _without_end([tokens for text in _prose() if len(tokens := encode(text)) <= tokens_max]),
         NOISE: iter(lambda: [chance.randrange(2, vocabulary) for _ in range(NOISE_TOKENS)], []),
     }
     return [Phase(kind, concurrency, tuple(islice(sources[kind], 8 + 3 * concurrency))) for kind, concurrency in order]

@@ -45,8 +45,10 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
     arguments["scheduler_cls"] = SCHEDULER
     if deployment.speculation.live_depth:
         speculation = deployment.speculation
-        # A static K may change by hand at any step; what adapts gains more by not drafting at all where K is 0.
-        settings = {"depth_static": speculation.depth_static, "skips_drafter": speculation.adaptive}
+        # A static K may change by hand at any step; what adapts gains more by not drafting at all where K is 0. On a
+        # GPU vLLM runs other drafters in its second model runner, which drafts whether it is asked to or not.
+        skips = speculation.adaptive and drafter.method == "p-eagle"
+        settings = {"depth_static": speculation.depth_static, "skips_drafter": skips}
         arguments["additional_config"] = {**arguments.get("additional_config", {}), SETTINGS_KEY: settings}
     return arguments
 

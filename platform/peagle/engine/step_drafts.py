@@ -15,6 +15,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 DRAFTS = "peagle_drafts"
 """The attribute of a step's output that holds its drafts."""
+_MARK = "_peagle_step_drafts"
 
 
 def install() -> None:
@@ -22,10 +23,9 @@ def install() -> None:
     # Imported here: the scheduler's process has no model, and this takes seconds.
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    sample = GPUModelRunner.sample_tokens
-    if hasattr(sample, "__wrapped__"):
+    if hasattr(GPUModelRunner, _MARK):
         return
-    fits = GPUModelRunner._input_fits_in_drafter
+    sample, fits = GPUModelRunner.sample_tokens, GPUModelRunner._input_fits_in_drafter
 
     @functools.wraps(sample)
     def sample_tokens(runner: Any, grammar_output: Any) -> Any:
@@ -43,6 +43,7 @@ def install() -> None:
 
     GPUModelRunner.sample_tokens = sample_tokens
     GPUModelRunner._input_fits_in_drafter = fits_in_drafter
+    setattr(GPUModelRunner, _MARK, True)
 
 
 def fetch_only_what_is_missing(post_step: Any) -> Any:
@@ -50,7 +51,7 @@ def fetch_only_what_is_missing(post_step: Any) -> Any:
 
     @functools.wraps(post_step)
     def fetch(core: Any, model_executed: bool) -> None:
-        if not core.scheduler.has_drafts:
+        if not getattr(core.scheduler, "has_drafts", False):
             post_step(core, model_executed)
 
     return fetch

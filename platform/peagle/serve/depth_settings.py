@@ -31,7 +31,7 @@ def depth_settings(deployment: Deployment) -> DepthSettings:
         batch_max=max_num_seqs if isinstance(max_num_seqs, int) else MAX_NUM_SEQS,
         cost=_cost_prior(deployment),
         acceptance=AcceptancePrior.geometric(speculation.depth_max),
-        drafter_skipped_at_zero=True,
+        drafter_skipped_at_zero=deployment.drafter is not None and deployment.drafter.method == "p-eagle",
     )
 
 

@@ -73,18 +73,15 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             ranked = tuple(random.sample(list(candidates), len(candidates)))
         return [[candidates[name]] for name in ranked]
 
-    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        request, _ = self._open.get(pending_request.metadata.internal_request_id, (None, None))
-        if request is not None:
-            self._dispatcher.moved(request, replica_id.unique_id, time.monotonic())
-
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         # Called from a thread of Ray's; the dispatcher belongs to the loop.
         self._event_loop.call_soon_threadsafe(self._over, internal_request_id, replica_id.unique_id)
 
     def _over(self, request_id: str, replica_id: str) -> None:
+        """Forget a request, unless it has been sent elsewhere since: the end of a failed attempt may come late."""
         self._dispatcher.ended(request_id, at=replica_id)
-        self._open.pop(request_id, None)
+        if self._dispatcher.where(request_id) is None:
+            self._open.pop(request_id, None)
 
     def _dispatch(self, pending: PendingRequest) -> tuple[str, ...]:
         """Decide; return the replicas to try in turn, none where the request has to wait."""
@@ -109,6 +106,8 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             if future.cancelled() or future.exception() is not None:
                 self._dispatcher.ended(request.request_id)
                 self._open.pop(request.request_id, None)
+            else:  # Serve may have found the first choice full
+                self._dispatcher.moved(request, future.result().replica_id.unique_id, time.monotonic())
 
         _, known = self._open.get(request.request_id, (None, None))
         if known is not future:  # Serve gives a request that was refused a new one
@@ -124,9 +123,11 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
     async def _follow(self) -> None:
         """Tell the Router of this dispatcher, and take what it knows of the fleet."""
         mine = DispatcherReport(self._id, self._dispatcher.open_requests, dict(self._decisions))
+        # Dated from the question: an answer that is late must not look newer than what was sent while it came.
+        asked_s = time.monotonic()
         news = await asyncio.to_thread(self._ask, mine)
         self._dispatcher.set_dispatchers(news.dispatchers)
-        known = [each for each in news.received(time.monotonic()) if each.replica_id in self._members]
+        known = [each for each in news.received(asked_s) if each.replica_id in self._members]
         self._dispatcher.report(known)
         if lengths := [each.output_tokens_mean for each in known if each.output_tokens_mean]:
             self._usual_output_tokens = sum(lengths) / len(lengths)
@@ -135,7 +136,12 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         """Ask the Router, in a thread: a handle first used on the loop that routes would block it for ever."""
         if self._handle is None:
             self._handle = serve.get_deployment_handle(router.NAME, self.app_name)
-        news: FleetNews = self._handle.news.remote(self._model, mine).result(timeout_s=TIMEOUT_S)
+        response = self._handle.news.remote(self._model, mine)
+        try:
+            news: FleetNews = response.result(timeout_s=TIMEOUT_S)
+        except TimeoutError:
+            response.cancel()  # or Serve would keep it for a Router to come
+            raise
         return news
 
 

@@ -15,9 +15,9 @@ def encode(text: str) -> list[int]:
 
 
 def test_phases_step_from_one_to_many_and_back_with_every_kind_of_prompt() -> None:
-    phases = make_phases(["def f():", "class A:"], encode, vocabulary=128)
+    phases = make_phases(["def f():", "class A:"], encode, vocabulary=128, tokens_max=500)
     assert [(phase.kind, phase.concurrency) for phase in phases] == list(ORDER)
-    assert phases == make_phases(["def f():", "class A:"], encode, vocabulary=128)
+    assert phases == make_phases(["def f():", "class A:"], encode, vocabulary=128, tokens_max=500)
     assert all(len(phase.prompts) >= 2 * phase.concurrency for phase in phases)
     noise = next(phase for phase in phases if phase.kind == "noise")
     assert len({tuple(prompt) for prompt in noise.prompts}) == len(noise.prompts)

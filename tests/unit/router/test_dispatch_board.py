@@ -47,3 +47,5 @@ def test_decisions_are_counted_once_each_and_outlast_their_dispatcher() -> None:
     assert board.decisions == {"soonest": 5, "home": 4}
     board.news(DispatcherReport("c"), 60.0)
     assert board.decisions == {"soonest": 5, "home": 4}
+    board.news(DispatcherReport("a", decisions={"soonest": 6, "home": 1}), 61.0)
+    assert board.decisions == {"soonest": 6, "home": 4}

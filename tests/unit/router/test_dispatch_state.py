@@ -147,6 +147,19 @@ def test_a_dispatcher_counts_what_it_sends_before_the_next_decision() -> None:
     assert dispatcher.open_requests == 0, "what was open on a replica that left is gone with it"
 
 
+def test_a_request_that_is_decided_again_does_not_count_against_itself() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.set_members(["a"])
+    dispatcher.report([ReplicaSnapshot("a", 0.0, max_ongoing_requests=1)])
+    for attempt in range(3):
+        decision = dispatcher.dispatch(REQUEST, now_s=100.0 + attempt, draw=attempt)
+        assert isinstance(decision, Route), "the replica is idle, its report is old"
+        assert dispatcher.where(REQUEST.request_id) == "a"
+        assert dispatcher.open_requests == 1
+    refused = dispatcher.dispatch(replace(REQUEST, request_id="other"), now_s=103.0, draw=0)
+    assert not isinstance(refused, Route)
+
+
 def test_an_old_report_that_comes_late_does_not_make_seen_work_unseen() -> None:
     dispatcher = Dispatcher()
     dispatcher.set_members(["a"])

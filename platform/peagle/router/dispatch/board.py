@@ -1,7 +1,7 @@
 """What the Router keeps for a model's dispatchers: each replica's newest snapshot, and who else dispatches."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from peagle.router.snapshot import ReplicaSnapshot
@@ -46,7 +46,6 @@ class Board:
 
     _snapshots: dict[str, ReplicaSnapshot] = field(default_factory=dict)
     _dispatchers: dict[str, tuple[float, DispatcherReport]] = field(default_factory=dict)
-    _ended: Counter[str] = field(default_factory=Counter)
 
     def report(self, snapshot: ReplicaSnapshot, now_s: float) -> None:
         """Take a replica's snapshot, just received."""
@@ -56,26 +55,25 @@ class Board:
         """Take a dispatcher's report; answer with what it needs to decide."""
         self._forget(now_s)
         self._dispatchers[dispatcher.dispatcher_id] = now_s, dispatcher
-        others = (each for _, each in self._dispatchers.values() if each.dispatcher_id != dispatcher.dispatcher_id)
-        busy = sum(1 for each in others if each.open_requests)
+        busy = sum(
+            1
+            for at_s, each in self._dispatchers.values()
+            if each.open_requests
+            and each.dispatcher_id != dispatcher.dispatcher_id
+            and now_s - at_s <= DISPATCHER_GONE_AFTER_S
+        )
         aged = (replace(each, taken_at_s=each.taken_at_s - now_s) for each in self._snapshots.values())
         return FleetNews(1 + busy, tuple(aged))
 
     @property
     def decisions(self) -> Counter[str]:
-        """All dispatchers' decisions by reason, since this board began."""
-        return _total(each for _, each in self._dispatchers.values()) + self._ended
+        """All dispatchers' decisions by reason, of those that have gone too: a counter must not fall."""
+        total: Counter[str] = Counter()
+        for _, report in self._dispatchers.values():
+            total.update(report.decisions)
+        return total
 
     def _forget(self, now_s: float) -> None:
-        gone = {name for name, (at_s, _) in self._dispatchers.items() if now_s - at_s > DISPATCHER_GONE_AFTER_S}
-        self._ended += _total(self._dispatchers.pop(name)[1] for name in gone)
         for name, seen in list(self._snapshots.items()):
             if now_s - seen.taken_at_s > REPLICA_GONE_AFTER_S:
                 del self._snapshots[name]
-
-
-def _total(reports: Iterable[DispatcherReport]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for report in reports:
-        total.update(report.decisions)
-    return total

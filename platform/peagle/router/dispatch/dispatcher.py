@@ -46,7 +46,11 @@ class Dispatcher:
                 self._in_flight.reported(replica_id, newest.taken_at_s)
 
     def dispatch(self, request: RouteRequest, now_s: float, draw: int) -> Route | Shed:
-        """Decide, and count the request in flight at once: the next decision may come before it has left."""
+        """Decide, and count the request in flight at once: the next decision may come before it has left.
+
+        A request that is decided again has not been sent, so what was decided before counts no more.
+        """
+        self._in_flight.ended(request.request_id)
         decision = decide(request, self._fleet, self._in_flight, now_s, draw, self._profile, self._limits)
         if isinstance(decision, Route):
             self._in_flight.started(request, decision.replica_id, now_s)
@@ -56,6 +60,10 @@ class Dispatcher:
         """Note where a dispatched request went, which need not be where it was decided to go."""
         if self._in_flight.where(request.request_id) != replica_id:
             self._in_flight.started(request, replica_id, now_s)
+
+    def where(self, request_id: str) -> str | None:
+        """Return the replica that an open request is counted at."""
+        return self._in_flight.where(request_id)
 
     def ended(self, request_id: str, at: str | None = None) -> None:
         """Note that a request is over or was never sent; with `at`, only if it is open at that replica."""
