@@ -115,7 +115,7 @@ def _start(plans: Sequence[EnginePlan], comparison: Comparison, engines: list[En
         with terminal.stage(f"Start engine {number} of {len(plans)}: {plan.name}"):
             engine = Engine.start(plan, comparison.load.tokens, terminal.log)
             engines.append(engine)
-        most = max(*comparison.concurrencies, *((MOST_AT_ONCE,) if comparison.shifting else ()))
+        most = max([*comparison.concurrencies, *([MOST_AT_ONCE] if comparison.shifting else [])])
         if engine.requests_at_once < most:
             raise ConfigError(
                 "--shifting" if most > max(comparison.concurrencies) else "--concurrency",
