@@ -134,12 +134,18 @@ def test_after_a_time_without_drafts_new_ones_are_as_good_as_before(
     runner: Runner, truth: list[tuple[int, ...]]
 ) -> None:
     runner.set_depths(7)
-    lengths = []
+    shares = []
     for depth in (7, 0, 7):
         runner.set_depths(depth)
         # What an answer without drafts left in the prefix cache would spoil the next one's; see scheduler.py.
         runner.llm.reset_prefix_cache()
-        before = runner.stats()
+        before = runner.counters()
         assert texts(runner) == truth
-        lengths.append(runner.stats().since(before).acceptance_length)
-    assert lengths[0] == lengths[2]
+        after = runner.counters()
+        accepted, drafted = (
+            after[name] - before[name] for name in ("spec_decode_num_accepted_tokens", "spec_decode_num_draft_tokens")
+        )
+        shares.append(accepted / drafted if drafted else 0.0)
+    # vLLM's own counters hold every draft. Which batch it is made in can turn the last bits of a close choice.
+    assert shares[2] == pytest.approx(shares[0], rel=0.05)
+    assert shares[1] == 0.0
