@@ -1,246 +1,32 @@
-"""The real scheduler, both kinds, against a worker that keeps vLLM's contract and nothing else.
+"""Live depth on the real scheduler: outputs, effective depth and counts, whoever drafts and whenever K changes."""
 
-The worker's target is a function of the tokens so far, so that every output is known in advance; its drafter is right
-now and then. It keeps its own count of computed tokens and its own drafts, and checks what it is told against them.
-Asynchronous scheduling needs a GPU in a real engine; here it is the same queue of two steps without one.
-"""
-
-import json
 import random
-from collections import deque
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from peagle.engine.live_depth import step_stats_from_plain
-from peagle.engine.plugin import KNOWN_VERSIONS, require_known_vllm, scheduler
-from peagle.engine.step_drafts import DRAFTS
+from peagle.engine.plugin import KNOWN_VERSIONS, require_known_vllm
 from peagle.errors import ConfigError, StartupError
-from peagle.router.snapshot import StepStats
+from scheduler_core import (
+    DEPTH_MAX,
+    STEP_S,
+    VOCABULARY,
+    Core,
+    add,
+    continuation,
+    expected,
+    scheduler_of,
+    stats_of,
+    write_models,
+)
 
 # torch says this of itself while vLLM imports it.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 
-DEPTH_MAX = 7
-VOCABULARY = 64
-BLOCK = 16
-STEP_S = 0.25
-
-
-def target(tokens: list[int]) -> int:
-    """The next token after `tokens`."""
-    return (tokens[-1] * 31 + sum(tokens[-3:]) * 7 + len(tokens)) % VOCABULARY
-
-
-def continuation(tokens: list[int], count: int) -> list[int]:
-    text = list(tokens)
-    for _ in range(count):
-        text.append(target(text))
-    return text[len(tokens) :]
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Configurations of a small target and its head; weights are never read."""
-    folder = tmp_path_factory.mktemp("model")
-    common = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_attention_heads": 1,
-        "num_key_value_heads": 1,
-        "head_dim": 64,
-        "max_position_embeddings": 512,
-        "vocab_size": VOCABULARY,
-        "dtype": "float32",
-    }
-    head = {"num_hidden_layers": 1, "draft_vocab_size": VOCABULARY, "ptd_token_id": 1}
-    for name, more in {
-        "target": {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 4},
-        "head": {"architectures": ["LlamaForCausalLMEagle3"], **head},
-    }.items():
-        (folder / name).mkdir()
-        (folder / name / "config.json").write_text(json.dumps({**common, **more}))
-    return folder
-
-
-def scheduler_of(
-    folder: Path,
-    overlapped: bool,
-    blocks: int,
-    depth_static: int = DEPTH_MAX,
-    budget: int = 96,
-    skips_drafter: bool = False,
-    is_live: bool = True,
-) -> Any:
-    import torch
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-    from vllm.v1.structured_output import StructuredOutputManager
-
-    settings = {"depth_static": depth_static, "skips_drafter": skips_drafter}
-    config = EngineArgs(
-        model=str(folder / "target"),
-        skip_tokenizer_init=True,
-        max_model_len=256,
-        max_num_seqs=8,
-        max_num_batched_tokens=budget + 8 * (DEPTH_MAX + 1),
-        enforce_eager=True,
-        block_size=BLOCK,
-        speculative_config={
-            "method": "eagle3",
-            "model": str(folder / "head"),
-            "num_speculative_tokens": DEPTH_MAX,
-            "parallel_drafting": True,
-        },
-        additional_config={"peagle": settings} if is_live else {},
-    ).create_engine_config()
-    config.scheduler_config.async_scheduling = overlapped
-    config.cache_config.num_gpu_blocks = blocks
-    group = KVCacheGroupSpec(
-        ["layer"], FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=64, dtype=torch.float32)
-    )
-    init_none_hash(hash)
-    built = scheduler(
-        vllm_config=config,
-        kv_cache_config=KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[group]),
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=BLOCK,
-        hash_block_size=BLOCK,
-        log_stats=True,
-    )
-    built.test_block_hasher = get_request_block_hasher(BLOCK, lambda value: str(value).encode())
-    return built
-
-
-class Worker:
-    """Runs steps in their order. Holds each request's tokens, how many of them are computed, and its next draft."""
-
-    def __init__(self, overlapped: bool, rng: random.Random) -> None:
-        self.overlapped, self.rng = overlapped, rng
-        self.tokens: dict[str, list[int]] = {}
-        self.computed: dict[str, int] = {}
-        self.drafts: dict[str, list[int]] = {}
-        # request, index of the first drafted position, draft and how much of it was verified, for each decode
-        self.seen: list[tuple[str, int, list[int], int]] = []
-        # who took part in a step without the drafter, and has a gap in its cache
-        self.gapped: set[str] = set()
-        self.rested = 0
-
-    def run(self, output: Any) -> tuple[Any, Any]:
-        from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-
-        self._adopt(output)
-        assert output.total_num_scheduled_tokens == sum(output.num_scheduled_tokens.values())
-        assert output.num_spec_tokens_to_schedule in (0, DEPTH_MAX)
-        sampled = [self._step(request_id, output) for request_id in output.num_scheduled_tokens]
-        ids = list(output.num_scheduled_tokens)
-        if output.num_spec_tokens_to_schedule == 0:
-            self.rested += 1
-            self.gapped.update(ids)
-            self.drafts |= {one: [0] * DEPTH_MAX for one in ids}
-        result = ModelRunnerOutput(
-            req_ids=ids, req_id_to_index={one: index for index, one in enumerate(ids)}, sampled_token_ids=sampled
-        )
-        drafts = DraftTokenIds(ids, [list(self.drafts[one]) for one in ids])
-        # Without a draft model that overlaps, drafts come with the output; they can also be called for.
-        if not self.overlapped and output.num_spec_tokens_to_schedule and self.rng.random() < 0.5:
-            setattr(result, DRAFTS, drafts)
-        return result, drafts
-
-    def _adopt(self, output: Any) -> None:
-        for new in output.scheduled_new_reqs:
-            self.tokens[new.req_id] = list(new.prompt_token_ids)
-            self.computed[new.req_id] = new.num_computed_tokens
-            # vLLM pads a one-token prompt to a whole draft, so that its batch stays uniform for full CUDA graphs.
-            self.drafts[new.req_id] = [-1] * DEPTH_MAX
-        cached = output.scheduled_cached_reqs
-        for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
-            if request_id in cached.resumed_req_ids:
-                self.tokens[request_id] = list(cached.all_token_ids[request_id])
-                self.computed[request_id] = computed
-                self.drafts[request_id] = [-1] * DEPTH_MAX
-            elif not self.overlapped:
-                assert computed == self.computed[request_id]
-
-    def _step(self, request_id: str, output: Any) -> list[int]:
-        tokens, count = self.tokens[request_id], output.num_scheduled_tokens[request_id]
-        told = output.scheduled_spec_decode_tokens.get(request_id, [])
-        draft = self.drafts[request_id]
-        verified = draft[: len(told)]
-        assert not (told and request_id in self.gapped)
-        assert told == ([-1] * len(told) if self.overlapped else verified)
-        end = self.computed[request_id] + count - len(told)
-        assert end <= len(tokens)
-        if end < len(tokens):
-            assert not told
-            self.computed[request_id] = end
-            return []
-        if -1 not in draft and count == 1 + len(told):
-            self.seen.append((request_id, len(tokens), draft, len(told)))
-        emitted = []
-        for guess in [*verified, None]:
-            emitted.append(target(tokens + emitted))
-            if emitted[-1] != guess:
-                break
-        tokens += emitted
-        self.computed[request_id] = end + len(emitted) - 1
-        self.drafts[request_id] = self._draft(tokens)
-        return list(emitted)
-
-    def _draft(self, tokens: list[int]) -> list[int]:
-        truth = continuation(tokens, DEPTH_MAX)
-        return [token if self.rng.random() < 0.7 else (token + 1) % VOCABULARY for token in truth]
-
-
-class Core:
-    """The engine core's step, as vLLM does it, plain or with a queue of two steps."""
-
-    def __init__(self, scheduler: Any, overlapped: bool, rng: random.Random) -> None:
-        self.scheduler, self.overlapped, self.worker = scheduler, overlapped, Worker(overlapped, rng)
-        self.queue: deque[Any] = deque()
-        self.emitted: dict[str, list[int]] = {}
-        self.now_s = 0.0
-
-    def busy(self) -> bool:
-        return bool(self.queue) or self.scheduler.has_requests()
-
-    def step(self) -> None:
-        drafts = None
-        if self.scheduler.has_requests():
-            output = self.scheduler.schedule()
-            result, drafts = self.worker.run(output)
-            self.queue.append((output, result))
-            if self.overlapped and len(self.queue) < 2 and output.total_num_scheduled_tokens:
-                return
-        output, result = self.queue.popleft()
-        self.now_s += STEP_S
-        for client in self.scheduler.update_from_output(output, result).values():
-            for one in client.outputs:
-                self.emitted.setdefault(one.request_id, []).extend(one.new_token_ids)
-        if drafts is not None and not self.overlapped and not self.scheduler.has_drafts:
-            self.scheduler.update_draft_token_ids(drafts)
-
-
-def add(core: Core, request_id: str, prompt: list[int], max_tokens: int, stop: list[int]) -> None:
-    from vllm import SamplingParams
-    from vllm.v1.request import Request
-
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, stop_token_ids=stop)
-    params.update_from_generation_config({}, eos_token_id=VOCABULARY)
-    core.scheduler.add_request(Request(request_id, prompt, params, None, block_hasher=core.scheduler.test_block_hasher))
-
-
-def expected(prompt: list[int], max_tokens: int, stop: list[int]) -> list[int]:
-    text = continuation(prompt, max_tokens)
-    ends = [index for index, token in enumerate(text) if token in stop]
-    return text[: ends[0] + 1] if ends else text
-
-
-def stats_of(core: Core) -> StepStats:
-    return step_stats_from_plain(core.scheduler.step_stats())
+    return write_models(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
