@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 
 STEPS_HALF_LIFE = 500.0
 REQUESTS_HALF_LIFE = 50.0
+STEPS_MIN, REQUESTS_MIN = 20.0, 3.0
+"""Below these nothing is claimed. A first step is slow, and whoever is believed to be slow on its account is asked no
+more and never found to be fast."""
 
 
 @dataclass(slots=True)
@@ -47,8 +50,9 @@ class EngineRates:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Prompt tokens each second of prefill; 0 before any."""
-        return self._prompt_tokens / self._prefill_s if self._prefill_s > 0 else 0.0
+        """Prompt tokens each second of prefill; 0 before `REQUESTS_MIN`."""
+        known = self._answers >= REQUESTS_MIN - 0.5 and self._prefill_s > 0
+        return self._prompt_tokens / self._prefill_s if known else 0.0
 
     @property
     def output_tokens_mean(self) -> float:
@@ -56,9 +60,9 @@ class EngineRates:
         return self._answer_tokens / self._answers if self._answers else 0.0
 
     def request_tokens_per_s(self, batch_max: int) -> tuple[float, ...]:
-        """Tokens/s of one request at each batch size up to `batch_max`, 0 at none; empty before the first step."""
+        """Tokens/s of one request at each batch size up to `batch_max`, 0 at none; empty before `STEPS_MIN`."""
         count, batches, squares, seconds, products = self._sums
-        if not count:
+        if count < STEPS_MIN - 0.5:
             return ()
         spread = count * squares - batches**2
         # Steps of one batch size alone say nothing of the slope.

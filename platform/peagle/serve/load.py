@@ -1,5 +1,6 @@
 """How busy an engine is, heard from vLLM's own statistics in the replica's process."""
 
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -7,6 +8,8 @@ from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 from peagle.router.rates import EngineRates
+
+RATES_HOLD_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,15 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
     def __init__(self) -> None:
         # The base's constructor is abstract and takes vLLM's configuration, which is not needed here.
         self.load = EngineLoad()
-        self.rates = EngineRates()
+        self._rates = EngineRates()
+        self._stepped_s = 0.0
+
+    @property
+    def rates(self) -> EngineRates:
+        """What the engine's steps have shown; nothing once it has idled for long, so that it is tried again."""
+        if time.monotonic() - self._stepped_s > RATES_HOLD_S:
+            self._rates = EngineRates()
+        return self._rates
 
     def record(
         self,
@@ -47,11 +58,12 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
             )
 
     def _learn(self, stats: IterationStats) -> None:
+        rates, self._stepped_s = self.rates, time.monotonic()
         waits_s, first_tokens = stats.inter_token_latencies_iter, len(stats.time_to_first_tokens_iter)
-        self.rates.stepped(len(waits_s), stats.num_generation_tokens - first_tokens, sum(waits_s))
+        rates.stepped(len(waits_s), stats.num_generation_tokens - first_tokens, sum(waits_s))
         for request in stats.finished_requests:
             computed = request.num_prompt_tokens - request.num_cached_tokens
-            self.rates.finished(max(computed, 0), request.prefill_time, request.num_generation_tokens)
+            rates.finished(max(computed, 0), request.prefill_time, request.num_generation_tokens)
 
     def log_engine_initialized(self) -> None:
         """Nothing to say at the start."""

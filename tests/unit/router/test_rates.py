@@ -43,6 +43,18 @@ def test_one_batch_size_alone_says_nothing_of_others_and_none_is_ever_faster_in_
     assert all(later <= earlier for earlier, later in pairwise(speeds))
 
 
+def test_a_first_slow_step_or_request_claims_nothing() -> None:
+    rates = EngineRates()
+    rates.stepped(1, 1, 5.0)
+    rates.finished(prompt_tokens=1, prefill_s=5.0, output_tokens=2)
+    assert (rates.prefill_tokens_per_s, rates.request_tokens_per_s(4)) == (0.0, ())
+    for _ in range(20):
+        rates.stepped(1, 1, 0.01)
+        rates.finished(prompt_tokens=100, prefill_s=0.1, output_tokens=2)
+    assert rates.prefill_tokens_per_s > 0
+    assert rates.request_tokens_per_s(4)
+
+
 def test_what_cannot_be_a_step_is_left_out() -> None:
     rates = EngineRates()
     for batch, tokens, seconds in ((0, 1, 1.0), (1, 0, 1.0), (1, 1, 0.0)):

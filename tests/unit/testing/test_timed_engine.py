@@ -46,12 +46,12 @@ async def test_a_cached_beginning_is_not_prefilled_again() -> None:
 
 async def test_who_finds_the_batch_full_waits_and_is_counted() -> None:
     engine = TimedEngine(MODEL)
-    tasks = [asyncio.create_task(timed(engine, request(10), 5)) for _ in range(3)]
+    tasks = [asyncio.create_task(timed(engine, request(10), 20)) for _ in range(3)]
     await asyncio.sleep(0.03)
     seen = engine.snapshot("a")
     assert (seen.running_requests, seen.waiting_requests, seen.requests) == (2, 1, 3)
     waits = sorted(first_s for first_s, _, _ in await asyncio.gather(*tasks))
-    assert waits[2] >= 5 * 0.01
+    assert waits[2] >= 20 * 0.01
     seen = engine.snapshot("a")
     assert (seen.requests, seen.queued_prompt_tokens) == (0, 0)
     assert seen.has_rates
