@@ -22,7 +22,10 @@ _DECISION = re.compile(r'^peagle_dispatch_decisions_total\{model="[^"]+",reason=
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("pair")
-    deployment = write_deployment(folder, engine={"enforce_eager": True}, replicas={"min": 2, "max": 2})
+    # float32: in bfloat16 a batch's size can turn a close choice, and the texts are compared.
+    deployment = write_deployment(
+        folder, engine={"enforce_eager": True, "dtype": "float32"}, replicas={"min": 2, "max": 2}
+    )
     with up(folder, deployment) as platform:
         yield platform
 

@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import cycle, islice
 from pydoc_data.topics import topics
 from typing import TYPE_CHECKING, Any
 
 from peagle.bench.load import run_pass
 from peagle.bench.plan import NONE, Variant, rotated
 from peagle.bench.statistics import Spread, paired_ratio
+from peagle.errors import ConfigError
 
 if TYPE_CHECKING:
     from peagle.bench.engines import Engine
@@ -55,11 +56,21 @@ def make_phases(
     tokens_max: int,
     order: Sequence[tuple[str, int]] = ORDER,
 ) -> list[Phase]:
-    """Prompts of up to `tokens_max` for every phase, none twice while they last; the same every time."""
+    """Prompts of up to `tokens_max` for every phase, none twice while they last; the same every time.
+
+    Raises:
+        ConfigError: None is so short.
+    """
     chance = random.Random(0)
+    texts = {
+        kind: [tokens for text in of_kind if len(tokens := encode(text)) <= tokens_max]
+        for kind, of_kind in ((CODE, code), (PROSE, _prose()))
+    }
+    if not all(texts.values()) or tokens_max < NOISE_TOKENS:
+        raise ConfigError("--shifting", True, f"prompts have to fit {tokens_max} tokens", "Lower --tokens.")
     sources: dict[str, Iterator[list[int]]] = {
-        CODE: _without_end([tokens for text in code if len(tokens := encode(text)) <= tokens_max]),
-        PROSE: _without_end([tokens for text in _prose() if len(tokens := encode(text)) <= tokens_max]),
+        CODE: cycle(texts[CODE]),
+        PROSE: cycle(texts[PROSE]),
         NOISE: iter(lambda: [chance.randrange(2, vocabulary) for _ in range(NOISE_TOKENS)], []),
     }
     return [Phase(kind, concurrency, tuple(islice(sources[kind], 8 + 3 * concurrency))) for kind, concurrency in order]
@@ -128,8 +139,3 @@ def _prose() -> list[str]:
     """Paragraphs of Python's own documentation, which every Python has."""
     parts = (part.strip() for text in topics.values() for part in text.split("\n\n"))
     return [part[:PROSE_CHARS] for part in parts if len(part) >= PROSE_CHARS]
-
-
-def _without_end(prompts: Sequence[list[int]]) -> Iterator[list[int]]:
-    while True:
-        yield from prompts

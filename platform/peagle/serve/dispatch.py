@@ -70,6 +70,7 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             ranked = self._dispatch(pending_request)
         except Exception:  # raised in here, it would leave the request waiting for ever
             logger.exception("No decision; the request goes to any replica.")
+            self._decisions["failed"] += 1
             ranked = tuple(random.sample(list(candidates), len(candidates)))
         return [[candidates[name]] for name in ranked]
 

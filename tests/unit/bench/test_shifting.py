@@ -5,6 +5,7 @@ import pytest
 from peagle.bench.plan import Variant
 from peagle.bench.report import shifting_line
 from peagle.bench.shifting import ORDER, PhaseRun, make_phases, shifting_rows
+from peagle.errors import ConfigError
 
 NONE, THREE, SEVEN = Variant(0, "none", 0), Variant(1, "p-eagle", 3), Variant(1, "p-eagle", 7)
 ADAPTIVE = Variant(1, "p-eagle", 7, adaptive=True)
@@ -22,6 +23,13 @@ def test_phases_step_from_one_to_many_and_back_with_every_kind_of_prompt() -> No
     noise = next(phase for phase in phases if phase.kind == "noise")
     assert len({tuple(prompt) for prompt in noise.prompts}) == len(noise.prompts)
     assert max(max(prompt) for prompt in noise.prompts) < 128
+
+
+def test_prompts_that_do_not_fit_are_left_out_and_where_none_does_that_is_said() -> None:
+    code = next(each for each in make_phases(["x" * 900, "def f():"], encode, 128, 500) if each.kind == "code")
+    assert all(prompt == encode("def f():") for prompt in code.prompts)
+    with pytest.raises(ConfigError, match=r"--shifting.*70 tokens.*--tokens"):
+        make_phases(["x" * 900], encode, vocabulary=128, tokens_max=70)
 
 
 def phases(*speeds: float, settled_s: float | None = None) -> list[PhaseRun]:
