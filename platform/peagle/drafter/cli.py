@@ -48,11 +48,9 @@ def target(out: OUT, threads: THREADS = 0) -> None:
 def generate(target: TARGET, out: OUT, prompts: PROMPTS = None) -> None:
     """Let the target continue its corpus: the text its heads are trained on.
 
-    Example: peagle drafter generate deployments/embedded/target --out generated.npy
+    Example: peagle drafter generate deployments/embedded/target --out generated.npz
     """
     from dataclasses import replace
-
-    import numpy as np
 
     from peagle.drafter.corpus import standard_library, token_stream
     from peagle.drafter.generate import GenerationPlan
@@ -60,8 +58,9 @@ def generate(target: TARGET, out: OUT, prompts: PROMPTS = None) -> None:
 
     plan = GenerationPlan()
     plan = replace(plan, prompts=prompts or plan.prompts)
-    rows = generate_rows(target, token_stream(_tokenizer(target), standard_library().train), plan)
-    np.save(out, rows)
+    text = generate_rows(target, token_stream(_tokenizer(target), standard_library().train), plan)
+    text.save(out)
+    rows = text.tokens
     console.print(f"{len(rows)} of {plan.prompts} rows kept (the others loop), {rows.size} tokens, in {out}")
 
 
@@ -77,25 +76,25 @@ def train(
 ) -> None:
     """Train a draft head for a target, on the target's own text and a share of the corpus.
 
-    Example: peagle drafter train deployments/embedded/target generated.npy --out deployments/embedded/p-eagle
+    Example: peagle drafter train deployments/embedded/target generated.npz --out deployments/embedded/p-eagle
     """
     from dataclasses import replace
 
-    import numpy as np
-
     from peagle.drafter.corpus import MASK, special_id, standard_library, token_stream
     from peagle.drafter.heads import HEAD_PLANS, train_head
+    from peagle.drafter.text import GeneratedText
     from peagle.errors import ConfigError
 
     if method not in HEAD_PLANS:
         raise ConfigError("--method", method, "there is no such method", f"Write {' or '.join(HEAD_PLANS)}.")
+    text = GeneratedText.load(generated)
     _use_threads(threads)
     plan = HEAD_PLANS[method]
     plan = replace(plan, layers=layers or plan.layers, steps=steps or plan.steps)
     tokenizer = _tokenizer(target)
     corpus = token_stream(tokenizer, standard_library().train)
     with _Bar(method, plan.steps) as bar:
-        train_head(target, np.load(generated), corpus, special_id(tokenizer, MASK), out, plan, bar.report)
+        train_head(target, text, corpus, special_id(tokenizer, MASK), out, plan, bar.report)
     console.print(f"{out} is ready")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from peagle.drafter.text import GeneratedText
 from peagle.engine.arguments import WORKER_EXTENSION
 
 
@@ -27,12 +28,12 @@ class GenerationPlan:
     seed: int = 7
 
 
-def generate(target: Path, tokens: np.ndarray, plan: GenerationPlan) -> np.ndarray:
+def generate(target: Path, tokens: np.ndarray, plan: GenerationPlan) -> GeneratedText:
     """Continue windows of `tokens` (int32, [tokens]) with `target`.
 
     Returns:
-        Prompts with their continuations: int32, [prompts, sequence_tokens]. A greedy answer that goes round in
-        circles is easy to draft and teaches nothing, so rows that do little else are left out and fewer may come back.
+        Rows of `sequence_tokens`. A greedy answer that goes round in circles is easy to draft and teaches nothing, so
+        rows that do little else are left out and fewer may come back.
     """
     from vllm import LLM, SamplingParams, TokensPrompt  # starts worker processes; only this call needs them
 
@@ -60,12 +61,10 @@ def generate(target: Path, tokens: np.ndarray, plan: GenerationPlan) -> np.ndarr
         worker_extension_cls=WORKER_EXTENSION,  # vLLM alone cannot prefill a seeded prompt in parts on a CPU
     )
     outputs = engine.generate([TokensPrompt(prompt_token_ids=each) for each in prompts], parameters)
-    rows = [
-        [*prompt, *output.outputs[0].token_ids]
-        for prompt, output in zip(prompts, outputs, strict=True)
-        if not loops(output.outputs[0].token_ids, repeats_max=plan.repeats_max)
-    ]
-    return np.asarray(rows, dtype=np.int32)
+    answers = [output.outputs[0].token_ids for output in outputs]
+    kept = [row for row, answer in enumerate(answers) if not loops(answer, repeats_max=plan.repeats_max)]
+    rows = [[*prompts[row], *answers[row]] for row in kept]
+    return GeneratedText(np.asarray(rows, dtype=np.int32), lengths[kept].astype(np.int32))
 
 
 def loops(tokens: Sequence[int], window: int = 12, repeats_max: float = 0.35) -> bool:

@@ -14,11 +14,14 @@ from speculators.models.peagle import PEagleDraftModel
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from peagle.drafter.export import export_head
+from peagle.drafter.text import GeneratedText
 from peagle.drafter.training import Progress, Rates, make_optimizers, restore_checkpoint, save_checkpoint, update
 from peagle.errors import ConfigError
 
 Method = Literal["p-eagle", "eagle3"]
 TARGET_LAYERS_MIN = 6
+# A crop that held only a prompt would have nothing to learn.
+ANSWER_TOKENS_MIN = 8
 HEAD_RATES = Rates(matrix=6e-3, other=2e-3, warmup_steps=50, decay_steps=1300, weight_decay=0.01)
 
 
@@ -37,15 +40,23 @@ class HeadPlan:
     layers: int
     trained_depth: int
     tapped_layers: tuple[int, int, int] | None = None
-    depth_ratio: float = 0.8
-    depth_ratio_min: float = 0.4
-    generated_ratio: float = 0.8
+    depth_ratio: float = 0.9
+    depth_ratio_min: float = 0.6
+    generated_ratio: float = 0.9
     tokens_per_step: int = 832
     crop_tokens: int = 208
     whole_row_every: int = 4
-    steps: int = 6400
+    steps: int = 8800
     rates: Rates = HEAD_RATES
     seed: int = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Text to learn from, int [tokens], of which the first `prompt_tokens` were given."""
+
+    tokens: np.ndarray
+    prompt_tokens: int = 0
 
 
 # EAGLE-3 passes its one layer over every position, once for each depth, P-EAGLE its four over those sampled, once: a
@@ -58,7 +69,7 @@ HEAD_PLANS = {
 
 def train_head(
     target: Path,
-    generated: np.ndarray,
+    generated: GeneratedText,
     corpus: np.ndarray,
     mask_token: int,
     out: Path,
@@ -70,7 +81,7 @@ def train_head(
 
     Args:
         target: Folder of the target.
-        generated: Rows the target wrote: int, [rows, tokens].
+        generated: What the target wrote; no loss is taken over its prompts.
         corpus: Text that it did not write, as one stream: int, [tokens].
         mask_token: Id that stands for a token yet to be drafted.
     """
@@ -85,10 +96,11 @@ def train_head(
     for step in range(first, plan.steps):
         started = time.monotonic()
         torch.manual_seed(plan.seed * 1_000_003 + step)  # so that a resumed run samples the same positions
-        rows = _rows(generated, corpus, plan, step)
+        rows = rows_of_step(generated, corpus, plan, step)
         measures = [_backward(head, tap(row), plan, len(rows)) for row in rows]
         update(optimizers, plan.rates.factor_at(step, plan.steps))
-        report(_progress(measures, plan, step + 1, plan.steps, rows.size / (time.monotonic() - started)))
+        tokens_per_s = sum(len(row.tokens) for row in rows) / (time.monotonic() - started)
+        report(_progress(measures, plan, step + 1, plan.steps, tokens_per_s))
         if (step + 1) % checkpoint_every_steps == 0 or step + 1 == plan.steps:
             save_checkpoint(out, head, optimizers, step + 1)
     export_head(head, out, plan, mask_token)
@@ -123,19 +135,21 @@ class _TargetTap:
     def _keep_last(self, _module: torch.nn.Module, _inputs: object, output: Any) -> None:
         self._last = output[0] if isinstance(output, tuple) else output
 
-    def __call__(self, row: np.ndarray) -> dict[str, torch.Tensor]:
-        tokens = torch.from_numpy(row).long()[None]
+    def __call__(self, row: Row) -> dict[str, torch.Tensor]:
+        tokens = torch.from_numpy(row.tokens).long()[None]
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             states = self._model(tokens, output_hidden_states=True).hidden_states
         assert self._last is not None
         length = tokens.shape[1] - 1
+        loss_mask = torch.ones(1, length)
+        loss_mask[:, : max(0, row.prompt_tokens - 1)] = 0  # the first draft follows the answer's first token
         return {
             "input_ids": tokens[:, 1:],
             "hidden_states": torch.cat([states[layer] for layer in self._tapped_layers], dim=-1)[:, :-1],
             "verifier_last_hidden_states": self._last[:, 1:],
             "document_ids": torch.zeros(1, length, dtype=torch.long),
             "position_ids": torch.arange(1, length + 1)[None],
-            "loss_mask": torch.ones(1, length),
+            "loss_mask": loss_mask,
         }
 
 
@@ -171,20 +185,23 @@ def _optimizers(head: torch.nn.Module, plan: HeadPlan) -> tuple[torch.optim.Opti
     return make_optimizers(matrices, others, plan.rates)
 
 
-def _rows(generated: np.ndarray, corpus: np.ndarray, plan: HeadPlan, step: int) -> np.ndarray:
-    """The rows of one step, [rows, tokens]: they depend on the step number alone."""
+def rows_of_step(generated: GeneratedText, corpus: np.ndarray, plan: HeadPlan, step: int) -> list[Row]:
+    """The rows of one step, all of one length: they depend on the step number alone."""
     draw = np.random.default_rng((plan.seed, step))
-    whole = generated.shape[1]
+    whole = generated.tokens.shape[1]
     length = whole if step % plan.whole_row_every == 0 else min(plan.crop_tokens, whole)
     rows = []
     for _ in range(max(1, plan.tokens_per_step // length)):
         if draw.random() < plan.generated_ratio:
-            start = draw.integers(whole - length + 1)
-            rows.append(generated[draw.integers(len(generated)), start : start + length])
+            row = draw.integers(len(generated.tokens))
+            prompt_tokens = int(generated.prompt_tokens[row])
+            first = min(max(0, prompt_tokens + ANSWER_TOKENS_MIN - length), whole - length)
+            start = draw.integers(first, whole - length + 1)
+            rows.append(Row(generated.tokens[row, start : start + length], max(0, prompt_tokens - start)))
         else:
             start = draw.integers(len(corpus) - length)
-            rows.append(corpus[start : start + length])
-    return np.stack(rows)
+            rows.append(Row(corpus[start : start + length]))
+    return rows
 
 
 def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: HeadPlan, rows: int) -> dict[str, float]:

@@ -8,6 +8,8 @@ from peagle.config import Deployment
 SCHEDULER = "peagle.engine.plugin.scheduler"
 # Resolved by name in each worker process; see worker.
 WORKER_EXTENSION = "peagle.engine.worker.WorkerExtension"
+# Resolved by name as vLLM builds its configuration; see executor.
+EXECUTOR = "peagle.engine.executor.InProcessExecutor"
 # The key under vLLM's `additional_config` that carries settings to the scheduler in the engine core process.
 SETTINGS_KEY = "peagle"
 
@@ -28,6 +30,8 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
         # With and without a drafter, so that a seed gives one text.
         "worker_extension_cls": WORKER_EXTENSION,
     }
+    if _has_one_cpu_worker(deployment):
+        arguments.setdefault("distributed_executor_backend", EXECUTOR)
     depth = drafted_depth(deployment)
     if depth == 0:
         return arguments
@@ -51,6 +55,11 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
         settings = {"depth_static": speculation.depth_static, "skips_drafter": skips}
         arguments["additional_config"] = {**arguments.get("additional_config", {}), SETTINGS_KEY: settings}
     return arguments
+
+
+def _has_one_cpu_worker(deployment: Deployment) -> bool:
+    # A tensor is split over GPUs only.
+    return deployment.resources.accelerator == "cpu" and deployment.engine.get("pipeline_parallel_size", 1) == 1
 
 
 def drafted_depth(deployment: Deployment) -> int:

@@ -95,12 +95,15 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             output_tokens_mean=rates.output_tokens_mean,
         )
 
+    def _get_default_engine_class(self) -> Any:
+        # Imported here: the process that builds the app imports this module, and needs no vLLM.
+        from peagle.serve.engine import PeagleEngine
+
+        return PeagleEngine
+
     async def _start_engine(self) -> None:
         # Ray's own method then reports usage, through one more process that imports all of vLLM.
         await self.engine.start()
-        if self.engine._oai_serving_tokenization is None:
-            # Ray 2.60 looks for it under the name it had before vLLM 0.29.
-            self.engine._oai_serving_tokenization = getattr(self.engine._app_state, "serving_tokenization", None)
 
     @property
     def _client(self) -> Any:

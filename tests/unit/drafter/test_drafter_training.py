@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 from peagle.drafter.corpus import Corpus
 from peagle.drafter.heads import HEAD_PLANS, HeadPlan, train_head
 from peagle.drafter.target import Stage, TargetPlan, grown, train_target
+from peagle.drafter.text import GeneratedText
 from peagle.drafter.training import CHECKPOINT, Progress, Rates
 
 RATES = Rates(matrix=2e-3, other=1e-3, warmup_steps=2, decay_steps=2)
@@ -82,7 +83,7 @@ def head_plan(method: str) -> HeadPlan:
 
 def run_head(target: Path, out: Path, method: str, report=ignore) -> None:  # type: ignore[no-untyped-def]
     draw = np.random.default_rng(0)
-    generated = draw.integers(2, 300, (8, 24)).astype(np.int32)
+    generated = GeneratedText(draw.integers(2, 300, (8, 24)).astype(np.int32), draw.integers(4, 12, 8).astype(np.int32))
     corpus = draw.integers(2, 300, 500).astype(np.int32)
     train_head(target, generated, corpus, 1, out, head_plan(method), report, checkpoint_every_steps=2)
 

@@ -77,6 +77,25 @@ def test_a_deployments_own_additional_config_is_kept() -> None:
     assert mine.engine == {"additional_config": {"mine": 1}}
 
 
+IN_PROCESS = "peagle.engine.executor.InProcessExecutor"
+
+
+@pytest.mark.parametrize(
+    ("resources", "engine", "executor"),
+    [
+        ({"accelerator": "cpu"}, {}, IN_PROCESS),
+        ({"accelerator": "cpu"}, {"distributed_executor_backend": "mp"}, "mp"),
+        ({"accelerator": "cpu"}, {"pipeline_parallel_size": 2}, None),
+        ({"accelerator": "gpu"}, {}, None),
+    ],
+)
+def test_one_cpu_worker_runs_in_the_engine_cores_process(
+    resources: dict[str, Any], engine: dict[str, Any], executor: str | None
+) -> None:
+    chosen = engine_arguments(deployment(resources=resources, engine=engine))
+    assert chosen.get("distributed_executor_backend") == executor
+
+
 def test_arguments_and_plugin_import_no_engine() -> None:
     code = (
         "import peagle.engine.arguments, peagle.engine.plugin, peagle.engine.live_depth, sys;"

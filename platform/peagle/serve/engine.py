@@ -1,0 +1,25 @@
+"""Ray Serve LLM's engine, with what Ray 2.60 loses on the way to vLLM 0.29. Importing this module imports vLLM."""
+
+from typing import Any
+
+from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
+
+EXECUTOR = "distributed_executor_backend"
+
+
+class PeagleEngine(VLLMEngine):  # type: ignore[misc]  # Ray ships no types
+    """An engine that runs its model where its arguments say, and finds vLLM's tokenizer endpoints."""
+
+    def _prepare_engine_config(self, callback_ctx: Any) -> Any:
+        arguments, frontend, config = super()._prepare_engine_config(callback_ctx)
+        if executor := self.llm_config.engine_kwargs.get(EXECUTOR):
+            # On CPU, Ray writes its own choice over it.
+            arguments.distributed_executor_backend = executor
+            config.parallel_config.distributed_executor_backend = executor
+        return arguments, frontend, config
+
+    async def start(self) -> None:
+        await super().start()
+        if getattr(self, "_oai_serving_tokenization", None) is None:
+            # Ray looks for it under the name it had before vLLM 0.29.
+            self._oai_serving_tokenization = getattr(self._app_state, "serving_tokenization", None)

@@ -1,0 +1,51 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peagle.drafter.heads import ANSWER_TOKENS_MIN, HEAD_PLANS, rows_of_step
+from peagle.drafter.text import GeneratedText
+from peagle.errors import ConfigError
+
+CORPUS = np.zeros(600, dtype=np.int32)
+
+
+def text_of(prompt_tokens: int, tokens: int) -> GeneratedText:
+    """Rows of ones after a prompt of twos."""
+    rows = np.ones((4, tokens), dtype=np.int32)
+    rows[:, :prompt_tokens] = 2
+    return GeneratedText(rows, np.full(4, prompt_tokens, dtype=np.int32))
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    text, path = text_of(3, 8), tmp_path / "a.name"
+    text.save(path)
+    loaded = GeneratedText.load(path)
+    assert (loaded.tokens == text.tokens).all()
+    assert (loaded.prompt_tokens == 3).all()
+
+
+@pytest.mark.parametrize("kind", ["text", "another array", "other lengths", "nothing"])
+def test_a_file_of_something_else_is_named_with_the_command_that_writes_it(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "wrong.npz"
+    with path.open("wb") as file:
+        match kind:
+            case "text":
+                file.write(b"x = 1\n")
+            case "another array":
+                np.save(file, np.ones((3, 4)))
+            case "other lengths":
+                np.savez(file, tokens=np.ones((3, 4)), prompt_tokens=np.ones(2))
+    with pytest.raises(ConfigError, match="peagle drafter generate"):
+        GeneratedText.load(path)
+
+
+@given(st.integers(1, 240), st.integers(0, 400))
+def test_every_row_has_an_answer_and_knows_where_its_prompt_ends(prompt_tokens: int, step: int) -> None:
+    for row in rows_of_step(text_of(prompt_tokens, 256), CORPUS, HEAD_PLANS["p-eagle"], step):
+        assert (row.tokens[: row.prompt_tokens] != 1).all()
+        answer = row.tokens[row.prompt_tokens :]
+        assert len(answer) >= ANSWER_TOKENS_MIN
+        assert len(set(answer.tolist())) == 1
