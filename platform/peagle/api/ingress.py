@@ -119,7 +119,8 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
             PeagleError: There is no answer; the reason is the client's mistake, an overload, or a failure.
         """
         settings, asked = _settings(request), Asked(prompt_field, _constraint(body))
-        handle = self._handle(request, await self._get_model_id(body.model))
+        model = await self._get_model_id(body.model)
+        handle = self._handle(request, model)
         headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
         for retries_left in range(settings.replica_retries, -1, -1):
             if "request_id" in type(body).model_fields:
@@ -134,6 +135,7 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
                 if not retries_left or not is_lost_replica(error):
                     raise _final(error, asked, settings.retry_after_s) from error
                 logger.warning("A replica was lost before its first token; another is asked.", exc_info=error)
+                metrics.http_metrics().retried(model)
                 continue
             if isinstance(first, BaseModel):
                 await finish(rest)

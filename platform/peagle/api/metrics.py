@@ -58,7 +58,7 @@ POSITION_SERIES = (
 
 
 class HttpMetrics:
-    """Requests that this process answered, by route template, so that no client can add labels."""
+    """What this process did for clients. Routes are templates and models are those served, so no client adds labels."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -75,6 +75,16 @@ class HttpMetrics:
             buckets=SECONDS,
             registry=self.registry,
         )
+
+        self._retries = Counter(
+            "peagle_request_retries",
+            "Requests sent to another replica, as theirs was lost before its first token.",
+            ("model",),
+            registry=self.registry,
+        )
+
+    def retried(self, model: str) -> None:
+        self._retries.labels(model).inc()
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
         method = method if method in METHODS else "other"
