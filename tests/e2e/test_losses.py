@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from rich.console import Console
 from rich.table import Table
@@ -71,6 +72,10 @@ class Fleet:
 
         actor = next(each for each in ray.util.list_named_actors(all_namespaces=True) if name in each["name"])
         ray.kill(ray.get_actor(actor["name"], actor["namespace"]), no_restart=True)
+
+    def lose_engine(self) -> None:
+        """Kill an engine under a replica that lives on, and fails all it is given until Serve finds out."""
+        next(each for each in psutil.Process().children(recursive=True) if "EngineCore" in each.name()).kill()
 
     def stop(self) -> None:
         import ray
@@ -207,6 +212,7 @@ async def test_whatever_is_lost_every_request_is_accounted_for(fleet: Fleet) -> 
         await lose("the Router", lambda: fleet.lose("#Router#"), plans_are_fresh)
         busiest = max(await rows(), key=lambda row: row["running_requests"])
         await lose("a replica", lambda: fleet.lose(busiest["id"]), all_there)
+        await lose("an engine", fleet.lose_engine, all_there)
         await lose("a node", lambda: (fleet.lose_node(), fleet.add_node()), all_there)
 
     Console(width=120).print(load.table(), *load.odd)
@@ -216,4 +222,4 @@ async def test_whatever_is_lost_every_request_is_accounted_for(fleet: Fleet) -> 
         assert ended["answered"] > CLIENTS, after
         assert ended["wrong"] == ended["broken"] == ended["refused"] == 0, after
         # Midway, a replica takes with it what it was answering, and no more.
-        assert ended["error event"] <= (CLIENTS if after in ("a replica", "a node") else 0), after
+        assert ended["error event"] <= (CLIENTS if after in ("a replica", "an engine", "a node") else 0), after

@@ -30,6 +30,7 @@ from vllm.exceptions import GenerationError
 
 import peagle
 from peagle.api import metrics
+from peagle.api.attempt import attempt_id
 from peagle.api.body import read_json, validate
 from peagle.api.depth import DepthRoutes
 from peagle.api.errors import Asked, EngineError, describe, from_engine, is_lost_replica
@@ -122,10 +123,11 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
         model = await self._get_model_id(body.model)
         handle = self._handle(request, model)
         headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
+        request_id = uuid.uuid4().hex
         for retries_left in range(settings.replica_retries, -1, -1):
             if "request_id" in type(body).model_fields:
                 # Engines key their state by it, so a client's own, which it may repeat, is not used.
-                body.request_id = uuid.uuid4().hex
+                body.request_id = attempt_id(request_id, settings.replica_retries - retries_left)
             response = getattr(handle, method).remote(body, RawRequestInfo(headers=headers))
             rest = _replies(response, settings.request_timeout_s)
             try:

@@ -21,7 +21,7 @@ from peagle.bench.plan import EnginePlan
 from peagle.bench.statistics import NO_DRAFTS, DraftCounts
 from peagle.engine import live_depth
 from peagle.errors import StartupError
-from peagle.router.depth import DepthPlan, ModelDepths
+from peagle.router.depth import DepthPlan, ModelDepths, StandingLimits
 from peagle.router.snapshot import DepthTable, StepReport
 from peagle.serve.arguments import engine_settings
 from peagle.serve.depth_settings import depth_settings
@@ -140,9 +140,9 @@ class Engine:
         self._tables.append((time.monotonic(), table))
         self._version = table.version
 
-    async def _ask(self, report: StepReport) -> DepthPlan:
+    async def _ask(self, report: StepReport, standing: StandingLimits | None) -> DepthPlan:
         assert self._depths is not None
-        self._last_plan = self._depths.report(self.plan.name, report, time.monotonic())
+        self._last_plan = self._depths.report(self.plan.name, report, time.monotonic(), standing)
         return self._last_plan
 
     async def settle(self) -> None:

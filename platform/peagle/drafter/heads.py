@@ -46,7 +46,7 @@ class HeadPlan:
     tokens_per_step: int = 832
     crop_tokens: int = 208
     whole_row_every: int = 4
-    steps: int = 8800
+    steps: int = 8200
     rates: Rates = HEAD_RATES
     seed: int = 11
 

@@ -10,6 +10,8 @@ SCHEDULER = "peagle.engine.plugin.scheduler"
 WORKER_EXTENSION = "peagle.engine.worker.WorkerExtension"
 # Resolved by name as vLLM builds its configuration; see executor.
 EXECUTOR = "peagle.engine.executor.InProcessExecutor"
+# Of an engine whose depth adapts, where its deployment does not say.
+MAX_NUM_SEQS = 256
 # The key under vLLM's `additional_config` that carries settings to the scheduler in the engine core process.
 SETTINGS_KEY = "peagle"
 
@@ -49,6 +51,9 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
     arguments["scheduler_cls"] = SCHEDULER
     if deployment.speculation.live_depth:
         speculation = deployment.speculation
+        if speculation.adaptive and arguments.get("max_num_seqs") is None:
+            # vLLM's own default differs by device, and who chooses a K for each batch size has to know the largest.
+            arguments["max_num_seqs"] = MAX_NUM_SEQS
         # A static K may change by hand at any step; what adapts gains more by not drafting at all where K is 0. On a
         # GPU vLLM runs other drafters in its second model runner, which drafts whether it is asked to or not.
         skips = speculation.adaptive and drafter.method == "p-eagle"

@@ -101,15 +101,13 @@ class LiveDepthScheduler(DraftTakingScheduler):
         admits = output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids
         cell = None
         if output.num_scheduled_tokens and not prefilling and not admits:
-            gapped = self._gapped & output.num_scheduled_tokens.keys()
-            if self._may_skip and (depth == 0 or len(gapped) == len(output.num_scheduled_tokens)):
+            none_drafts = output.num_scheduled_tokens.keys() <= self._gapped
+            if self._may_skip and (depth == 0 or none_drafts):
                 # Nobody will use drafts; without them the step's requests get a gap in the drafter's cache.
                 output.num_spec_tokens_to_schedule = 0
                 self._gapped.update(output.num_scheduled_tokens)
-            # A step of some that may draft and some that may not says nothing of either depth.
-            if depth == 0 or not gapped:
-                cell = self._sums.cell(len(output.num_scheduled_tokens), depth)
-                self._keep_tails(whole_drafts, output, cell)
+            cell = self._sums.cell(len(output.num_scheduled_tokens), 0 if none_drafts else depth)
+            self._keep_tails(whole_drafts, output, cell)
         self._steps.append(_Step(output, scheduled_s, cell))
         return output
 

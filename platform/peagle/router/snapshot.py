@@ -61,8 +61,8 @@ class StepStats:
 
     @property
     def requested(self) -> int:
-        """Draft tokens that would have been verified, had every draft been as deep as was asked for."""
-        return sum(cell.depth * cell.drafts for cell in self.cells)
+        """Draft tokens that would have been verified, had every request of every step had a draft as deep as asked."""
+        return sum(cell.depth * cell.steps * cell.batch_size for cell in self.cells)
 
     @property
     def drafted_by_position(self) -> tuple[int, ...]:
@@ -103,11 +103,15 @@ class StepReport:
 
     Attributes:
         added: Counts of that time, and the table that the engine applies now.
-        age_s: Seconds between reading the engine's sums and the arrival of this report.
+        age_s: Seconds since the engine's sums were read.
+        reading: Number of the reading that this report ends with, from 1; 0 where readings are not numbered.
+        since: Number of the one that it begins after, the last whose report was answered; 0 for the engine's start.
     """
 
     added: StepStats
     age_s: float = 0.0
+    reading: int = 0
+    since: int = 0
 
 
 def _minus(cell: StepCell, before: StepCell) -> StepCell:

@@ -1,6 +1,7 @@
 """What the depth rule is told of a deployment."""
 
 from peagle.config import Deployment
+from peagle.engine.arguments import engine_arguments
 from peagle.router.depth import (
     DEVICES,
     EMBEDDED_CPU,
@@ -10,9 +11,6 @@ from peagle.router.depth import (
     DepthSettings,
     roofline_prior,
 )
-
-# vLLM's own default, for a deployment that names none.
-MAX_NUM_SEQS = 256
 
 
 def adapts(deployment: Deployment) -> bool:
@@ -24,11 +22,11 @@ def adapts(deployment: Deployment) -> bool:
 def depth_settings(deployment: Deployment) -> DepthSettings:
     """The rule's settings; its prior is only where it begins, and gives way to what is measured."""
     speculation = deployment.speculation
-    max_num_seqs = deployment.engine.get("max_num_seqs")
+    max_num_seqs = engine_arguments(deployment)["max_num_seqs"]
     return DepthSettings(
         depth_max=speculation.depth_max,
         depth_static=speculation.depth_static,
-        batch_max=max_num_seqs if isinstance(max_num_seqs, int) else MAX_NUM_SEQS,
+        batch_max=max_num_seqs,
         cost=_cost_prior(deployment),
         acceptance=AcceptancePrior.geometric(speculation.depth_max),
         drafter_skipped_at_zero=deployment.drafter is not None and deployment.drafter.method == "p-eagle",

@@ -7,13 +7,15 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from peagle.router.dispatch import Dispatcher, DispatcherReport, FleetNews, Route
+from peagle.api.attempt import client_request
+from peagle.router.dispatch import Dispatcher, DispatcherReport, FleetNews, Route, Shed, ShedReason
 from peagle.router.snapshot import RouteRequest
 from peagle.serve import router
 from peagle.serve.draining import draining_nodes, staying
@@ -26,6 +28,8 @@ PERIOD_S = 0.25
 """Between two readings of the Router: half a replica's own period, so that a report is on average 0.4 s old."""
 DRAW_BITS = 256
 """Enough for a shuffle of as many replicas as one decision looks at."""
+SENT_REMEMBERED = 4096
+"""Requests whose replicas are remembered for a retry: more than one process has open."""
 
 
 class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
@@ -43,6 +47,7 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         self._members: frozenset[str] = frozenset()
         self._usual_output_tokens: float = OUTPUT_TOKENS
         self._open: dict[str, tuple[RouteRequest, asyncio.Future[Any]]] = {}
+        self._sent_to: dict[str, frozenset[str]] = {}
         self._decisions: Counter[str] = Counter()
         self._handle: DeploymentHandle | None = None
         self._following: asyncio.Task[None] | None = None
@@ -86,21 +91,26 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
 
     def _dispatch(self, pending: PendingRequest) -> tuple[str, ...]:
         """Decide; return the replicas to try in turn, none where the request has to wait."""
-        metadata = pending.metadata
+        metadata, body = pending.metadata, pending.args[0] if pending.args else None
+        client, again = client_request(body)
+        tried = self._sent_to.get(client, frozenset()) if again else frozenset()
         request = route_request(
-            metadata.internal_request_id,
-            pending.args[0] if pending.args else None,
-            metadata.session_id,
-            self._usual_output_tokens,
+            metadata.internal_request_id, body, metadata.session_id, self._usual_output_tokens, tried
         )
-        decision = self._dispatcher.dispatch(request, time.monotonic(), random.getrandbits(DRAW_BITS))
+        decision = self._decide(request)
+        if isinstance(decision, Shed) and decision.reason is ShedReason.TRIED:
+            # Nobody else is there, and one that has failed it may be well again.
+            decision = self._decide(replace(request, tried=frozenset()))
         waits = not isinstance(decision, Route)
         if not waits or request.request_id not in self._open:
             self._decisions[f"{'wait-' if waits else ''}{decision.reason}"] += 1
-        self._remember(request, pending.future)
+        self._remember(request, pending.future, client)
         return decision.ranked if isinstance(decision, Route) else ()
 
-    def _remember(self, request: RouteRequest, future: "asyncio.Future[Any]") -> None:
+    def _decide(self, request: RouteRequest) -> Route | Shed:
+        return self._dispatcher.dispatch(request, time.monotonic(), random.getrandbits(DRAW_BITS))
+
+    def _remember(self, request: RouteRequest, future: "asyncio.Future[Any]", client: str) -> None:
         """Keep an open request until it is over, or given up before it was sent."""
 
         def settled(future: "asyncio.Future[Any]") -> None:
@@ -108,12 +118,22 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
                 self._dispatcher.ended(request.request_id)
                 self._open.pop(request.request_id, None)
             else:  # Serve may have found the first choice full
-                self._dispatcher.moved(request, future.result().replica_id.unique_id, time.monotonic())
+                replica_id = future.result().replica_id.unique_id
+                self._dispatcher.moved(request, replica_id, time.monotonic())
+                self._note_sent(client, request.tried | {replica_id})
 
         _, known = self._open.get(request.request_id, (None, None))
         if known is not future:  # Serve gives a request that was refused a new one
             future.add_done_callback(settled)
         self._open[request.request_id] = request, future
+
+    def _note_sent(self, client: str, replica_ids: frozenset[str]) -> None:
+        """Remember who had a client's request, should it come again; the oldest are forgotten."""
+        if not client:
+            return
+        self._sent_to[client] = replica_ids
+        if len(self._sent_to) > SENT_REMEMBERED:
+            del self._sent_to[next(iter(self._sent_to))]
 
     def _set_members(self, replica_ids: Iterable[str]) -> None:
         members = frozenset(replica_ids)

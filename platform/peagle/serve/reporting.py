@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from peagle.router.depth import DepthPlan
+from peagle.router.depth import DepthPlan, StandingLimits
 from peagle.router.snapshot import DepthTable, StepReport, StepStats
 
 # Below Ray Serve's own, which a replica prints from the level of information on.
@@ -40,11 +40,11 @@ async def keep_reporting(report: Callable[[], Awaitable[None]], period_s: float 
             await report()
         except Exception as error:
             if not fails:
-                logger.warning("The Router does not answer, what it said last holds: %r", error)
+                logger.warning("A report to the Router failed; what it said last holds: %r", error)
             fails = True
         else:
             if fails:
-                logger.info("The Router answers again")
+                logger.info("Reports reach the Router again")
             fails = False
 
 
@@ -54,7 +54,7 @@ class DepthReporter:
     Args:
         read: Reads the engine's sums.
         apply: Gives the engine a depth table.
-        ask: Sends a report and returns the plan.
+        ask: Sends a report, with the operators' limits under which the present plan was made, and returns the plan.
         answered: Sums that are not to be reported, because they are from before.
     """
 
@@ -62,7 +62,7 @@ class DepthReporter:
         self,
         read: Callable[[], Awaitable[StepStats]],
         apply: Callable[[DepthTable], Awaitable[None]],
-        ask: Callable[[StepReport], Awaitable[DepthPlan]],
+        ask: Callable[[StepReport, StandingLimits | None], Awaitable[DepthPlan]],
         timeout_s: float = TIMEOUT_S,
         now_s: Callable[[], float] = time.monotonic,
         answered: StepStats | None = None,
@@ -70,6 +70,7 @@ class DepthReporter:
         self._read, self._apply, self._ask = read, apply, ask
         self._timeout_s, self._now_s = timeout_s, now_s
         self._answered = answered
+        self._readings = self._answered_reading = 0
         self._plan: DepthPlan | None = None
         self._plan_at_s = 0.0
 
@@ -82,9 +83,13 @@ class DepthReporter:
     async def report(self) -> None:
         """Report once. What was not answered is part of the next report."""
         stats = await self._read()
+        self._readings += 1
+        reading = self._readings
         added = stats.since(self._answered) if self._answered is not None else stats
-        plan = await asyncio.wait_for(self._ask(StepReport(added)), self._timeout_s)
-        self._answered = stats
+        report = StepReport(added, reading=reading, since=self._answered_reading)
+        standing = self._plan.standing if self._plan is not None else None
+        plan = await asyncio.wait_for(self._ask(report, standing), self._timeout_s)
+        self._answered, self._answered_reading = stats, reading
         if plan.table.version > stats.table.version:
             await self._apply(plan.table)
         for change in plan.changes:

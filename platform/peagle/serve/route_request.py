@@ -15,7 +15,11 @@ OUTPUT_TOKENS = 128
 
 
 def route_request(
-    request_id: str, body: Any, session_id: str = "", usual_output_tokens: float = OUTPUT_TOKENS
+    request_id: str,
+    body: Any,
+    session_id: str = "",
+    usual_output_tokens: float = OUTPUT_TOKENS,
+    tried: frozenset[str] = frozenset(),
 ) -> RouteRequest:
     """Read what matters from a request's body, whatever its kind; a body without a prompt weighs nothing.
 
@@ -24,6 +28,7 @@ def route_request(
         body: vLLM's request model of a chat, a completion or a tokenization.
         session_id: The client's name for a conversation, if it gave one.
         usual_output_tokens: Of an answer; the request's own limit may be lower.
+        tried: Replicas that have failed it already.
     """
     messages = getattr(body, "messages", None)
     chars, shared, beginning = _of_messages(messages) if messages else _of_prompt(getattr(body, "prompt", None))
@@ -39,6 +44,7 @@ def route_request(
         output_tokens=max(1, int(min(limit, usual_output_tokens))),
         affinity_key=key,
         prefix_tokens=shared // CHARS_PER_TOKEN if key is not None else 0,
+        tried=tried,
     )
 
 

@@ -9,7 +9,7 @@ from ray import serve
 
 from peagle.config import Deployment
 from peagle.errors import ConfigError, NotFoundError
-from peagle.router.depth import DepthLimits, DepthPlan, ModelDepths
+from peagle.router.depth import DepthLimits, DepthPlan, ModelDepths, StandingLimits
 from peagle.router.dispatch import Board, DispatcherReport, FleetNews
 from peagle.router.snapshot import ReplicaSnapshot, StepReport
 from peagle.serve.depth_settings import adapts, depth_settings
@@ -26,13 +26,19 @@ class Router:
         adaptive = {name: each for name, each in deployments.items() if adapts(each)}
         self._models = {name: ModelDepths(depth_settings(each)) for name, each in adaptive.items()}
 
-    async def report(self, model: str, snapshot: ReplicaSnapshot, steps: StepReport | None = None) -> DepthPlan | None:
+    async def report(
+        self,
+        model: str,
+        snapshot: ReplicaSnapshot,
+        steps: StepReport | None = None,
+        standing: StandingLimits | None = None,
+    ) -> DepthPlan | None:
         """One replica's report, with its engine's steps where its depth adapts; returns its plan then."""
         now_s = time.monotonic()
         plan = None
         if steps is not None:
             depths, replica_id = self._models[model], snapshot.replica_id
-            plan = depths.report(replica_id, steps, now_s)
+            plan = depths.report(replica_id, steps, now_s, standing)
             # The plan may just have changed what the replica's own past steps say of its speed.
             if rates := depths.request_tokens_per_s(replica_id, now_s):
                 snapshot = replace(snapshot, request_tokens_per_s=rates)
@@ -58,6 +64,8 @@ class Router:
         seen = depths.view(replica_id, now_s)
         assert seen is not None, "a replica that is found has reported"
         shown = asdict(seen)
+        if shown["plan"]:
+            del shown["plan"]["standing"]  # as `limits` below
         for change in [*shown["log"], *(shown["plan"]["changes"] if shown["plan"] else ())]:
             change["age_s"] = now_s - change.pop("at_s")
         return {"model": model, "replica": replica_id, "limits": asdict(depths.limits_of(replica_id)), **shown}

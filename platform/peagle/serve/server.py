@@ -13,13 +13,12 @@ from ray.serve.llm.deployment import LLMServer
 from ray.util import get_node_ip_address
 
 from peagle.config import Deployment
-from peagle.router.depth import DepthPlan
-from peagle.router.snapshot import DepthTable, ReplicaSnapshot, StepReport, StepStats
+from peagle.router.depth import DepthPlan, StandingLimits
+from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats
 from peagle.serve.cores import claim_cores
 from peagle.serve.depth_settings import adapts
 from peagle.serve.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 
-READY = "ready"
 STATIC = PlanStatus("static", "the depths are those that were configured", None)
 
 
@@ -61,18 +60,20 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         await self._answer_once()
         if self._router is None:
             return
-        report = self._report_load
         if adapts(self._deployment):
             self._reporter = DepthReporter(self._read_step_stats, self._apply, self._ask_router)
-            report = self._reporter.report
-        self._reporting = asyncio.create_task(keep_reporting(report), name="reports")
+        self._reporting = asyncio.create_task(keep_reporting(self._report), name="reports")
 
-    async def _report_load(self) -> None:
-        await asyncio.wait_for(self._ask_router(None), TIMEOUT_S)
+    async def _report(self) -> None:
+        # A dead engine tells nothing of its steps, but dispatchers must hear that it is dead.
+        if self._reporter is None or self._client.errored:
+            await asyncio.wait_for(self._ask_router(None), TIMEOUT_S)
+        else:
+            await self._reporter.report()
 
-    async def _ask_router(self, steps: StepReport | None) -> DepthPlan:
+    async def _ask_router(self, steps: StepReport | None, standing: StandingLimits | None = None) -> DepthPlan:
         assert self._router is not None
-        plan: DepthPlan = await self._router.report.remote(self._deployment.name, self._snapshot(), steps)
+        plan: DepthPlan = await self._router.report.remote(self._deployment.name, self._snapshot(), steps, standing)
         return plan
 
     def _snapshot(self) -> ReplicaSnapshot:
@@ -83,6 +84,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         return ReplicaSnapshot(
             replica_id=replica_id(),
             taken_at_s=0.0,  # whoever receives it sets this, on its own clock
+            state=ReplicaState.DEAD if client.errored else ReplicaState.READY,
             running_requests=load.running_requests,
             waiting_requests=load.waiting_requests,
             queued_prompt_tokens=queued_prompt_tokens(client),
@@ -146,7 +148,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         return {
             "id": replica_id(),
             "node": get_node_ip_address(),
-            "state": READY,
+            "state": ReplicaState.READY.value,
             "running_requests": load.running_requests,
             "waiting_requests": load.waiting_requests,
             "kv_usage_ratio": load.kv_usage_ratio,

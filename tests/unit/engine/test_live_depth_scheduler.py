@@ -91,8 +91,12 @@ def test_where_nobody_drafts_the_drafter_rests_until_a_new_request_comes(folder:
     assert verified == {"new"}
     assert core.emitted["old"] == continuation([1, 2, 3], 60)
     assert core.emitted["new"] == continuation([4, 5, 6], 40)
-    # Steps of both say nothing of a depth: there was one with the old request alone, at K = 0, and then of both.
-    assert {cell.depth for cell in stats_of(core).cells if cell.batch_size == 2} == set()
+    # Steps of both are told of, and with them that not all drafted who were to.
+    stats = stats_of(core)
+    both = [cell for cell in stats.cells if cell.batch_size == 2]
+    assert {cell.depth for cell in both} == {DEPTH_MAX}
+    assert all(0 < cell.drafts <= cell.steps for cell in both)
+    assert stats.requested >= 1.5 * stats.drafted
 
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])

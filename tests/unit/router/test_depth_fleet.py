@@ -53,3 +53,16 @@ def test_limits_of_the_model_hold_where_a_replica_has_none() -> None:
     assert [set(fed(depths, replica, 2).table.depths) for replica in ("a", "b")] == [{1}, {3}]
     depths.limit(None)
     assert depths.limits_of("b") == DepthLimits()
+
+
+def test_what_was_learned_outlasts_the_last_replica() -> None:
+    scaled, fresh = ModelDepths(SETTINGS), ModelDepths(SETTINGS)
+    fed(scaled, "old", 40)
+    much_later_s = 20.0 + 2 * FORGET_AFTER_S
+    for depths in (scaled, fresh):
+        depths.report("new", report(), much_later_s)
+    assert set(scaled.replicas) == {"new"}
+    known, unknown = (depths.view("new", much_later_s) for depths in (scaled, fresh))
+    assert known is not None
+    assert unknown is not None
+    assert known.evidence_drafts > unknown.evidence_drafts

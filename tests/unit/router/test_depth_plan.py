@@ -124,6 +124,26 @@ def test_a_pause_keeps_the_table_while_learning_goes_on() -> None:
     assert plan.table.depth_at(16) < 5
 
 
+def test_a_pause_wins_over_the_guard_and_bounds_win_over_a_pause() -> None:
+    state, before = step(start(SETTINGS), report(), SETTINGS, 0.0)
+    impossible = replace(good_cell(), accepted=(999,) * 7)
+    state, plan = step(state, report(impossible), limited(paused=True), 0.5)
+    assert (plan.mode, plan.table) == (Mode.PAUSED, before.table)
+    _, plan = step(state, report(), limited(paused=True, ceiling=2), 1.0)
+    assert (plan.mode, set(plan.table.depths)) == (Mode.PAUSED, {2})
+
+
+def test_a_probe_of_which_nothing_is_heard_ends() -> None:
+    state, plan = feed(start(SETTINGS), good_cell(seconds=0.45), 3)
+    number = 3
+    while plan.mode is not Mode.PROBING:
+        state, plan = feed(state, good_cell(seconds=0.45), 1, start_s=0.5 * number)
+        number += 1
+        assert number < 100
+    _, plan = step(state, report(table=plan.table), SETTINGS, 0.5 * number + SETTINGS.probe_s_max)
+    assert plan.mode is Mode.ADAPTIVE
+
+
 def test_a_pause_ends_a_probe_instead_of_staying_in_it() -> None:
     state, plan = feed(start(SETTINGS), good_cell(seconds=0.45), 3)
     for number in range(40):

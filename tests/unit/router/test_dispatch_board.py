@@ -3,6 +3,7 @@
 import pytest
 
 from peagle.router.dispatch import Board, DispatcherReport
+from peagle.router.dispatch.board import DISPATCHER_GONE_AFTER_S
 from peagle.router.snapshot import ReplicaSnapshot
 
 
@@ -49,3 +50,11 @@ def test_decisions_are_counted_once_each_and_outlast_their_dispatcher() -> None:
     assert board.decisions == {"soonest": 5, "home": 4}
     board.news(DispatcherReport("a", decisions={"soonest": 6, "home": 1}), 61.0)
     assert board.decisions == {"soonest": 6, "home": 4}
+
+
+def test_one_that_has_gone_for_good_is_forgotten_but_not_what_it_decided() -> None:
+    board = Board()
+    board.news(DispatcherReport("a", decisions={"soonest": 2}), 0.0)
+    board.news(DispatcherReport("b", decisions={"home": 1}), DISPATCHER_GONE_AFTER_S + 1.0)
+    assert board.decisions == {"soonest": 2, "home": 1}
+    assert set(board._dispatchers) == {"b"}

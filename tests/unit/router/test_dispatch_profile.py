@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from peagle.router.dispatch import SOONEST, Candidate
-from peagle.router.dispatch.profile import decode_s, kv_room, prefill_s, wait_s
+from peagle.router.dispatch.profile import Exclusion, decode_s, kv_room, not_full, prefill_s, wait_s
 from peagle.router.snapshot import ReplicaSnapshot, RouteRequest
 
 REQUEST = RouteRequest("r", prompt_tokens=1000, output_tokens=100)
@@ -17,7 +17,7 @@ SNAPSHOT = ReplicaSnapshot(
     request_tokens_per_s=(100.0, 100.0, 50.0, 100 / 3, 25.0),
     output_tokens_mean=400.0,
 )
-IDLE = Candidate("a", SNAPSHOT, True, 0, 0, 0.0, math.inf, 0)
+IDLE = Candidate("a", SNAPSHOT, True, 0, 0, 0, 0.0, math.inf, 0)
 
 
 def test_wait_is_the_queued_prompts_at_the_prefill_rate() -> None:
@@ -70,3 +70,9 @@ def test_rates_that_are_not_known_are_no_division_by_zero() -> None:
     assert wait_s(REQUEST, unknown) == math.inf
     assert not replace(SNAPSHOT, prefill_tokens_per_s=0.0).has_rates
     assert not replace(SNAPSHOT, request_tokens_per_s=()).has_rates
+
+
+def test_only_what_is_certain_makes_a_replica_full() -> None:
+    limit = SNAPSHOT.max_ongoing_requests
+    assert not_full(REQUEST, replace(IDLE, known_requests=limit - 1, requests=16 * limit)) is None
+    assert not_full(REQUEST, replace(IDLE, known_requests=limit)) is Exclusion.FULL

@@ -72,3 +72,23 @@ def test_an_engine_that_slows_down_is_believed_after_some_hundred_steps_and_requ
     assert rates.request_tokens_per_s(1)[1] == pytest.approx(1 / 0.030, rel=0.02)
     assert rates.prefill_tokens_per_s == pytest.approx(250.0, rel=0.02)
     assert rates.output_tokens_mean == pytest.approx(160.0, rel=0.02)
+
+
+def test_a_replica_whose_prompts_are_short_is_not_thought_slow() -> None:
+    short, long = EngineRates(), EngineRates()
+    chance = random.Random(2)
+    for _ in range(60):
+        for rates, longest in ((short, 60), (long, 4000)):
+            tokens = chance.randint(10, longest)
+            rates.finished(tokens, 0.015 + tokens / 40_000, 100)
+    assert short.prefill_tokens_per_s == pytest.approx(40_000, rel=0.01)
+    assert long.prefill_tokens_per_s == pytest.approx(40_000, rel=0.01)
+
+
+def test_prompts_of_one_length_give_a_rate_and_so_do_those_that_noise_puts_upside_down() -> None:
+    alike, noisy = EngineRates(), EngineRates()
+    for turn in range(20):
+        alike.finished(100, 0.05, 10)
+        noisy.finished(100 if turn % 2 else 200, 0.10 if turn % 2 else 0.05, 10)
+    assert alike.prefill_tokens_per_s == pytest.approx(2000.0)
+    assert 1000.0 <= noisy.prefill_tokens_per_s <= 4000.0

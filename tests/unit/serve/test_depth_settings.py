@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from peagle.config import Deployment, load_deployment, parse_deployment
+from peagle.engine.arguments import MAX_NUM_SEQS, engine_arguments
 from peagle.errors import ConfigError
 from peagle.router.depth import EMBEDDED_CPU, TARGETS
-from peagle.serve.depth_settings import MAX_NUM_SEQS, adapts, depth_settings
+from peagle.serve.depth_settings import adapts, depth_settings
 
 DEPLOYMENTS = Path(__file__).parents[3] / "deployments"
 
@@ -31,8 +32,9 @@ def test_bounds_are_the_files() -> None:
 
 
 def test_a_gpu_model_begins_from_its_size() -> None:
-    settings = depth_settings(deployment({"depth_max": 7, "depth_static": 3}))
-    assert settings.batch_max == MAX_NUM_SEQS
+    model = deployment({"depth_max": 7, "depth_static": 3, "adaptive": True})
+    settings = depth_settings(model)
+    assert settings.batch_max == MAX_NUM_SEQS == engine_arguments(model)["max_num_seqs"]
     assert settings.cost.experts == TARGETS["gpt-oss-120b"].experts
 
 

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pytest
+
 from depth_reports import SETTINGS, good_cell
 from peagle.errors import OverloadedError
-from peagle.router.depth import DepthPlan, Mode, ModelDepths
+from peagle.router.depth import DepthLimits, DepthPlan, Mode, ModelDepths, StandingLimits
 from peagle.router.snapshot import DepthTable, StepReport, StepStats
 from peagle.serve.reporting import DepthReporter, keep_reporting
 
@@ -20,6 +22,7 @@ class Engine:
     router: ModelDepths | None = field(default_factory=lambda: ModelDepths(SETTINGS))
     reported: list[int] = field(default_factory=list)
     now_s: float = 0.0
+    late: bool = False
 
     async def read(self) -> StepStats:
         self.steps += 100
@@ -30,11 +33,14 @@ class Engine:
         assert table.version > self.table.version
         self.table = table
 
-    async def ask(self, report: StepReport) -> DepthPlan:
+    async def ask(self, report: StepReport, standing: StandingLimits | None) -> DepthPlan:
         if self.router is None:
             raise OverloadedError("gone", retry_after_s=1.0)
         self.reported.append(sum(cell.steps for cell in report.added.cells))
-        return self.router.report("a", report, self.now_s)
+        plan = self.router.report("a", report, self.now_s, standing)
+        if self.late:
+            raise TimeoutError
+        return plan
 
     def reporter(self, **options: float) -> DepthReporter:
         return DepthReporter(self.read, self.apply, self.ask, now_s=lambda: self.now_s, **options)
@@ -81,7 +87,7 @@ async def test_steps_of_a_report_that_was_not_answered_are_in_the_next() -> None
 async def test_a_router_that_never_answers_is_given_up_each_time() -> None:
     engine = Engine()
 
-    async def never(_report: StepReport) -> DepthPlan:
+    async def never(_report: StepReport, _standing: StandingLimits | None) -> DepthPlan:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -101,3 +107,53 @@ async def test_a_router_that_comes_back_empty_goes_on_from_the_replicas_table() 
     engine.router = ModelDepths(SETTINGS)
     await reporter.report()
     assert set(engine.table.depths) == {3}
+
+
+async def test_what_a_late_answer_was_given_for_is_learned_once() -> None:
+    engine = Engine()
+    reporter = engine.reporter()
+    await reporter.report()
+    engine.late = True
+    for _ in range(8):
+        with pytest.raises(TimeoutError):
+            await reporter.report()
+    engine.late = False
+    await reporter.report()
+    await reporter.report()
+    assert engine.router is not None
+    seen = engine.router.view("a", engine.now_s)
+    assert seen is not None
+    # The first two readings and the last: what comes again is left out, and so is what came with it.
+    assert seen.evidence_drafts <= 300 + SETTINGS.acceptance.drafts
+
+
+async def test_what_operators_decided_outlives_the_router() -> None:
+    engine = Engine()
+    reporter = engine.reporter()
+    await reporter.report()
+    assert engine.router is not None
+    engine.router.limit(DepthLimits(pin=0), "a")
+    await reporter.report()
+    assert set(engine.table.depths) == {0}
+    engine.router = ModelDepths(SETTINGS)
+    for _ in range(12):
+        await reporter.report()
+    assert set(engine.table.depths) == {0}
+    assert engine.router.limits_of("a") == DepthLimits(pin=0)
+
+
+async def test_what_was_decided_since_a_router_came_back_wins_over_what_held_before() -> None:
+    engine = Engine()
+    reporter = engine.reporter()
+    assert engine.router is not None
+    engine.router.limit(DepthLimits(pin=0))
+    await reporter.report()
+    engine.router = ModelDepths(SETTINGS)
+    engine.router.limit(DepthLimits(floor=3))
+    await reporter.report()
+    assert engine.router.limits_of("a") == DepthLimits(floor=3)
+    engine.router.limit(None)
+    await reporter.report()
+    engine.router = ModelDepths(SETTINGS)
+    await reporter.report()
+    assert engine.router.limits_of("a") == DepthLimits()

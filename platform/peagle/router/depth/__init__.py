@@ -20,7 +20,7 @@ from peagle.router.depth.cost_prior import (
 from peagle.router.depth.fleet import ModelDepths
 from peagle.router.depth.ladder import BatchRange, batch_ranges, depth_ladder
 from peagle.router.depth.plan import Cause, DepthChange, DepthInputs, DepthPlan, Mode
-from peagle.router.depth.settings import AcceptancePrior, DepthLimits, DepthSettings
+from peagle.router.depth.settings import AcceptancePrior, DepthLimits, DepthSettings, StandingLimits
 from peagle.router.depth.state import DepthState, FleetPrior, fleet_prior, start
 from peagle.router.depth.tuner import step
 from peagle.router.depth.view import DepthView, RangeView, request_tokens_per_s, view
@@ -45,6 +45,7 @@ __all__ = [
     "Mode",
     "ModelDepths",
     "RangeView",
+    "StandingLimits",
     "TargetSize",
     "batch_ranges",
     "depth_ladder",

@@ -1,8 +1,9 @@
 """What the rule hands out: a table of depths, and for every change what it was made of."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from peagle.router.depth.settings import StandingLimits
 from peagle.router.snapshot import DepthTable
 
 
@@ -86,9 +87,11 @@ class DepthPlan:
         mode: What governs it.
         reason: Why it is as it is, in a sentence for an operator.
         changes: What this decision changed; empty where it left the table alone.
+        standing: What operators had decided.
     """
 
     table: DepthTable
     mode: Mode
     reason: str
     changes: tuple[DepthChange, ...] = ()
+    standing: StandingLimits = field(default_factory=StandingLimits)

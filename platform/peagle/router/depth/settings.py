@@ -23,6 +23,17 @@ class DepthLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class StandingLimits:
+    """What operators had decided when a plan was made: for the model, and for the replica; None for nothing.
+
+    Replicas return it with their reports, so that a Router that was lost and comes back knows it again.
+    """
+
+    model: DepthLimits | None = None
+    replica: DepthLimits | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AcceptancePrior:
     """A first guess of acceptance, which counts as much as `drafts` observed drafts and is forgotten like them.
 

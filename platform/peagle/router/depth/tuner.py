@@ -58,23 +58,21 @@ def step(
 def _decide(
     state: DepthState, cells: tuple[StepCell, ...], settings: DepthSettings, now_s: float, applied: DepthTable
 ) -> tuple[DepthState, DepthPlan]:
-    """Choose by what governs: an operator's pin, the guard, an operator's pause, or what is learned."""
+    """Choose by what governs: an operator's pin or pause, the guard, or what is learned."""
     forecast = state.forecast(settings, now_s)
     if settings.limits.pin is not None:
         pin = min(max(settings.limits.pin, 0), settings.depth_max)
         return publish_uniform(state, pin, Mode.PINNED, f"an operator pinned K = {pin}", Cause.PIN, forecast, applied)
+    if settings.limits.paused:
+        state, kept = _paused(state, forecast)
+        return publish(state, kept, Mode.PAUSED, "an operator paused it; the table stays", {}, forecast, applied)
     if state.guard.reason is not None:
         static, left_s = _static(settings), state.guard.until_s - now_s
         reason = f"{state.guard.reason}; K = {static} as configured for {left_s:.0f} s more"
         return publish_uniform(state, static, Mode.FALLBACK, reason, Cause.GUARD, forecast, applied)
-    if settings.limits.paused:
-        # A probe is no table to stay at.
-        kept = tuple(one.depth for one in state.ranges) if state.probe is not None else None
-        state = replace(state, probe=None)
-        return publish(state, kept, Mode.PAUSED, "an operator paused it; the table stays", {}, forecast, applied)
     causes: Causes = {}
+    state, causes = _judge_probe(state, forecast, cells, causes)
     if cells:
-        state, causes = _judge_probe(state, forecast, cells, causes)
         loaded = {range_index(cell.batch_size, settings.batch_max) for cell in cells}
         state, causes = _move(state, forecast, loaded, causes)
         state, causes = _start_probe(state, forecast, causes)
@@ -87,6 +85,16 @@ def _decide(
     if any(change.depth_before and _holds(change, state.main, forecast) for change in plan.changes):
         state = replace(state, guard=state.guard.watching(state.acceptance, cells))
     return state, plan
+
+
+def _paused(state: DepthState, forecast: Forecast) -> tuple[DepthState, tuple[int, ...]]:
+    """The table as it is, within the operator's bounds; a probe is no table to stay at."""
+    assert state.plan is not None
+    held = [state.plan.table.depth_at(batches.at) for batches in forecast.ranges]
+    if state.probe is not None:
+        held[state.probe.index] = state.ranges[state.probe.index].depth
+    kept = tuple(_on_ladder(depth, forecast.settings) for depth in held)
+    return replace(state, probe=None), kept
 
 
 def _holds(change: DepthChange, index: int | None, forecast: Forecast) -> bool:

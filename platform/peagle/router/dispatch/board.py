@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from peagle.router.snapshot import ReplicaSnapshot
 
 REPLICA_GONE_AFTER_S = 30.0
-DISPATCHER_GONE_AFTER_S = 5.0
+DISPATCHER_SILENT_AFTER_S = 5.0
+DISPATCHER_GONE_AFTER_S = 600.0
+"""One that comes back after that has its decisions counted twice, so it is long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Board:
 
     _snapshots: dict[str, ReplicaSnapshot] = field(default_factory=dict)
     _dispatchers: dict[str, tuple[float, DispatcherReport]] = field(default_factory=dict)
+    _decided_by_gone: Counter[str] = field(default_factory=Counter)
 
     def report(self, snapshot: ReplicaSnapshot, now_s: float) -> None:
         """Take a replica's snapshot, just received."""
@@ -60,7 +63,7 @@ class Board:
             for at_s, each in self._dispatchers.values()
             if each.open_requests
             and each.dispatcher_id != dispatcher.dispatcher_id
-            and now_s - at_s <= DISPATCHER_GONE_AFTER_S
+            and now_s - at_s <= DISPATCHER_SILENT_AFTER_S
         )
         aged = (replace(each, taken_at_s=each.taken_at_s - now_s) for each in self._snapshots.values())
         return FleetNews(1 + busy, tuple(aged))
@@ -68,7 +71,7 @@ class Board:
     @property
     def decisions(self) -> Counter[str]:
         """All dispatchers' decisions by reason, of those that have gone too: a counter must not fall."""
-        total: Counter[str] = Counter()
+        total = Counter(self._decided_by_gone)
         for _, report in self._dispatchers.values():
             total.update(report.decisions)
         return total
@@ -77,3 +80,7 @@ class Board:
         for name, seen in list(self._snapshots.items()):
             if now_s - seen.taken_at_s > REPLICA_GONE_AFTER_S:
                 del self._snapshots[name]
+        for name, (at_s, report) in list(self._dispatchers.items()):
+            if now_s - at_s > DISPATCHER_GONE_AFTER_S:
+                self._decided_by_gone.update(report.decisions)
+                del self._dispatchers[name]

@@ -185,7 +185,8 @@ def _look(decision: _Decision, replica_id: str, is_home: bool = False) -> Candid
     cached = min(request.prefix_tokens, request.prompt_tokens) if has_prefix else 0
     age_s = math.inf if seen is None else decision.now_s - seen.taken_at_s
     if seen is None or age_s > decision.limits.stale_after_s:
-        return Candidate(replica_id, seen, False, sent.open_requests, sent.open_requests, 0.0, math.inf, cached)
+        mine = sent.open_requests
+        return Candidate(replica_id, seen, False, mine, mine, mine, 0.0, math.inf, cached)
     # The others' requests since the report are not known; they follow the same rule, so they are as many as our own.
     everyone = fleet.dispatchers
     done = age_s * seen.prefill_tokens_per_s
@@ -198,6 +199,7 @@ def _look(decision: _Decision, replica_id: str, is_home: bool = False) -> Candid
         seen,
         seen.has_rates,
         sent.open_requests,
+        seen.requests + sent.unseen_requests,
         seen.requests + everyone * sent.unseen_requests,
         max(0.0, queued),
         free,

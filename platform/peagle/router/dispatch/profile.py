@@ -17,7 +17,8 @@ class Candidate:
         snapshot: Its last report; None before the first.
         is_current: Whether the report is fresh and has rates, so that a time to finish can be predicted from it.
         open_requests: Open requests there that this dispatcher sent.
-        requests: All requests there, as far as is known.
+        known_requests: Requests there for certain: reported, or sent since by this dispatcher.
+        requests: All requests there, with what the other dispatchers have most likely sent since.
         queued_prompt_tokens: Prompt tokens to be prefilled before this request's.
         free_kv_tokens: Room in its KV cache; infinite where that is not known.
         cached_tokens: Leading prompt tokens of this request that it most likely has cached.
@@ -27,6 +28,7 @@ class Candidate:
     snapshot: ReplicaSnapshot | None
     is_current: bool
     open_requests: int
+    known_requests: int
     requests: int
     queued_prompt_tokens: float
     free_kv_tokens: float
@@ -116,8 +118,8 @@ def ready(request: RouteRequest, candidate: Candidate) -> Exclusion | None:
 
 
 def not_full(request: RouteRequest, candidate: Candidate) -> Exclusion | None:
-    """Rule out replicas whose batch and queue are full."""
-    if candidate.snapshot is None or candidate.requests < candidate.snapshot.max_ongoing_requests:
+    """Rule out replicas whose batch and queue are full; a guess of what others have sent is no reason."""
+    if candidate.snapshot is None or candidate.known_requests < candidate.snapshot.max_ongoing_requests:
         return None
     return Exclusion.FULL
 
