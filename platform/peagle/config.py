@@ -79,7 +79,8 @@ class Drafter(Checkpoint):
 class Speculation(_Strict):
     """How deep to draft. `depth_static` applies until something sets another K, and whenever nothing may.
 
-    With `adaptive` the Router chooses K for each replica and batch size, live, from what its drafts and steps yield.
+    With `adaptive` the Router chooses K for each replica and batch size, live, from what its drafts and steps yield. It
+    then rules out a K whose step is expected to take longer than `inter_token_s_max` seconds, if any other keeps it.
     """
 
     enabled: bool = True
@@ -87,6 +88,7 @@ class Speculation(_Strict):
     adaptive: bool = False
     depth_max: int = Field(default=7, ge=1, le=64)
     depth_static: Depth = 7
+    inter_token_s_max: float | None = Field(default=None, gt=0.0, le=60.0)
 
     @model_validator(mode="after")
     def _static_within_max(self) -> Self:
@@ -97,6 +99,8 @@ class Speculation(_Strict):
             )
         if self.adaptive and not self.live_depth:
             raise _wrong("adaptive", True, "live_depth is off", "Write live_depth: true, or adaptive: false.")
+        if self.inter_token_s_max is not None and not self.adaptive:
+            raise _wrong("inter_token_s_max", self.inter_token_s_max, "nothing adapts to it", "Write adaptive: true.")
         return self
 
 

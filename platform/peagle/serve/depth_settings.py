@@ -29,6 +29,7 @@ def depth_settings(deployment: Deployment) -> DepthSettings:
         batch_max=max_num_seqs,
         cost=_cost_prior(deployment),
         acceptance=AcceptancePrior.geometric(speculation.depth_max),
+        inter_token_s_max=speculation.inter_token_s_max,
         drafter_skipped_at_zero=deployment.drafter is not None and deployment.drafter.method == "p-eagle",
     )
 

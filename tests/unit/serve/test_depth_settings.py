@@ -46,6 +46,12 @@ def test_only_speculation_that_says_so_adapts(speculation: dict[str, object], ex
     assert adapts(deployment(speculation)) is expected
 
 
+def test_an_inter_token_target_reaches_the_rule_and_needs_something_that_adapts() -> None:
+    assert depth_settings(deployment({"adaptive": True, "inter_token_s_max": 0.02})).inter_token_s_max == 0.02
+    with pytest.raises(ConfigError, match=r"speculation\.inter_token_s_max.*adaptive: true"):
+        deployment({"inter_token_s_max": 0.02})
+
+
 def test_adaptive_without_live_depth_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"speculation\.adaptive.*live_depth"):
         deployment({"adaptive": True, "live_depth": False})
