@@ -1,13 +1,16 @@
 """Two results of the same measurement, cell by cell: faster, slower, or not to be told apart from noise. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Annotated, Any
 
+from pydantic import Field, TypeAdapter, ValidationError
 from rich import box
 from rich.table import Table
 
 from peagle.bench.bootstrap import CONFIDENCE, MIN_REPEATS, ratio_of_medians
+from peagle.bench.plan import NONE
 from peagle.bench.settings import SCHEMA_VERSION
 from peagle.errors import ConfigError
 
@@ -25,33 +28,56 @@ Result = Mapping[str, Any]
 Row = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Speeds:
+    repeats: Annotated[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """What is read of a result's row."""
+
+    concurrency: int
+    method: str
+    depth: int | str
+    output_tokens_per_s: _Speeds
+
+    @property
+    def place(self) -> tuple[int, str, int | str]:
+        return self.concurrency, self.method, self.depth
+
+    @property
+    def variant(self) -> str:
+        return self.method if self.method == NONE else f"{self.method} K={self.depth}"
+
+
+_CELLS = TypeAdapter(list[_Cell])
+
+
 def difference(one: Result, other: Result) -> dict[str, Any]:
     """`one` over `other`: a row for each cell that both measured, what else differs, and cells that only one has.
 
     Raises:
-        ConfigError: They did not measure the same thing, or have no cell in common.
+        ConfigError: They did not measure the same thing, have no cell in common, or cannot be read.
     """
-    for result in (one, other):
-        if result.get("schema_version") != SCHEMA_VERSION:
-            problem = f"this version reads {SCHEMA_VERSION}"
-            raise ConfigError("schema_version", result.get("schema_version"), problem, "Measure again.")
+    cells, rivals = ({cell.place: cell for cell in _cells(side, result)} for side, result in (("A", one), ("B", other)))
     for path, words in SAME.items():
         if (left := _at(one, path)) != (right := _at(other, path)):
             problem = f"the {words} is another, {left!r} against {right!r}"
             raise ConfigError(path, None, problem, "Compare results that measured the same thing.")
-    cells, rivals = ({_cell(row): row for row in result["rows"]} for result in (one, other))
-    rows = [_difference_row(row, rivals[cell]) for cell, row in cells.items() if cell in rivals]
-    if not rows:
-        raise ConfigError(
-            "rows", None, "the two have no cell in common", "Measure the same methods, K and concurrency."
-        )
+    both = sorted(cells.keys() & rivals.keys(), key=list(cells).index)
+    if not both:
+        fix = "Measure the same methods, K and concurrency."
+        raise ConfigError("rows", None, "the two have no cell in common", fix)
     return {
         "schema_version": SCHEMA_VERSION,
         "confidence": CONFIDENCE,
         "differs": {path: [_at(one, path), _at(other, path)] for path in NOTED if _at(one, path) != _at(other, path)},
-        "only_in_one": [_name(row) for cell, row in cells.items() if cell not in rivals],
-        "only_in_other": [_name(row) for cell, row in rivals.items() if cell not in cells],
-        "rows": rows,
+        "only_in_one": [f"{cell.variant} at {cell.concurrency}" for cell in cells.values() if cell.place not in rivals],
+        "only_in_other": [
+            f"{cell.variant} at {cell.concurrency}" for cell in rivals.values() if cell.place not in cells
+        ],
+        "rows": [_difference_row(cells[place], rivals[place]) for place in both],
     }
 
 
@@ -60,18 +86,11 @@ def difference_table(rows: list[Row]) -> Table:
         box=box.SIMPLE_HEAD,
         caption=f"A over B: ratio of median tokens/s, with the interval that holds it in {CONFIDENCE:.0%} of cases",
     )
-    for heading in ("at once", "method", "K", "A tokens/s", "B tokens/s", "A / B", "interval", "A is"):
-        table.add_column(heading, justify="left" if heading in ("method", "A is") else "right", no_wrap=True)
+    for heading in ("at once", "method", "A / B", "A is"):
+        table.add_column(heading, justify="right" if heading in ("at once", "A / B") else "left", no_wrap=True)
     for row in rows:
-        table.add_row(
-            str(row["concurrency"]),
-            row["method"],
-            str(row["depth"]),
-            *(f"{row[side]:.0f}" for side in ("tokens_per_s", "other_tokens_per_s")),
-            f"{row['ratio']:.3f}",
-            f"{row['low']:.3f} to {row['high']:.3f}",
-            row["verdict"],
-        )
+        interval = f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+        table.add_row(str(row["concurrency"]), row["variant"], interval, row["verdict"])
     return table
 
 
@@ -90,26 +109,33 @@ def remarks(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _difference_row(row: Row, rival: Row) -> Row:
-    speeds, rivals = row["output_tokens_per_s"], rival["output_tokens_per_s"]
-    interval = ratio_of_medians(speeds["repeats"], rivals["repeats"])
-    repeats = min(len(speeds["repeats"]), len(rivals["repeats"]))
+def _cells(side: str, result: Result) -> list[_Cell]:
+    version = result.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise ConfigError(f"{side}: schema_version", version, f"this version reads {SCHEMA_VERSION}", "Measure again.")
+    try:
+        return _CELLS.validate_python(result.get("rows"))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, ("rows", *first["loc"])))
+        raise ConfigError(f"{side}: {place}", None, first["msg"], "Measure again.") from None
+
+
+def _difference_row(cell: _Cell, rival: _Cell) -> Row:
+    speeds, rivals = cell.output_tokens_per_s.repeats, rival.output_tokens_per_s.repeats
+    interval = ratio_of_medians(speeds, rivals)
+    repeats = min(len(speeds), len(rivals))
     return {
-        **{name: row[name] for name in ("concurrency", "method", "depth")},
-        "tokens_per_s": speeds["median"],
-        "other_tokens_per_s": rivals["median"],
+        "concurrency": cell.concurrency,
+        "method": cell.method,
+        "depth": cell.depth,
+        "variant": cell.variant,
+        "tokens_per_s": median(speeds),
+        "other_tokens_per_s": median(rivals),
         "repeats": repeats,
         **asdict(interval),
         "verdict": interval.verdict(repeats).value,
     }
-
-
-def _cell(row: Row) -> tuple[Any, ...]:
-    return row["method"], row["depth"], row["concurrency"]
-
-
-def _name(row: Row) -> str:
-    return f"{row['method']} K={row['depth']} at {row['concurrency']}"
 
 
 def _at(result: Result, path: str) -> Any:

@@ -159,7 +159,11 @@ class Engine:
             raise RuntimeError("the prefix cache is in use between two passes")
 
     async def stream(self, prompt: list[int]) -> AsyncIterator[Sequence[int]]:
-        """Generate greedily to the fixed length, end-of-text tokens included."""
+        """Generate greedily to the fixed length, end-of-text tokens included.
+
+        Raises:
+            RuntimeError: The engine ended the request early, as one does that is told to stop.
+        """
         parameters = SamplingParams(
             temperature=0.0,
             max_tokens=self._output_tokens,
@@ -168,10 +172,14 @@ class Engine:
             output_kind=RequestOutputKind.DELTA,
         )
         request = f"{self.plan.name}-{next(self._request_numbers)}"
+        made = 0
         async for output in self._llm.generate(TokensPrompt(prompt_token_ids=prompt), parameters, request):
             tokens = output.outputs[0].token_ids
+            made += len(tokens)
             if tokens:
                 yield tokens
+        if made < self._output_tokens:
+            raise RuntimeError(f"a request ended after {made} of {self._output_tokens} tokens")
 
     def stop(self) -> None:
         self._llm.shutdown()

@@ -14,10 +14,10 @@ from peagle.bench.speculation import LOOP_GRAM_TOKENS
 
 
 def result_table(rows: Sequence[Row]) -> Table:
-    """The rows for a terminal, without the columns that only `report.md` has room for."""
-    caption = "medians over repeats, tokens/s with its extremes; AL: tokens per verification step; TTFT and ITL in ms"
+    """The rows for a terminal of 80 columns; `report.md` has the other figures."""
+    caption = "medians over repeats, tokens/s with its extremes; AL: tokens per verification step; ITL in ms"
     table = Table(box=box.SIMPLE_HEAD, caption=caption)
-    for heading in ("at once", "method", "K", "tokens/s", "x none", "x eagle3", "AL", "TTFT", "ITL", "distinct"):
+    for heading in ("at once", "method", "tokens/s", "x none", "x eagle3", "AL", "ITL"):
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     level = None
     for row in rows:
@@ -25,11 +25,12 @@ def result_table(rows: Sequence[Row]) -> Table:
             table.add_section()
         level = row["concurrency"]
         table.add_row(
-            *_cells(row)[:4],
+            str(level),
+            row["method"] if row["method"] == NONE else f"{row['method']} K={row['depth']}",
+            spread_cell(row["output_tokens_per_s"], "{:.0f}"),
             *(median_cell(row.get(name), "{:.2f}") for name in ("ratio_to_none", "ratio_to_eagle3")),
-            _cells(row)[6],
-            *(median_cell(row[name], "{:.1f}") for name in ("ttft_ms_p50", "itl_ms_p50")),
-            f"{row[DISTINCT]:.0%}",
+            "" if row["acceptance_length"] is None else f"{row['acceptance_length']:.2f}",
+            median_cell(row["itl_ms_p50"], "{:.1f}"),
         )
     return table
 
@@ -106,7 +107,10 @@ def fastest_line(row: Row) -> str:
     line = (
         f"{row['concurrency']} at once: {row['variant']}, {spread_cell(row['output_tokens_per_s'], '{:.0f}')} tokens/s"
     )
-    return f"{line}, {spread_cell(row['ratio_to_next'], '{:.2f}')} times {row['next']}" if "next" in row else line
+    if "next" not in row:
+        return line
+    lead = f"{spread_cell(row['ratio_to_next'], '{:.2f}')} times {row['next']}"
+    return f"{line}, {lead}" if row["ratio_to_next"]["low"] > 1 else f"{line}; not clearly, {lead}"
 
 
 def best_line(row: Row) -> str:

@@ -93,6 +93,8 @@ async def compare(job: Job, folder: Path, terminal: Terminal, price_per_hour: fl
         StartupError: An engine does not start, or fails.
     """
     with Journal.open(folder, job.settings) as journal:
+        if kept := len(journal.passes) + len(journal.takes):
+            terminal.say(f"Going on in {folder}: {kept} measured passes are there.")
         if journal.selection is None or any(job.remaining(journal)):
             try:
                 await _measure(job, journal, terminal)

@@ -5,11 +5,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from bench_runs import EAGLE3, NONE, PEAGLE3, PEAGLE7, run, runs
 from peagle.bench.plan import Variant
 from peagle.bench.published import published_ratios
-from peagle.bench.report import best_line, fastest_line, markdown
+from peagle.bench.report import best_line, fastest_line, markdown, result_table
 from peagle.bench.rows import best_rows, fastest_rows, result_rows
 
 
@@ -57,6 +58,8 @@ def test_the_fastest_cell_of_each_concurrency_is_named_with_its_lead() -> None:
     one, eight = fastest_rows(cells)
     assert (one["variant"], one["next"]) == ("p-eagle K=7", "p-eagle K=3")
     assert fastest_line(eight) == "8 at once: none, 850 (800 to 900) tokens/s, 2.00 (2.00 to 2.00) times p-eagle K=7"
+    close = fastest_rows({(NONE, 1): [run(100), run(120)], (PEAGLE7, 1): [run(101), run(110)]})[0]
+    assert fastest_line(close).endswith("tokens/s; not clearly, 1.04 (0.99 to 1.09) times p-eagle K=7")
     assert "next" not in fastest_rows({(NONE, 1): [run(100)]})[0]
 
 
@@ -125,6 +128,14 @@ def test_every_row_of_a_table_is_as_wide_as_its_head() -> None:
     for text in (markdown(result()), markdown(result(price_per_hour=2.0))):
         lines = [line.count("|") if line.startswith("|") else 0 for line in text.splitlines()]
         assert all(one == other for one, other in pairwise(lines) if one and other)
+
+
+def test_the_table_fits_a_terminal_of_80_columns() -> None:
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(result_table(result()["rows"]))
+    assert "p-eagle K=7" in shown.get()
+    assert "…" not in shown.get()
 
 
 def test_a_price_adds_the_cost_of_each_cell() -> None:

@@ -199,7 +199,7 @@ from pathlib import Path
 import generator_engine, test_resume
 class Slow(generator_engine.started()):
     async def prepare(self, depth):
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.03)
         await super().prepare(depth)
 async def idle_cpu_ratio(seconds):
     return 0.0
@@ -210,20 +210,22 @@ asyncio.run(test_resume.compare(test_resume.job(Path(sys.argv[1])), folder, test
 """
 
 
-def test_a_killed_run_goes_on(prompts: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends_by", [signal.SIGKILL, signal.SIGINT])
+def test_a_process_that_is_ended_half_way_goes_on(ends_by: signal.Signals, prompts: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     command = [sys.executable, "-c", KILLED, str(prompts), str(folder)]
-    first = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.DEVNULL)
-    ends_s = time.monotonic() + 60
+    environment, nowhere = {**os.environ, "PYTHONPATH": paths}, subprocess.DEVNULL
+    first = subprocess.Popen(command, env=environment, stdout=nowhere, stderr=nowhere)
+    ends_s = time.monotonic() + 120
     while not (folder / JOURNAL).exists() or len(measured(folder)) < 5:
         assert time.monotonic() < ends_s
         assert first.poll() is None
         time.sleep(0.02)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
+    first.send_signal(ends_by)
+    first.wait(timeout=60)
     kept = measured(folder)
     assert len(kept) < 18
-    subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=True, stdout=subprocess.DEVNULL, timeout=60)
+    subprocess.run(command, env=environment, check=True, stdout=nowhere, timeout=120)
     assert measured(folder)[: len(kept)] == kept
     assert len(measured(folder)) == len(set(measured(folder))) == 18
