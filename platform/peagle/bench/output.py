@@ -59,6 +59,8 @@ def _draw(result: Mapping[str, Any], terminal: Terminal) -> dict[str, bytes]:
     try:
         from peagle.bench.plots import draw
     except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
         terminal.say(f"No pictures: {error.name} is not installed. Install peagle[bench], then give the command again.")
         return {}
     return draw(result)

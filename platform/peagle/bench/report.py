@@ -17,7 +17,9 @@ def result_table(rows: Sequence[Row]) -> Table:
     """The rows for a terminal of 80 columns; `report.md` has the other figures."""
     caption = "medians over repeats, tokens/s with its extremes; AL: tokens per verification step; ITL in ms"
     table = Table(box=box.SIMPLE_HEAD, caption=caption)
-    for heading in ("at once", "method", "tokens/s", "x none", "x eagle3", "AL", "ITL"):
+    ratios = {"x none": "ratio_to_none", "x eagle3": "ratio_to_eagle3"}
+    ratios = {heading: name for heading, name in ratios.items() if any(name in row for row in rows)}
+    for heading in ("at once", "method", "tokens/s", *ratios, "AL", "ITL"):
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     level = None
     for row in rows:
@@ -28,7 +30,7 @@ def result_table(rows: Sequence[Row]) -> Table:
             str(level),
             row["method"] if row["method"] == NONE else f"{row['method']} K={row['depth']}",
             spread_cell(row["output_tokens_per_s"], "{:.0f}"),
-            *(median_cell(row.get(name), "{:.2f}") for name in ("ratio_to_none", "ratio_to_eagle3")),
+            *(median_cell(row.get(name), "{:.2f}") for name in ratios.values()),
             "" if row["acceptance_length"] is None else f"{row['acceptance_length']:.2f}",
             median_cell(row["itl_ms_p50"], "{:.1f}"),
         )

@@ -130,11 +130,13 @@ def test_every_row_of_a_table_is_as_wide_as_its_head() -> None:
         assert all(one == other for one, other in pairwise(lines) if one and other)
 
 
-def test_the_table_fits_a_terminal_of_80_columns() -> None:
+@pytest.mark.parametrize("variant", [EAGLE3, Variant(2, "p-eagle", 7, adaptive=True)])
+def test_the_table_fits_a_terminal_of_80_columns(variant: Variant) -> None:
+    cells = {(NONE, 32): [run(1000), run(1200)], (PEAGLE3, 32): [run(900), run(1100)], (variant, 32): [run(1500)] * 2}
     console = Console(width=80)
     with console.capture() as shown:
-        console.print(result_table(result()["rows"]))
-    assert "p-eagle K=7" in shown.get()
+        console.print(result_table(result_rows(cells)))
+    assert variant.name in shown.get()
     assert "…" not in shown.get()
 
 

@@ -93,12 +93,23 @@ def test_a_finished_run_starts_no_engine_and_its_report_is_written_anew(
     prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(job(prompts), tmp_path / "out", monkeypatch)
+    (tmp_path / "out" / "report.md").unlink()
     first = json.loads((tmp_path / "out" / "result.json").read_text())
     engines = run(job(prompts), tmp_path / "out", monkeypatch)
     assert engines.calls == []
-    assert json.loads((tmp_path / "out" / "result.json").read_text()) == first | {
-        "hardware": json.loads((tmp_path / "out" / "result.json").read_text())["hardware"]
-    }
+    assert json.loads((tmp_path / "out" / "result.json").read_text()) == first
+    assert (tmp_path / "out" / "report.md").exists()
+
+
+def test_without_matplotlib_the_result_is_whole_and_what_brings_pictures_is_said(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "peagle.bench.plots", raising=False)
+    run(job(prompts), tmp_path / "out", monkeypatch)
+    assert (tmp_path / "out" / "result.json").exists()
+    assert "Install peagle[bench]" in capsys.readouterr().out
+    assert list((tmp_path / "out").glob("*.svg")) == []
 
 
 def test_a_line_that_was_being_written_when_the_machine_stopped_is_made_again(
