@@ -54,12 +54,12 @@ $(READY): pyproject.toml .constraints.txt
 	@echo "Building the environment in $(VENV) (about 4 GB; a minute or two plus the download) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9,<1'
-	@$(UV) install --python $(BIN)/python $(TORCH) $(PINS) --editable '.[$(ENGINE),kubernetes,train,dev]'
+	@$(UV) install --python $(BIN)/python $(TORCH) $(PINS) --editable '.[$(ENGINE),bench,kubernetes,train,dev]'
 	@touch $@
 	@echo "The environment is ready."
 
 lock: $(READY)
-	@$(UV) compile --quiet --python-version 3.11 pyproject.toml --extra cpu --extra kubernetes --extra train --extra dev $(TORCH) --upgrade \
+	@$(UV) compile --quiet --python-version 3.11 pyproject.toml --extra cpu --extra bench --extra kubernetes --extra train --extra dev $(TORCH) --upgrade \
 	  --no-header --no-annotate --no-emit-index-url --no-emit-find-links --output-file .constraints.txt
 
 clean:

@@ -60,6 +60,7 @@ def test_help_loads_no_heavy_library() -> None:
         "status",
         "bench speculation",
         "bench depth",
+        "bench compare",
         "cluster preflight",
         "cluster status",
         "cluster drain",
@@ -91,6 +92,13 @@ def test_a_wrong_option_value_is_one_line_and_exit_2(tmp_path: Path) -> None:
     done = peagle("bench", "speculation", str(tmp_path / "x.yaml"), "--depths", "3,x")
     assert done.returncode == 2
     assert "--depths = '3,x'" in done.stderr
+
+
+def test_a_folder_without_a_result_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    done = peagle("bench", "compare", str(tmp_path), str(tmp_path))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "holds no result" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["chat", "status"])

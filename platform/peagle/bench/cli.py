@@ -1,10 +1,12 @@
 """`peagle bench`: the command line of the measurements."""
 
 import asyncio
+import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +18,8 @@ from peagle.config import Deployment, load_deployment
 from peagle.errors import ConfigError
 from peagle.serve.terminal import Terminal
 
+RESULTS = Path("bench-results")
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
@@ -26,6 +30,21 @@ def _group() -> None:
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Deployment file of the model and its drafter.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; by default bench-results/TIME.")]
+GoOn = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for the results, or one to go on in; by default the newest unfinished one of these settings in "
+        "bench-results, else bench-results/TIME."
+    ),
+]
+Price = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        help="Price of one GPU (on a CPU: of the machine) for an hour, in any currency; adds the cost of a million "
+        "output tokens. A finished run takes a price, or another one, without measuring again.",
+    ),
+]
 
 
 @app.command()
@@ -40,20 +59,24 @@ def speculation(
     ] = "",
     depths: Annotated[str, typer.Option(help="Values of K, with commas.")] = "1,3,5,7",
     concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,8",
-    out: Out = None,
+    out: GoOn = None,
+    price_per_hour: Price = None,
     *,
     load: LoadOptions,
 ) -> None:
     """Compare no speculation, EAGLE-3 and P-EAGLE at several K.
 
     Runs real engines. All stay loaded and take turns, prompt set by prompt set, so that a machine whose speed drifts
-    treats all alike. Greedy, fixed output length. Writes result.json, report.md and the engines' log.
+    treats all alike. Greedy, fixed output length. Writes result.json, report.md, pictures and the engines' log.
+
+    Every measured pass is kept when it is made. After Ctrl-C, or a crash, the same command goes on where it stopped;
+    a folder that holds a run with other settings, another version or on another machine is refused.
 
     Example: peagle bench speculation deployments/embedded.yaml --baseline deployments/embedded-eagle3.yaml
     """
     names = tuple(name.strip() for name in methods.split(",") if name.strip())
     comparison = Comparison(names, _numbers("--depths", depths), _numbers("--concurrency", concurrency), load)
-    _compare(load_deployment(file), load_deployment(baseline) if baseline else None, comparison, out)
+    _compare(load_deployment(file), load_deployment(baseline) if baseline else None, comparison, out, price_per_hour)
 
 
 @app.command()
@@ -68,14 +91,17 @@ def depth(
         bool,
         typer.Option("--shifting", help="Also compare while load (1, 8, 32) and prompts (code, prose, noise) shift."),
     ] = False,
-    out: Out = None,
+    out: GoOn = None,
+    price_per_hour: Price = None,
     *,
     load: LoadOptions,
 ) -> None:
     """Compare adaptive depth with every static K, and with an engine that has no drafter.
 
     One engine takes every K and the Router's own rule in turn, prompt set by prompt set; what the rule has learned
-    stays for its next turn. Greedy, fixed output length. Writes result.json, report.md and the engines' log.
+    stays for its next turn. Greedy, fixed output length. Writes result.json, report.md, pictures and the engines' log.
+
+    After Ctrl-C the same command goes on where it stopped; what the rule had learned it then learns anew.
 
     Example: peagle bench depth deployments/embedded.yaml --concurrency 1,8
     """
@@ -84,7 +110,8 @@ def depth(
         problem = "its depth cannot change while it runs"
         raise ConfigError(f"{file}: speculation.live_depth", None, problem, "Name a P-EAGLE drafter with live_depth.")
     asked = _numbers("--depths", depths, least=0), _numbers("--concurrency", concurrency)
-    _compare(deployment, None, Comparison((NONE, PEAGLE), *asked, load, adaptive=True, shifting=shifting), out)
+    comparison = Comparison((NONE, PEAGLE), *asked, load, adaptive=True, shifting=shifting)
+    _compare(deployment, None, comparison, out, price_per_hour)
 
 
 @app.command()
@@ -114,21 +141,57 @@ def dispatch(
         compare_dispatch(options, folder, terminal)
 
 
-def _compare(deployment: Deployment, baseline: Deployment | None, comparison: Comparison, out: Path | None) -> None:
-    with _measuring(out, "engines.log") as (folder, terminal):
-        with terminal.stage("Load vLLM"):
-            from peagle.bench.session import compare
-        asyncio.run(compare(deployment, baseline, comparison, folder, terminal))
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Folder of a result, or its result.json.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The one to hold it against.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Tell two results of `bench speculation` or `bench depth` apart, noise included.
+
+    For each cell, A's median tokens/s over B's, with a 95 % bootstrap interval from the repeats of both. A is faster or
+    slower where the interval leaves 1 out, else the two cannot be told apart. The interval knows what changed between
+    repeats, not what changed between the runs: a busier machine looks like a slower engine. Results of other prompts,
+    targets or output lengths are refused.
+
+    Example: peagle bench compare bench-results/before bench-results/after
+    """
+    from rich.console import Console
+
+    from peagle.bench.difference import difference, difference_table, remarks
+    from peagle.bench.output import read_result
+
+    found = difference(read_result(a), read_result(b))
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    console = Console(highlight=False)
+    console.print(difference_table(found["rows"]))
+    for line in remarks(found):
+        console.print(line, markup=False)
+
+
+def _compare(
+    deployment: Deployment, baseline: Deployment | None, comparison: Comparison, out: Path | None, price: float | None
+) -> None:
+    from peagle.bench.journal import unfinished
+    from peagle.bench.session import Job, compare
+
+    job = Job.of(deployment, baseline, comparison)
+    with _measuring(out or unfinished(RESULTS, job.settings), "engines.log") as (folder, terminal):
+        asyncio.run(compare(job, folder, terminal, price))
 
 
 @contextmanager
 def _measuring(out: Path | None, log: str) -> Iterator[tuple[Path, Terminal]]:
-    """A folder for the results, and a terminal whose log is in it."""
-    folder = out or Path("bench-results") / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
+    """A folder for the results, and a terminal whose log is in it, beside those of earlier starts."""
+    folder = out or RESULTS / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
     folder.mkdir(parents=True, exist_ok=True)
     # SIGTERM unwinds like Ctrl-C, so that what was started ends too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with Terminal(folder / log) as terminal:
+    stem, _, suffix = log.partition(".")
+    names = chain([log], (f"{stem}-{number}.{suffix}" for number in count(2)))
+    with Terminal(next(path for name in names if not (path := folder / name).exists())) as terminal:
         yield folder, terminal
 
 

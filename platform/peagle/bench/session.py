@@ -1,118 +1,139 @@
 """One comparison from start to report: engines up, prompts chosen, passes timed, results written, engines down."""
 
-import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from peagle.bench import machine
-from peagle.bench.engines import Engine, idle_cpu_ratio
-from peagle.bench.options import Comparison, LoadOptions
+from peagle.bench.journal import Journal, Sitting
+from peagle.bench.options import Comparison
+from peagle.bench.output import write_results
 from peagle.bench.plan import NONE, EnginePlan, Variant, plan_engines, variants_of
-from peagle.bench.report import (
-    SCHEMA_VERSION,
-    best_line,
-    best_rows,
-    markdown,
-    result_rows,
-    result_table,
-    shifting_line,
+from peagle.bench.rows import best_rows, fastest_rows, result_rows
+from peagle.bench.settings import SCHEMA_VERSION, digest, fingerprint, settings_of
+from peagle.bench.shifting import (
+    MOST_AT_ONCE,
+    TakeKey,
+    assemble_takes,
+    make_phases,
+    measure_shifting,
+    planned_takes,
+    shifting_rows,
 )
-from peagle.bench.shifting import MOST_AT_ONCE, make_phases, measure_shifting, shifting_rows
-from peagle.bench.speculation import Cell, Run, Selection, measure, passes, select_prompts
+from peagle.bench.speculation import PassKey, assemble, measure, planned_passes, select_prompts, warmup_passes
 from peagle.bench.workloads import read_prompts
 from peagle.config import Deployment
 from peagle.errors import ConfigError, StartupError
 from peagle.serve.terminal import Terminal
+
+if TYPE_CHECKING:
+    from peagle.bench.engines import Engine
 
 IDLE_SECONDS = 3.0
 IDLE_CORES_ALLOWED = 0.1
 """More than this, used by engines that nothing is asked of, slows the engine that is being timed."""
 
 
-async def compare(
-    deployment: Deployment, baseline: Deployment | None, comparison: Comparison, folder: Path, terminal: Terminal
-) -> None:
-    """Run the comparison, print its table and write `result.json` and `report.md` into `folder`.
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A comparison, worked out: its engines, the texts that prompts are taken from, and its settings."""
+
+    deployment: Deployment
+    comparison: Comparison
+    plans: Sequence[EnginePlan]
+    texts: Sequence[str]
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, deployment: Deployment, baseline: Deployment | None, comparison: Comparison) -> Self:
+        """Raises ConfigError where the options do not fit the files or the prompts."""
+        load = comparison.load
+        plans = plan_engines(
+            deployment, baseline, comparison.methods, comparison.depths, eager=load.eager, adaptive=comparison.adaptive
+        )
+        if load.skip_loops is not None and all(plan.method != NONE for plan in plans):
+            asked = ",".join(comparison.methods)
+            raise ConfigError("--methods", asked, "--skip-loops asks the engine none", "Add none.")
+        texts = read_prompts(load.prompts_from)
+        return cls(deployment, comparison, plans, texts, settings_of(plans, comparison, texts, machine.identity()))
+
+    @property
+    def variants(self) -> list[Variant]:
+        return variants_of(self.plans, adaptive=self.comparison.adaptive)
+
+    def planned(self, journal: Journal) -> list[PassKey]:
+        """Every measured pass; none while the prompts have not been chosen."""
+        if journal.selection is None:
+            return []
+        levels, repeats = self.comparison.concurrencies, self.comparison.load.repeats
+        return planned_passes(self.variants, journal.selection.prompts, levels, repeats)
+
+    @property
+    def planned_takes(self) -> list[TakeKey]:
+        return planned_takes(self.variants, self.comparison.load.repeats) if self.comparison.shifting else []
+
+    def remaining(self, journal: Journal) -> tuple[list[PassKey], list[TakeKey]]:
+        """The passes and takes that have not been made yet."""
+        passes = [key for key in self.planned(journal) if key not in journal.passes]
+        return passes, [key for key in self.planned_takes if key not in journal.takes]
+
+
+async def compare(job: Job, folder: Path, terminal: Terminal, price_per_hour: float | None = None) -> None:
+    """Measure what `folder` does not have yet, print the table and write the results beside it.
 
     Raises:
-        ConfigError: The options do not fit the files or the prompts.
-        StartupError: An engine does not start.
+        ConfigError: The folder holds a run with other settings, or the options do not fit the engines.
+        StartupError: An engine does not start, or fails.
     """
-    load = comparison.load
-    plans = plan_engines(
-        deployment, baseline, comparison.methods, comparison.depths, eager=load.eager, adaptive=comparison.adaptive
-    )
-    if load.skip_loops is not None and all(plan.method != NONE for plan in plans):
-        raise ConfigError("--methods", ",".join(comparison.methods), "--skip-loops asks the engine none", "Add none.")
-    texts = read_prompts(load.prompts_from)
-    context: dict[str, Any] = {"model": deployment.name, "hardware": machine.hardware()}
+    with Journal.open(folder, job.settings) as journal:
+        if kept := len(journal.passes) + len(journal.takes):
+            terminal.say(f"Going on in {folder}: {kept} measured passes are there.")
+        if journal.selection is None or any(job.remaining(journal)):
+            try:
+                await _measure(job, journal, terminal)
+            finally:
+                _say_what_remains(job, journal, folder, terminal)
+        result = _result(job, journal, price_per_hour)
+    write_results(result, folder, terminal)
+
+
+async def _measure(job: Job, journal: Journal, terminal: Terminal) -> None:
+    with terminal.stage("Load vLLM"):
+        from peagle.bench.engines import idle_cpu_ratio
+    load_before = machine.load()
     engines: list[Engine] = []
     try:
-        _start(plans, comparison, engines, terminal)
-        context["idle_cores"] = await idle_cpu_ratio(IDLE_SECONDS)
-        if context["idle_cores"] > IDLE_CORES_ALLOWED:
-            terminal.say(
-                f"Idle engines keep {context['idle_cores']:.2f} cores busy, which slows the one that is timed."
-            )
-        chooser = next((engine for engine in engines if engine.plan.method == NONE), engines[0])
-        with terminal.stage("Choose prompts"):
-            selection = await select_prompts(texts, load.prompts, load.tokens, chooser, load.skip_loops)
-        variants = variants_of(plans, adaptive=comparison.adaptive)
-        concurrencies = comparison.concurrencies
-        total = passes(len(variants), selection.prompts, concurrencies, load.repeats, load.warmup)
-        with _progress(terminal, total) as begin:
-            runs = await measure(
-                engines,
-                variants,
-                selection.prompts,
-                concurrencies,
-                repeats=load.repeats,
-                warmup_sets=load.warmup,
-                begin=begin,
-            )
-        shifting = await _shifting(comparison, texts, engines, variants, terminal) if comparison.shifting else []
+        _start(job, engines, terminal)
+        idle_cores = await idle_cpu_ratio(IDLE_SECONDS)
+        journal.sit(Sitting(load_before, idle_cores))
+        if idle_cores > IDLE_CORES_ALLOWED:
+            terminal.say(f"Idle engines keep {idle_cores:.2f} cores busy, which slows the one that is timed.")
+        await _choose_prompts(job, journal, engines, terminal)
+        await _time_passes(job, journal, engines, terminal)
+        if job.comparison.shifting:
+            await _time_takes(job, journal, engines, terminal)
     except ExceptionGroup as failures:
         problem = f"an engine failed under load ({failures.exceptions[0]!r})"
         raise StartupError(problem, f"{terminal.log} says why.") from failures
     finally:
         for engine in engines:
             engine.stop()
-    result = _result(context, load, selection, runs) | {"shifting": shifting}
-    (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    (folder / "report.md").write_text(markdown(result), encoding="utf-8")
-    terminal.console.print(result_table(result["rows"]), soft_wrap=False)
-    for row in result["best"]:
-        terminal.say(best_line(row))
-    for row in shifting:
-        terminal.say(shifting_line(row))
-    terminal.say(f"Written: {folder}/report.md and result.json")
 
 
-async def _shifting(
-    comparison: Comparison,
-    texts: Sequence[str],
-    engines: Sequence[Engine],
-    variants: Sequence[Variant],
-    terminal: Terminal,
-) -> list[dict[str, Any]]:
-    """Measure every variant while load and prompts shift; the rows of the result."""
-    engine, repeats = engines[0], comparison.load.repeats
-    phases = make_phases(texts, engine.encode, engine.vocabulary, engine.context_tokens - comparison.load.tokens)
-    with _progress(terminal, len(variants) * len(phases) * repeats) as begin:
-        return shifting_rows(await measure_shifting(engines, variants, phases, repeats, begin))
-
-
-def _start(plans: Sequence[EnginePlan], comparison: Comparison, engines: list[Engine], terminal: Terminal) -> None:
+def _start(job: Job, engines: "list[Engine]", terminal: Terminal) -> None:
     """Append an engine for each plan to `engines`, so that a failure leaves those that did start to be stopped."""
-    for number, plan in enumerate(plans, start=1):
-        with terminal.stage(f"Start engine {number} of {len(plans)}: {plan.name}"):
+    from peagle.bench.engines import Engine
+
+    comparison = job.comparison
+    for number, plan in enumerate(job.plans, start=1):
+        with terminal.stage(f"Start engine {number} of {len(job.plans)}: {plan.name}"):
             engine = Engine.start(plan, comparison.load.tokens, terminal.log)
             engines.append(engine)
         most = max([*comparison.concurrencies, *([MOST_AT_ONCE] if comparison.shifting else [])])
@@ -125,38 +146,88 @@ def _start(plans: Sequence[EnginePlan], comparison: Comparison, engines: list[En
             )
 
 
-def _result(
-    context: Mapping[str, Any], load: LoadOptions, selection: Selection, runs: Mapping[Cell, Sequence[Run]]
-) -> dict[str, Any]:
+async def _choose_prompts(job: Job, journal: Journal, engines: "Sequence[Engine]", terminal: Terminal) -> None:
+    if journal.selection is not None:
+        return
+    load = job.comparison.load
+    chooser = next((engine for engine in engines if engine.plan.method == NONE), engines[0])
+    with terminal.stage("Choose prompts"):
+        journal.select(await select_prompts(job.texts, load.prompts, load.tokens, chooser, load.skip_loops))
+
+
+async def _time_passes(job: Job, journal: Journal, engines: "Sequence[Engine]", terminal: Terminal) -> None:
+    assert journal.selection is not None, "prompts are chosen first"
+    todo, _ = job.remaining(journal)
+    prompts = journal.selection.prompts
+    warmup = warmup_passes(job.variants, prompts, todo, job.comparison.load.warmup)
+    with _progress(terminal, len(journal.passes), len(warmup) + len(todo)) as begin:
+        await measure(engines, job.variants, prompts, warmup=warmup, todo=todo, begin=begin, keep=journal.keep_pass)
+
+
+async def _time_takes(job: Job, journal: Journal, engines: "Sequence[Engine]", terminal: Terminal) -> None:
+    """Measure every variant while load and prompts shift."""
+    _, todo = job.remaining(journal)
+    engine = engines[0]
+    longest = engine.context_tokens - job.comparison.load.tokens
+    phases = make_phases(job.texts, engine.encode, engine.vocabulary, longest)
+    with _progress(terminal, len(journal.takes) * len(phases), len(todo) * len(phases)) as begin:
+        await measure_shifting(engines, job.variants, phases, todo=todo, begin=begin, keep=journal.keep_take)
+
+
+def _say_what_remains(job: Job, journal: Journal, folder: Path, terminal: Terminal) -> None:
+    passes, takes = job.remaining(journal)
+    kept = len(journal.passes) + len(journal.takes)
+    if kept and (passes or takes):
+        terminal.say(
+            f"{kept} of {kept + len(passes) + len(takes)} measured passes are kept. "
+            f"Give the same command with --out {folder} to go on."
+        )
+
+
+def _result(job: Job, journal: Journal, price_per_hour: float | None) -> dict[str, Any]:
+    selection, load, target = journal.selection, job.comparison.load, job.deployment.target
+    assert selection is not None, "prompts are chosen before anything is complete"
+    runs = assemble(job.variants, job.planned(journal), journal.passes)
+    takes = assemble_takes(job.variants, job.planned_takes, journal.takes) if job.comparison.shifting else {}
     return {
         "schema_version": SCHEMA_VERSION,
+        "kind": "speculation",
         "command": shlex.join(["peagle", *sys.argv[1:]]),
         "commit": machine.commit(),
         "versions": machine.versions(),
-        **context,
+        "model": job.deployment.name,
+        "target": fingerprint(target),
+        "hardware": machine.hardware() | {"load_before": max(each.load_before for each in journal.sittings)},
+        "idle_cores": max(each.idle_cores for each in journal.sittings),
+        "sittings": len(journal.sittings),
         "eager": load.eager,
         "repeats": load.repeats,
         "output_tokens": load.tokens,
         "prompts": {
             "count": len(selection.prompts),
+            "digest": digest(selection.prompts),
             "tokens_median": int(median(len(prompt) for prompt in selection.prompts)),
             "examined": selection.examined,
             "too_long": selection.too_long,
             "looping": selection.looping,
             "min_distinct_share": load.skip_loops,
         },
-        "rows": result_rows(runs),
+        "price_per_hour": price_per_hour,
+        "gpus_per_engine": job.deployment.resources.tensor_parallel_size,
+        "rows": result_rows(runs, price_per_hour and price_per_hour * job.deployment.resources.tensor_parallel_size),
         "best": best_rows(runs),
+        "fastest": fastest_rows(runs),
+        "shifting": shifting_rows(takes),
     }
 
 
 @contextmanager
-def _progress(terminal: Terminal, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar over `total` steps; what it yields is called with the name of each step as that begins."""
+def _progress(terminal: Terminal, done: int, todo: int) -> Iterator[Callable[[str], None]]:
+    """A bar over all steps, `done` of them already; what it yields is called with each one's name as that begins."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=terminal.console) as progress:
-        task = progress.add_task("", total=total)
-        begun = 0
+        task = progress.add_task("", total=done + todo, completed=done)
+        begun = done
 
         def begin(name: str) -> None:
             nonlocal begun
@@ -164,4 +235,4 @@ def _progress(terminal: Terminal, total: int) -> Iterator[Callable[[str], None]]
             begun += 1
 
         yield begin
-        progress.update(task, description="done", completed=total)
+        progress.update(task, description="done", completed=done + todo)

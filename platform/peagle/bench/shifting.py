@@ -45,6 +45,16 @@ class PhaseRun:
     settled_s: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class TakeKey:
+    """One variant (its name) through all phases, in a repeat counted from 0."""
+
+    repeat: int
+    variant: str
+
+
+Takes = Mapping[TakeKey, tuple[PhaseRun, ...]]
+
 Runs = Mapping[Variant, Sequence[Sequence[PhaseRun]]]
 """By variant, one list of phases for each repeat."""
 
@@ -76,31 +86,49 @@ def make_phases(
     return [Phase(kind, concurrency, tuple(islice(sources[kind], 8 + 3 * concurrency))) for kind, concurrency in order]
 
 
+def planned_takes(variants: Sequence[Variant], repeats: int) -> list[TakeKey]:
+    """Every variant through all phases, `repeats` times, in an order that moves on each time."""
+    return [TakeKey(repeat, variant.name) for repeat in range(repeats) for variant in rotated(variants, repeat)]
+
+
 async def measure_shifting(
     engines: Sequence["Engine"],
     variants: Sequence[Variant],
     phases: Sequence[Phase],
-    repeats: int,
+    *,
+    todo: Sequence[TakeKey],
     begin: Callable[[str], None],
-) -> dict[Variant, list[list[PhaseRun]]]:
-    """Take every variant through all phases without a pause, `repeats` times, in an order that moves on each time."""
-    runs: dict[Variant, list[list[PhaseRun]]] = {variant: [] for variant in variants}
-    for repeat in range(repeats):
-        for variant in rotated(variants, repeat):
-            engine = engines[variant.engine]
-            await engine.prepare(variant.depth)
-            done = []
-            async with engine.adapting() if variant.adaptive else nullcontext():
-                for phase in phases:
-                    begin(f"repeat {repeat + 1} of {repeats}, {variant.name}, {phase.name}")
-                    started_s = time.monotonic()
-                    result = await run_pass(engine.stream, phase.prompts, phase.concurrency)
-                    tokens = sum(len(trace.tokens) for trace in result.traces)
-                    settled_s = engine.settled_s(phase.concurrency, started_s) if variant.adaptive else None
-                    done.append(PhaseRun(result.seconds, tokens, settled_s))
-            await engine.settle()
-            runs[variant].append(done)
-    return runs
+    keep: Callable[[TakeKey, tuple[PhaseRun, ...]], None],
+) -> None:
+    """Make the takes `todo`, each through all phases without a pause and handed to `keep` when it ends."""
+    named = {variant.name: variant for variant in variants}
+    for key in todo:
+        variant = named[key.variant]
+        engine = engines[variant.engine]
+        await engine.prepare(variant.depth)
+        done = []
+        async with engine.adapting() if variant.adaptive else nullcontext():
+            for phase in phases:
+                begin(f"repeat {key.repeat + 1}, {variant.name}, {phase.name}")
+                started_s = time.monotonic()
+                result = await run_pass(engine.stream, phase.prompts, phase.concurrency)
+                tokens = sum(len(trace.tokens) for trace in result.traces)
+                settled_s = engine.settled_s(phase.concurrency, started_s) if variant.adaptive else None
+                done.append(PhaseRun(result.seconds, tokens, settled_s))
+        await engine.settle()
+        keep(key, tuple(done))
+
+
+def assemble_takes(variants: Sequence[Variant], planned: Sequence[TakeKey], made: Takes) -> Runs:
+    """The takes of every variant, in the order of the repeats.
+
+    Raises:
+        KeyError: A planned take has not been made.
+    """
+    return {
+        variant: [made[key] for key in sorted(planned, key=lambda key: key.repeat) if key.variant == variant.name]
+        for variant in variants
+    }
 
 
 def shifting_rows(runs: Runs) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Compare decoding methods: interleaved passes over the same prompts, so that a drifting machine hits all alike."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,17 +18,46 @@ LOOP_GRAM_TOKENS = 8
 """A loop repeats long runs of tokens; code repeats short ones without looping."""
 
 
+@dataclass(frozen=True, slots=True)
+class PassKey:
+    """One measured pass: a prompt set through a variant (its name), at a concurrency, in a repeat; counted from 0."""
+
+    repeat: int
+    concurrency: int
+    prompt_set: int
+    variant: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPass:
+    """What one pass came to. `steps` are those of the engine that gave tokens."""
+
+    seconds: float
+    steps: int
+    traces: tuple[Trace, ...]
+    counts: DraftCounts
+
+
+Passes = Mapping[PassKey, MeasuredPass]
+
+
 @dataclass(slots=True)
 class Run:
     """One repeat of one cell: all prompts once."""
 
     seconds: float = 0.0
+    steps: int = 0
     traces: list[Trace] = field(default_factory=list)
     counts: DraftCounts = NO_DRAFTS
 
     @property
     def output_tokens_per_s(self) -> float:
         return sum(len(trace.tokens) for trace in self.traces) / self.seconds
+
+    @property
+    def step_s(self) -> float:
+        """Wall-clock seconds for each step that gave tokens; prefill and what lies between two requests included."""
+        return self.seconds / self.steps
 
 
 Cell = tuple[Variant, int]
@@ -77,59 +106,92 @@ async def select_prompts(
     return Selection(tuple(chosen), examined, too_long, looping)
 
 
+def planned_passes(
+    variants: Sequence[Variant], prompts: Sequence[list[int]], concurrencies: Sequence[int], repeats: int
+) -> list[PassKey]:
+    """Every measured pass in the order in which they are made.
+
+    All variants run a prompt set before any runs the next, in an order that moves on by one each time.
+    """
+    keys: list[PassKey] = []
+    for repeat in range(repeats):
+        for level in concurrencies:
+            for number in range(len(prompt_sets(prompts, level))):
+                turn = len(keys) // len(variants)
+                keys += [PassKey(repeat, level, number, variant.name) for variant in rotated(variants, turn)]
+    return keys
+
+
+def warmup_passes(
+    variants: Sequence[Variant], prompts: Sequence[list[int]], todo: Iterable[PassKey], sets: int
+) -> list[PassKey]:
+    """The first `sets` prompt sets through every variant, at each concurrency that has passes to make."""
+    levels = dict.fromkeys(key.concurrency for key in todo)
+    return [
+        PassKey(0, level, number, variant.name)
+        for level in levels
+        for number in range(min(sets, len(prompt_sets(prompts, level))))
+        for variant in variants
+    ]
+
+
 async def measure(
     engines: Sequence["Engine"],
     variants: Sequence[Variant],
     prompts: Sequence[list[int]],
-    concurrencies: Sequence[int],
     *,
-    repeats: int,
-    warmup_sets: int,
+    warmup: Sequence[PassKey],
+    todo: Sequence[PassKey],
     begin: Callable[[str], None],
-) -> dict[Cell, list[Run]]:
-    """Time every variant at every concurrency; `begin` is called with the name of each pass as that begins.
+    keep: Callable[[PassKey, MeasuredPass], None],
+) -> None:
+    """Make the passes `warmup` for nothing, then `todo`, each handed to `keep` as soon as it is made.
 
-    All variants run a prompt set before any runs the next, in an order that moves on by one each time.
+    `begin` is called with the name of each pass as that begins.
     """
-    runs: dict[Cell, list[Run]] = {(variant, level): [] for variant in variants for level in concurrencies}
-    turn = 0
-    for level in concurrencies:
-        sets = prompt_sets(prompts, level)
-        for prompt_set in sets[:warmup_sets]:
-            for variant in variants:
-                begin(f"warm-up, {variant.name}, {level} at once")
-                await _one_pass(engines[variant.engine], variant, prompt_set, level)
-    for repeat in range(repeats):
-        for level in concurrencies:
-            for variant in variants:
-                runs[variant, level].append(Run())
-            for prompt_set in prompt_sets(prompts, level):
-                for variant in rotated(variants, turn):
-                    begin(f"repeat {repeat + 1} of {repeats}, {variant.name}, {level} at once")
-                    run = runs[variant, level][repeat]
-                    seconds, traces, counts = await _one_pass(engines[variant.engine], variant, prompt_set, level)
-                    run.seconds += seconds
-                    run.traces.extend(traces)
-                    run.counts += counts
-                turn += 1
+    named = {variant.name: variant for variant in variants}
+
+    async def make(key: PassKey) -> MeasuredPass:
+        variant = named[key.variant]
+        prompt_set = prompt_sets(prompts, key.concurrency)[key.prompt_set]
+        return await _one_pass(engines[variant.engine], variant, prompt_set, key.concurrency)
+
+    for key in warmup:
+        begin(f"warm-up, {key.variant}, {key.concurrency} at once")
+        await make(key)
+    for key in todo:
+        begin(f"repeat {key.repeat + 1}, {key.variant}, {key.concurrency} at once")
+        keep(key, await make(key))
+
+
+def assemble(variants: Sequence[Variant], planned: Sequence[PassKey], made: Passes) -> dict[Cell, list[Run]]:
+    """The repeats of every cell, each with its passes in the order of the prompts, whenever they were made.
+
+    Raises:
+        KeyError: A planned pass has not been made.
+    """
+    levels = dict.fromkeys(key.concurrency for key in planned)
+    repeats = 1 + max(key.repeat for key in planned)
+    runs: dict[Cell, list[Run]] = {
+        (each, level): [Run() for _ in range(repeats)] for level in levels for each in variants
+    }
+    named = {variant.name: variant for variant in variants}
+    for key in planned:
+        one, run = made[key], runs[named[key.variant], key.concurrency][key.repeat]
+        run.seconds += one.seconds
+        run.steps += one.steps
+        run.traces.extend(one.traces)
+        run.counts += one.counts
     return runs
 
 
-def passes(variants: int, prompts: Sequence[list[int]], concurrencies: Sequence[int], repeats: int, warmup: int) -> int:
-    """How many passes `measure` makes."""
-    sets = [len(prompt_sets(prompts, level)) for level in concurrencies]
-    return variants * sum(repeats * count + min(warmup, count) for count in sets)
-
-
-async def _one_pass(
-    engine: "Engine", variant: Variant, prompts: Sequence[list[int]], concurrency: int
-) -> tuple[float, tuple[Trace, ...], DraftCounts]:
+async def _one_pass(engine: "Engine", variant: Variant, prompts: Sequence[list[int]], concurrency: int) -> MeasuredPass:
     await engine.prepare(variant.depth)
-    before = engine.counts()
+    counts, steps = engine.counts(), engine.steps()
     async with engine.adapting() if variant.adaptive else nullcontext():
         result = await run_pass(engine.stream, prompts, concurrency)
     await engine.settle()
-    return result.seconds, result.traces, engine.counts() - before
+    return MeasuredPass(result.seconds, engine.steps() - steps, result.traces, engine.counts() - counts)
 
 
 def reference_variant(variants: Sequence[Variant]) -> Variant | None:

@@ -74,6 +74,11 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     return Spread.of([a / b for a, b in zip(numerators, denominators, strict=True)])
 
 
+def cost_per_million_tokens(price_per_hour: float, tokens_per_s: float) -> float:
+    """What a million tokens cost on a machine of this price that is never idle, in the price's currency."""
+    return price_per_hour / 3600 / tokens_per_s * 1e6
+
+
 def distinct_share(tokens: Sequence[int], width: int = 1) -> float:
     """Distinct n-grams of `width` tokens as a share of all of them: near 1 for text, near 0 for a loop."""
     grams = [tuple(tokens[start : start + width]) for start in range(len(tokens) - width + 1)]

@@ -1,37 +1,17 @@
 """What a result says, from runs whose figures can be worked out by hand."""
 
 import json
+from itertools import pairwise
+from typing import Any
 
 import pytest
+from rich.console import Console
 
-from peagle.bench.load import Trace
+from bench_runs import EAGLE3, NONE, PEAGLE3, PEAGLE7, run, runs
 from peagle.bench.plan import Variant
-from peagle.bench.report import best_line, best_rows, markdown, result_rows
-from peagle.bench.speculation import Cell, Run
-from peagle.bench.statistics import DraftCounts
-
-NONE, EAGLE3, PEAGLE3, PEAGLE7 = (
-    Variant(0, "none", 0),
-    Variant(1, "eagle3", 3),
-    Variant(2, "p-eagle", 3),
-    Variant(2, "p-eagle", 7),
-)
-
-
-def run(tokens_per_s: float, last_token: int = 9, counts: DraftCounts | None = None) -> Run:
-    """One request of ten tokens, the first at 10 ms and the rest 20 ms later."""
-    trace = Trace((*range(9), last_token), (0.01, 0.03))
-    return Run(10 / tokens_per_s, [trace], counts or DraftCounts(0, (), ()))
-
-
-def runs() -> dict[Cell, list[Run]]:
-    drafted = DraftCounts(4, (4, 4, 4), (3, 2, 1))
-    return {
-        (NONE, 1): [run(100), run(50)],
-        (EAGLE3, 1): [run(120), run(60)],
-        (PEAGLE3, 1): [run(180, counts=drafted), run(90, counts=drafted)],
-        (PEAGLE7, 1): [run(200), run(100, last_token=8)],
-    }
+from peagle.bench.published import published_ratios
+from peagle.bench.report import best_line, fastest_line, markdown, result_table
+from peagle.bench.rows import best_rows, fastest_rows, result_rows
 
 
 def test_ratios_pair_by_repeat_and_compare_equal_depths() -> None:
@@ -62,7 +42,25 @@ def test_figures_come_from_every_repeat() -> None:
     assert row["acceptance_by_position"] == [0.75, 0.5, 0.25]
     assert row["drafts"] == 8
     assert row["ttft_ms_p50"]["median"] == pytest.approx(10)
-    assert row["itl_ms_p95"]["median"] == pytest.approx(20)
+    assert row["itl_ms_p95"]["median"] == row["itl_ms_p99"]["median"] == pytest.approx(20)
+    assert row["step_ms"]["high"] == pytest.approx(1000 * 10 / 90 / 5)
+
+
+def test_cost_is_the_price_of_the_time_that_a_million_tokens_take() -> None:
+    row = result_rows(runs(), price_per_hour=3.6)[0]
+    # 100 tokens/s make a million in 10,000 s.
+    assert row["cost_per_million_tokens"] == {"median": pytest.approx(15.0), "low": 10.0, "high": 20.0}
+    assert "cost_per_million_tokens" not in result_rows(runs())[0]
+
+
+def test_the_fastest_cell_of_each_concurrency_is_named_with_its_lead() -> None:
+    cells = {**runs(), (NONE, 8): [run(900), run(800)], (PEAGLE7, 8): [run(450), run(400)]}
+    one, eight = fastest_rows(cells)
+    assert (one["variant"], one["next"]) == ("p-eagle K=7", "p-eagle K=3")
+    assert fastest_line(eight) == "8 at once: none, 850 (800 to 900) tokens/s, 2.00 (2.00 to 2.00) times p-eagle K=7"
+    close = fastest_rows({(NONE, 1): [run(100), run(120)], (PEAGLE7, 1): [run(101), run(110)]})[0]
+    assert fastest_line(close).endswith("tokens/s; not clearly, 1.04 (0.99 to 1.09) times p-eagle K=7")
+    assert "next" not in fastest_rows({(NONE, 1): [run(100)]})[0]
 
 
 def test_outputs_that_differ_from_no_speculation_show() -> None:
@@ -85,14 +83,15 @@ def test_a_comparison_without_the_reference_has_no_ratio_to_it() -> None:
     assert "ratio_to_none" not in rows[0]
 
 
-def test_the_report_is_made_of_the_json_alone() -> None:
-    result = {
+def result(price_per_hour: float | None = None) -> dict[str, Any]:
+    made = {
         "model": "model",
         "command": "peagle bench speculation model.yaml",
         "commit": None,
         "versions": {"vllm": "1.2"},
         "hardware": {"processor": "CPU", "cores": 2, "memory_gib": 24.0, "gpus": [], "load_before": 0.1},
         "idle_cores": 0.0,
+        "sittings": 2,
         "eager": False,
         "repeats": 2,
         "output_tokens": 10,
@@ -104,10 +103,56 @@ def test_the_report_is_made_of_the_json_alone() -> None:
             "looping": 1,
             "min_distinct_share": 0.9,
         },
-        "rows": result_rows(runs()),
+        "price_per_hour": price_per_hour,
+        "gpus_per_engine": 1,
+        "rows": result_rows(runs(), price_per_hour),
         "best": best_rows(runs()),
+        "fastest": fastest_rows(runs()),
     }
-    text = markdown(json.loads(json.dumps(result)))
+    plain: dict[str, Any] = json.loads(json.dumps(made))
+    return plain
+
+
+def test_the_report_is_made_of_the_json_alone() -> None:
+    text = markdown(result(), ["throughput.svg"])
     assert "| 1 | p-eagle | 3 | 135 (90 to 180) | 1.80 (1.80 to 1.80) | 1.50 (1.50 to 1.50) | 2.50 |" in text
     assert "1 led to a loop (under 90%" in text
     assert "0.750 0.500 0.250" in text
+    assert "1 at once: p-eagle K=7, 150 (100 to 200) tokens/s" in text
+    assert "![throughput](throughput.svg)" in text
+    assert "2 sittings" in text
+    assert "cost" not in text
+
+
+def test_every_row_of_a_table_is_as_wide_as_its_head() -> None:
+    for text in (markdown(result()), markdown(result(price_per_hour=2.0))):
+        lines = [line.count("|") if line.startswith("|") else 0 for line in text.splitlines()]
+        assert all(one == other for one, other in pairwise(lines) if one and other)
+
+
+@pytest.mark.parametrize("variant", [EAGLE3, Variant(2, "p-eagle", 7, adaptive=True)])
+def test_the_table_fits_a_terminal_of_80_columns(variant: Variant) -> None:
+    cells = {(NONE, 32): [run(1000), run(1200)], (PEAGLE3, 32): [run(900), run(1100)], (variant, 32): [run(1500)] * 2}
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(result_table(result_rows(cells)))
+    assert variant.name in shown.get()
+    assert "…" not in shown.get()
+
+
+def test_a_price_adds_the_cost_of_each_cell() -> None:
+    text = markdown(result(price_per_hour=3.6))
+    assert "cost of 1 M tokens" in text
+    assert "| 15 |" in text
+
+
+def test_ratios_to_its_rivals_stand_beside_the_published_ones() -> None:
+    text = markdown(result())
+    assert "| 1 | 1.67 (1.67 to 1.67) | 1.55 | 1.55 | 1.69 | 1.12 | 1.22 | 1.43 |" in text
+    assert "| 1 | 2.00 (2.00 to 2.00) | 1.52 | 3.97 | 2.97 |" in text
+    assert all(each.source in text and each.model in text for each in published_ratios())
+
+
+def test_without_p_eagle_nothing_published_is_beside_it() -> None:
+    changed = result() | {"best": best_rows({(NONE, 1): [run(100)], (EAGLE3, 1): [run(120)]})}
+    assert "published" not in markdown(changed).lower()

@@ -1,46 +1,29 @@
 """The order of a comparison, and which prompts it takes, on a generator that needs no vLLM."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from generator_engine import OUTPUT_TOKENS, Generator
+from peagle.bench.load import Trace
 from peagle.bench.plan import Variant
-from peagle.bench.speculation import measure, passes, select_prompts
-from peagle.bench.statistics import NO_DRAFTS, DraftCounts
+from peagle.bench.speculation import (
+    MeasuredPass,
+    PassKey,
+    assemble,
+    measure,
+    planned_passes,
+    select_prompts,
+    warmup_passes,
+)
+from peagle.bench.statistics import NO_DRAFTS
 from peagle.errors import ConfigError
 
 NONE, SHALLOW, DEEP = Variant(0, "none", 0), Variant(1, "p-eagle", 2), Variant(1, "p-eagle", 4)
-OUTPUT_TOKENS = 16
-
-
-class Generator:
-    """What `measure` needs of an engine: repeats a prompt that starts with 0, and counts up from any other."""
-
-    context_tokens = 40
-
-    def __init__(self, log: list[tuple[str, int]], name: str) -> None:
-        self.log, self.name, self.depth, self.total = log, name, 0, NO_DRAFTS
-
-    def encode(self, text: str) -> list[int]:
-        return [int(word) for word in text.split()]
-
-    def counts(self) -> DraftCounts:
-        return self.total
-
-    async def prepare(self, depth: int) -> None:
-        self.depth = depth
-        self.log.append((self.name, depth))
-
-    async def settle(self) -> None:
-        pass
-
-    async def stream(self, prompt: list[int]) -> AsyncIterator[Sequence[int]]:
-        drafted = (1,) * self.depth
-        for step in range(OUTPUT_TOKENS):
-            if self.depth:
-                self.total += DraftCounts(1, drafted, (1, *(0,) * (self.depth - 1)))
-            yield [prompt[0] + step if prompt[0] else 0]
+VARIANTS = [NONE, SHALLOW, DEEP]
 
 
 async def compared(prompts: int, concurrencies: Sequence[int], repeats: int, warmup: int) -> tuple[Any, ...]:
@@ -48,17 +31,13 @@ async def compared(prompts: int, concurrencies: Sequence[int], repeats: int, war
     begun: list[str] = []
     engines: list[Any] = [Generator(log, "none"), Generator(log, "p-eagle")]
     tokens = [[number + 1] for number in range(prompts)]
-    runs = await measure(
-        engines,
-        [NONE, SHALLOW, DEEP],
-        tokens,
-        concurrencies,
-        repeats=repeats,
-        warmup_sets=warmup,
-        begin=begun.append,
-    )
-    assert len(log) == len(begun) == passes(3, tokens, concurrencies, repeats, warmup)
-    return runs, log
+    planned = planned_passes(VARIANTS, tokens, concurrencies, repeats)
+    first = warmup_passes(VARIANTS, tokens, planned, warmup)
+    made: dict[PassKey, MeasuredPass] = {}
+    await measure(engines, VARIANTS, tokens, warmup=first, todo=planned, begin=begun.append, keep=made.__setitem__)
+    assert list(made) == planned
+    assert len(log) == len(begun) == len(first) + len(planned)
+    return assemble(VARIANTS, planned, made), log
 
 
 async def test_every_variant_runs_a_prompt_set_before_any_runs_the_next() -> None:
@@ -85,6 +64,27 @@ async def test_drafts_are_credited_to_the_depth_that_was_set_when_they_were_veri
     assert runs[SHALLOW, 1][0].counts.depth_effective == 2
     assert runs[DEEP, 1][0].counts.depth_effective == 4
     assert runs[DEEP, 1][0].counts.accepted == (steps, 0, 0, 0)
+    assert {cell[0].steps for cell in runs.values()} == {steps}
+
+
+def test_only_concurrencies_with_passes_left_are_warmed_up() -> None:
+    prompts = [[number] for number in range(7)]
+    planned = planned_passes(VARIANTS, prompts, [1, 2], repeats=2)
+    left = [key for key in planned if key.concurrency == 2]
+    assert {key.concurrency for key in warmup_passes(VARIANTS, prompts, left, sets=1)} == {2}
+    assert warmup_passes(VARIANTS, prompts, [], sets=1) == []
+
+
+@given(st.data())
+def test_runs_are_the_same_in_whatever_order_their_passes_were_made(data: st.DataObject) -> None:
+    prompts = [[number] for number in range(5)]
+    planned = planned_passes(VARIANTS, prompts, [1, 2], repeats=2)
+    made = {
+        key: MeasuredPass(1.0 + number, number, (Trace((number,), (0.1,)),), NO_DRAFTS)
+        for number, key in enumerate(planned)
+    }
+    shuffled = {key: made[key] for key in data.draw(st.permutations(planned))}
+    assert assemble(VARIANTS, planned, shuffled) == assemble(VARIANTS, planned, made)
 
 
 async def test_prompts_that_lead_to_a_loop_or_do_not_fit_are_left_out_and_counted() -> None:

@@ -1,0 +1,144 @@
+"""What the runs of a comparison came to, as the plain values of `result.json`. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain
+from typing import Any
+
+from peagle.bench.load import Trace
+from peagle.bench.plan import EAGLE3, NONE, PEAGLE, Variant
+from peagle.bench.speculation import LOOP_GRAM_TOKENS, Cell, Run, reference_variant
+from peagle.bench.statistics import (
+    NO_DRAFTS,
+    Spread,
+    cost_per_million_tokens,
+    distinct_share,
+    paired_ratio,
+    percentile,
+)
+
+PERCENTILES = (50, 95, 99)
+DISTINCT = f"distinct_{LOOP_GRAM_TOKENS}gram_ratio"
+
+Row = dict[str, Any]
+
+
+def result_rows(runs: Mapping[Cell, Sequence[Run]], price_per_hour: float | None = None) -> list[Row]:
+    """One row for each variant and concurrency, in the order measured.
+
+    With the price of one engine's machine for an hour, also `cost_per_million_tokens` of output, in its currency.
+
+    Ratios are taken within each repeat and then summarised: `ratio_to_none` against no speculation, and
+    `ratio_to_eagle3` against EAGLE-3 at the same K, each at the same concurrency, absent if that was not measured.
+    """
+    variants = list(dict.fromkeys(variant for variant, _ in runs))
+    reference = reference_variant(variants)
+    rows = []
+    for (variant, level), cell in runs.items():
+        row = _figures(variant, level, cell)
+        if price_per_hour is not None:
+            costs = [cost_per_million_tokens(price_per_hour, run.output_tokens_per_s) for run in cell]
+            row["cost_per_million_tokens"] = asdict(Spread.of(costs))
+        if reference is not None:
+            row["ratio_to_none"] = _ratio(cell, runs[reference, level])
+            row["outputs_equal_to_none_ratio"] = _equal_share(cell[0].traces, runs[reference, level][0].traces)
+        rival = next((other for other in variants if (other.method, other.depth) == (EAGLE3, variant.depth)), None)
+        if rival is not None and variant.method == PEAGLE:
+            row["ratio_to_eagle3"] = _ratio(cell, runs[rival, level])
+        rows.append(row)
+    return rows
+
+
+def best_rows(runs: Mapping[Cell, Sequence[Run]]) -> list[Row]:
+    """At each concurrency, each method at its fastest K (by median), against no speculation and EAGLE-3's fastest."""
+    rows = []
+    for level in dict.fromkeys(level for _, level in runs):
+        fastest: dict[str, tuple[Variant, Sequence[Run]]] = {}
+        here = [(variant, cell) for (variant, at), cell in runs.items() if at == level]
+        for variant, cell in here:
+            known = fastest.get(variant.method)
+            if not variant.adaptive and (known is None or _speed(cell).median > _speed(known[1]).median):
+                fastest[variant.method] = (variant, cell)
+        for method, (variant, cell) in fastest.items():
+            row: Row = {"concurrency": level, "method": method, "depth": variant.depth}
+            for rival, name in ((NONE, "ratio_to_none"), (EAGLE3, "ratio_to_best_eagle3")):
+                if rival in fastest and rival != method:
+                    row[name] = _ratio(cell, fastest[rival][1])
+            rows.append(row)
+        rows += [_adaptive_row(variant, level, cell, fastest) for variant, cell in here if variant.adaptive]
+    return rows
+
+
+def fastest_rows(runs: Mapping[Cell, Sequence[Run]]) -> list[Row]:
+    """At each concurrency the fastest cell of all (by median), and its ratio to the next."""
+    rows = []
+    for level in dict.fromkeys(level for _, level in runs):
+        here = [(variant, cell) for (variant, at), cell in runs.items() if at == level]
+        (first, cell), *others = sorted(here, key=lambda each: _speed(each[1]).median, reverse=True)
+        row: Row = {"concurrency": level, "variant": first.name, "output_tokens_per_s": asdict(_speed(cell))}
+        if others:
+            row |= {"next": others[0][0].name, "ratio_to_next": _ratio(cell, others[0][1])}
+        rows.append(row)
+    return rows
+
+
+def _adaptive_row(
+    variant: Variant, level: int, cell: Sequence[Run], fastest: Mapping[str, tuple[Variant, Sequence[Run]]]
+) -> Row:
+    """Adaptive depth against no speculation and against its method's fastest static K."""
+    row: Row = {"concurrency": level, "method": variant.method, "depth": variant.depth_name}
+    if NONE in fastest:
+        row["ratio_to_none"] = _ratio(cell, fastest[NONE][1])
+    best, static = fastest[variant.method]
+    return row | {"ratio_to_best_static": _ratio(cell, static), "best_static_depth": best.depth}
+
+
+def _figures(variant: Variant, level: int, cell: Sequence[Run]) -> Row:
+    counts = sum((run.counts for run in cell), NO_DRAFTS)
+    outputs = [trace.tokens for trace in cell[0].traces]
+    return {
+        "method": variant.method,
+        "depth": variant.depth_name if variant.adaptive else variant.depth,
+        "concurrency": level,
+        "output_tokens_per_s": asdict(_speed(cell)) | {"repeats": [run.output_tokens_per_s for run in cell]},
+        **{f"ttft_ms_p{each}": _milliseconds(cell, each, _first) for each in PERCENTILES},
+        **{f"itl_ms_p{each}": _milliseconds(cell, each, _gaps) for each in PERCENTILES},
+        "step_ms": asdict(Spread.of([1000 * run.step_s for run in cell])),
+        "acceptance_length": counts.acceptance_length,
+        "acceptance_by_position": list(counts.acceptance_by_position),
+        "depth_effective": counts.depth_effective,
+        "drafts": counts.drafts,
+        "drafted_by_position": list(counts.drafted),
+        "accepted_by_position": list(counts.accepted),
+        "distinct_token_ratio": _mean([distinct_share(tokens) for tokens in outputs]),
+        DISTINCT: _mean([distinct_share(t, LOOP_GRAM_TOKENS) for t in outputs]),
+    }
+
+
+def _speed(cell: Sequence[Run]) -> Spread:
+    return Spread.of([run.output_tokens_per_s for run in cell])
+
+
+def _ratio(cell: Sequence[Run], rival: Sequence[Run]) -> Row:
+    return asdict(paired_ratio([run.output_tokens_per_s for run in cell], [run.output_tokens_per_s for run in rival]))
+
+
+def _milliseconds(cell: Sequence[Run], percent: int, pick: Callable[[Trace], list[float]]) -> Row:
+    each = [percentile(list(chain.from_iterable(map(pick, run.traces))), percent / 100) for run in cell]
+    return asdict(Spread.of([1000 * seconds for seconds in each]))
+
+
+def _first(trace: Trace) -> list[float]:
+    return [trace.ttft_s]
+
+
+def _gaps(trace: Trace) -> list[float]:
+    return trace.gaps_s
+
+
+def _equal_share(traces: Sequence[Trace], reference: Sequence[Trace]) -> float:
+    return _mean([float(one.tokens == other.tokens) for one, other in zip(traces, reference, strict=True)])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

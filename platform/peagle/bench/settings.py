@@ -1,0 +1,81 @@
+"""Everything that decides what a comparison measures, as flat plain values: two of them are alike or they are not."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from peagle.bench.options import Comparison
+from peagle.bench.plan import EnginePlan
+from peagle.config import Checkpoint
+from peagle.errors import ConfigError
+
+SCHEMA_VERSION = 2
+"""Of `result.json` and `passes.jsonl`; it goes up when a reader of the older form would misread the newer."""
+_TAIL_BYTES = 65536
+
+Settings = Mapping[str, Any]
+
+
+def settings_of(
+    plans: Sequence[EnginePlan], comparison: Comparison, texts: Sequence[str], machine: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The options, every engine's deployment and checkpoints, and the machine; each leaf under its own name."""
+    load = asdict(comparison.load)
+    load["prompts_from"] = digest(list(texts))
+    values: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "engines": [plan.name for plan in plans],
+        "--concurrency": list(comparison.concurrencies),
+        "--depths": list(comparison.depths),
+        **{f"--{name.replace('_', '-')}": value for name, value in load.items()},
+        "adaptive": comparison.adaptive,
+        "--shifting": comparison.shifting,
+        "machine": dict(machine),
+    }
+    for plan in plans:
+        deployment = plan.deployment
+        values[plan.name] = deployment.model_dump(mode="json") | {
+            "target": fingerprint(deployment.target),
+            "drafter": deployment.drafter and fingerprint(deployment.drafter),
+        }
+    return dict(_leaves("", values))
+
+
+def refuse_other(asked: Settings, kept: Settings, folder: Path) -> None:
+    """Raises ConfigError, which names the first setting that differs, where those that `folder` holds are others."""
+    for name in [*asked, *(name for name in kept if name not in asked)]:
+        if asked.get(name) != kept.get(name):
+            problem = f"it holds a run with another {name}: {kept.get(name)!r} there, {asked.get(name)!r} now"
+            raise ConfigError(
+                "--out", str(folder), problem, "Name a new folder, or go on with what the run began with."
+            )
+
+
+def fingerprint(checkpoint: Checkpoint) -> str:
+    """Which weights these are, wherever they lie: of a folder its files' names, sizes and ends, else the revision."""
+    if not checkpoint.is_local:
+        return f"{checkpoint.source}@{checkpoint.revision or 'main'}"
+    known = hashlib.sha256()
+    for file in sorted(path for path in Path(checkpoint.source).expanduser().iterdir() if path.is_file()):
+        size = file.stat().st_size
+        known.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as content:
+            content.seek(max(0, size - _TAIL_BYTES))
+            known.update(content.read())
+    return known.hexdigest()[:16]
+
+
+def digest(value: Any) -> str:
+    """A short name for a plain value: the same for equal ones."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, below in value.items():
+            yield from _leaves(f"{name}.{key}" if name else str(key), below)
+    else:
+        yield name, value

@@ -1,0 +1,29 @@
+"""Runs of a comparison whose figures can be worked out by hand."""
+
+from peagle.bench.load import Trace
+from peagle.bench.plan import Variant
+from peagle.bench.speculation import Cell, Run
+from peagle.bench.statistics import DraftCounts
+
+NONE, EAGLE3, PEAGLE3, PEAGLE7 = (
+    Variant(0, "none", 0),
+    Variant(1, "eagle3", 3),
+    Variant(2, "p-eagle", 3),
+    Variant(2, "p-eagle", 7),
+)
+
+
+def run(tokens_per_s: float, last_token: int = 9, counts: DraftCounts | None = None) -> Run:
+    """One request of ten tokens, the first at 10 ms and the rest 20 ms later."""
+    trace = Trace((*range(9), last_token), (0.01, 0.03))
+    return Run(10 / tokens_per_s, 5, [trace], counts or DraftCounts(0, (), ()))
+
+
+def runs() -> dict[Cell, list[Run]]:
+    drafted = DraftCounts(4, (4, 4, 4), (3, 2, 1))
+    return {
+        (NONE, 1): [run(100), run(50)],
+        (EAGLE3, 1): [run(120), run(60)],
+        (PEAGLE3, 1): [run(180, counts=drafted), run(90, counts=drafted)],
+        (PEAGLE7, 1): [run(200), run(100, last_token=8)],
+    }

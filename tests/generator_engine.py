@@ -1,0 +1,78 @@
+"""What a comparison needs of an engine, without one: a generator of numbers that counts what it is asked."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from peagle.bench.plan import EnginePlan
+from peagle.bench.statistics import NO_DRAFTS, DraftCounts
+
+OUTPUT_TOKENS = 16
+
+
+class Generator:
+    """Repeats a prompt that starts with 0, and counts up from any other; `log` gets each pass as it is prepared."""
+
+    context_tokens = 40
+    requests_at_once = 64
+    vocabulary = 128
+
+    def __init__(self, log: list[tuple[str, int]], name: str, plan: EnginePlan | None = None) -> None:
+        self.log, self.name, self.plan = log, name, plan
+        self.depth, self.made, self.total = 0, 0, NO_DRAFTS
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def counts(self) -> DraftCounts:
+        return self.total
+
+    def steps(self) -> int:
+        return self.made
+
+    async def prepare(self, depth: int) -> None:
+        self.depth = depth
+        self.log.append((self.name, depth))
+
+    @asynccontextmanager
+    async def adapting(self) -> AsyncIterator[None]:
+        yield
+
+    def settled_s(self, concurrency: int, since_s: float) -> float:
+        return 0.0
+
+    async def settle(self) -> None:
+        pass
+
+    async def stream(self, prompt: list[int]) -> AsyncIterator[Sequence[int]]:
+        drafted = (1,) * self.depth
+        for step in range(OUTPUT_TOKENS):
+            self.made += 1
+            if self.depth:
+                self.total += DraftCounts(1, drafted, (1, *(0,) * (self.depth - 1)))
+            yield [prompt[0] + step if prompt[0] else 0]
+
+    def stop(self) -> None:
+        self.log.append((self.name, -1))
+
+
+class Started(Generator):
+    """One that a session starts from a plan; `calls` is what all were asked, `ends_after` bounds the passes."""
+
+    calls: list[tuple[str, int]]
+    ends_after: int | None = None
+
+    @classmethod
+    def start(cls, plan: EnginePlan, output_tokens: int, log: Path) -> Self:
+        return cls(cls.calls, plan.name, plan)
+
+    async def prepare(self, depth: int) -> None:
+        if self.ends_after is not None and len(self.calls) >= self.ends_after:
+            raise KeyboardInterrupt
+        await super().prepare(depth)
+
+
+def started(ends_after: int | None = None) -> Any:
+    """A class of engines of one start of `peagle bench`, which Ctrl-C ends after so many passes."""
+    return type("Started", (Started,), {"calls": [], "ends_after": ends_after})
