@@ -14,6 +14,7 @@ from speculators.models.peagle import PEagleDraftModel
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from peagle.drafter.export import export_head
+from peagle.drafter.partition import backward_in_chunks
 from peagle.drafter.text import GeneratedText
 from peagle.drafter.training import Progress, Rates, make_optimizers, restore_checkpoint, save_checkpoint, update
 from peagle.errors import ConfigError
@@ -33,19 +34,21 @@ class HeadPlan:
     keeps of the one before, at least `depth_ratio_min` of all (COD sampling, arXiv 2602.01469), `tapped_layers` whose
     inputs in the target it sees; by default those of `tapped_layers_of`. Most steps see short crops, because attention
     over all depths of a row grows with the square of its length; one step in `whole_row_every` sees whole rows, for
-    what lies further back.
+    what lies further back. With `partitions` above 1 a row of P-EAGLE's goes backward in that many chunks, which a row
+    too long for the memory needs; its gradients are the same.
     """
 
     method: Method
     layers: int
     trained_depth: int
-    tapped_layers: tuple[int, int, int] | None = None
+    tapped_layers: tuple[int, ...] | None = None
     depth_ratio: float = 0.9
     depth_ratio_min: float = 0.6
     generated_ratio: float = 0.9
     tokens_per_step: int = 832
     crop_tokens: int = 208
     whole_row_every: int = 4
+    partitions: int = 1
     steps: int = 8800
     rates: Rates = HEAD_RATES
     seed: int = 11
@@ -71,7 +74,7 @@ def train_head(
     target: Path,
     generated: GeneratedText,
     corpus: np.ndarray,
-    mask_token: int,
+    mask_token: int | None,
     out: Path,
     plan: HeadPlan,
     report: Callable[[Progress], None],
@@ -83,7 +86,7 @@ def train_head(
         target: Folder of the target.
         generated: What the target wrote; no loss is taken over its prompts.
         corpus: Text that it did not write, as one stream: int, [tokens].
-        mask_token: Id that stands for a token yet to be drafted.
+        mask_token: Id that stands for a token yet to be drafted; EAGLE-3 needs none.
     """
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(plan.seed)
@@ -153,7 +156,9 @@ class _TargetTap:
         }
 
 
-def _make_head(target: Path, config: Any, mask_token: int, plan: HeadPlan, taps: tuple[int, ...]) -> Eagle3DraftModel:
+def _make_head(
+    target: Path, config: Any, mask_token: int | None, plan: HeadPlan, taps: tuple[int, ...]
+) -> Eagle3DraftModel:
     config.num_hidden_layers = plan.layers
     shape: dict[str, Any] = {
         "draft_vocab_size": config.vocab_size,
@@ -206,15 +211,25 @@ def rows_of_step(generated: GeneratedText, corpus: np.ndarray, plan: HeadPlan, s
 
 def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: HeadPlan, rows: int) -> dict[str, float]:
     loss_config = resolve_loss_config("kl_div", "eager")
-    with torch.autocast("cpu", torch.bfloat16):
+    sampling = {
+        "num_depths": plan.trained_depth,
+        "down_sample_ratio": plan.depth_ratio,
+        "down_sample_ratio_min": plan.depth_ratio_min,
+    }
+    if plan.method == "p-eagle" and plan.partitions > 1:
+        return backward_in_chunks(head, batch, plan.partitions, sampling, loss_config, _precision, 1 / rows)
+    with _precision():
         if plan.method == "p-eagle":
-            sampling = {"down_sample_ratio": plan.depth_ratio, "down_sample_ratio_min": plan.depth_ratio_min}
-            _, loss, metrics = head(**batch, loss_config=loss_config, num_depths=plan.trained_depth, **sampling)
+            _, loss, metrics = head(**batch, loss_config=loss_config, **sampling)
         else:
             _, loss, metrics = head(**batch, loss_config=loss_config, ttt_steps=plan.trained_depth)
             loss = loss / plan.trained_depth  # it comes summed over the steps
     (loss / rows).backward()
     return {name: float(value) for name, value in metrics.items()} | {"loss": float(loss.detach())}
+
+
+def _precision() -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16)
 
 
 def _progress(measures: list[dict[str, float]], plan: HeadPlan, step: int, steps: int, tokens_per_s: float) -> Progress:
