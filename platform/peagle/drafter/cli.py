@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from peagle.drafter.prepare import Job
     from peagle.drafter.training import Progress as TrainingProgress
 
 app = typer.Typer(
@@ -66,36 +67,75 @@ def generate(target: TARGET, out: OUT, prompts: PROMPTS = None) -> None:
 
 @app.command()
 def train(
-    target: TARGET,
-    generated: Annotated[Path, typer.Argument(help="Rows from `peagle drafter generate`.", exists=True)],
-    out: OUT,
-    method: Annotated[str, typer.Option(help="p-eagle or eagle3.")] = "p-eagle",
+    target: Annotated[Path | None, typer.Argument(help="Folder of the target model.")] = None,
+    generated: Annotated[Path | None, typer.Argument(help="Rows from `peagle drafter generate`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the head goes; an interrupted run there goes on.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="YAML that says all of this, and more.")] = None,
+    method: Annotated[str | None, typer.Option(help="p-eagle (the default) or eagle3.")] = None,
     layers: Annotated[int | None, typer.Option(help="By default 4 for p-eagle, 1 for eagle3.", min=1)] = None,
     steps: STEPS = None,
-    threads: THREADS = 0,
+    threads: Annotated[int | None, typer.Option(help="CPU threads to use; 0 takes PyTorch's choice.", min=0)] = None,
 ) -> None:
     """Train a draft head for a target, on the target's own text and a share of the corpus.
 
-    Example: peagle drafter train deployments/embedded/target generated.npz --out deployments/embedded/p-eagle
-    """
-    from dataclasses import replace
+    Text, tokenizer, mask token, tapped layers and memory are checked before the long part.
 
-    from peagle.drafter.corpus import MASK, special_id, standard_library, token_stream
-    from peagle.drafter.heads import HEAD_PLANS, train_head
-    from peagle.drafter.text import GeneratedText
+    Example: peagle drafter train deployments/embedded/target generated.npz --out deployments/embedded/p-eagle
+    Example: peagle drafter train --plan deployments/embedded/p-eagle-training.yaml
+    """
+    from peagle.drafter.heads import train_head
+    from peagle.drafter.prepare import Job, prepare
+
+    if plan is not None:
+        from peagle.drafter.plan_file import load_training
+
+        _only_the_plan(target, generated, out, method, layers, steps, threads)
+        file = load_training(plan)
+        job, threads = Job.of(file), file.training.threads
+    else:
+        job = _job(target, generated, out, method or "p-eagle", layers, steps)
+    _use_threads(threads or 0)
+    material = prepare(job)
+    with _Bar(job.plan.method, job.plan.steps) as bar:
+        train_head(
+            job.target,
+            material.text,
+            material.corpus,
+            material.mask_token,
+            job.out,
+            job.plan,
+            bar.report,
+            job.checkpoint_every_steps,
+        )
+    console.print(f"{job.out} is ready")
+
+
+def _only_the_plan(*others: object) -> None:
     from peagle.errors import ConfigError
 
+    if any(other is not None for other in others):
+        raise ConfigError("--plan", None, "the plan says everything", "Leave the other options and arguments out.")
+
+
+def _job(
+    target: Path | None, generated: Path | None, out: Path | None, method: str, layers: int | None, steps: int | None
+) -> "Job":
+    from dataclasses import replace
+
+    from peagle.drafter.heads import HEAD_PLANS
+    from peagle.drafter.prepare import Job
+    from peagle.errors import ConfigError
+
+    if target is None or generated is None or out is None:
+        fix = "Name TARGET, GENERATED and --out, or a --plan."
+        raise ConfigError("peagle drafter train", None, "it is not said what to train", fix)
+    for name, path in (("TARGET", target), ("GENERATED", generated)):
+        if not path.exists():
+            raise ConfigError(name, str(path), "there is no such path", "Name one that is there.")
     if method not in HEAD_PLANS:
         raise ConfigError("--method", method, "there is no such method", f"Write {' or '.join(HEAD_PLANS)}.")
-    text = GeneratedText.load(generated)
-    _use_threads(threads)
     plan = HEAD_PLANS[method]
-    plan = replace(plan, layers=layers or plan.layers, steps=steps or plan.steps)
-    tokenizer = _tokenizer(target)
-    corpus = token_stream(tokenizer, standard_library().train)
-    with _Bar(method, plan.steps) as bar:
-        train_head(target, text, corpus, special_id(tokenizer, MASK), out, plan, bar.report)
-    console.print(f"{out} is ready")
+    return Job(target, generated, out, replace(plan, layers=layers or plan.layers, steps=steps or plan.steps))
 
 
 @app.command()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _TRAINING_ONLY = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.", "t2d", "d2t")
 
 
-def export_head(head: "Eagle3DraftModel", out: Path, plan: "HeadPlan", mask_token: int) -> None:
+def export_head(head: "Eagle3DraftModel", out: Path, plan: "HeadPlan", mask_token: int | None) -> None:
     """Write `config.json` and bfloat16 `model.safetensors` into `out`."""
     weights = {
         name: value.detach().to(torch.bfloat16).contiguous()
