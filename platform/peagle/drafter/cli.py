@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Train draft heads. From nothing: corpus, then target, generate, train (once per method), prompts.",
+    help="Train draft heads. From nothing: corpus, then target, generate, train (once per method), evaluate, prompts.",
 )
 console = Console(stderr=True)
 
@@ -46,10 +47,18 @@ def target(out: OUT, threads: THREADS = 0) -> None:
 
 
 @app.command()
-def generate(target: TARGET, out: OUT, prompts: PROMPTS = None) -> None:
-    """Let the target continue its corpus: the text its heads are trained on.
+def generate(
+    target: TARGET,
+    out: OUT,
+    prompts: PROMPTS = None,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Continue held-out files, greedily: text to evaluate a head on.")
+    ] = False,
+) -> None:
+    """Let the target continue its corpus: the text its heads are trained on, or evaluated on.
 
     Example: peagle drafter generate deployments/embedded/target --out generated.npz
+    Example: peagle drafter generate deployments/embedded/target --held-out --prompts 256 --out held_out.npz
     """
     from dataclasses import replace
 
@@ -58,8 +67,9 @@ def generate(target: TARGET, out: OUT, prompts: PROMPTS = None) -> None:
     from peagle.drafter.generate import generate as generate_rows
 
     plan = GenerationPlan()
-    plan = replace(plan, prompts=prompts or plan.prompts)
-    text = generate_rows(target, token_stream(_tokenizer(target), standard_library().train), plan)
+    plan = replace(plan, prompts=prompts or plan.prompts, greedy_ratio=1.0 if held_out else plan.greedy_ratio)
+    corpus = standard_library()
+    text = generate_rows(target, token_stream(_tokenizer(target), corpus.held_out if held_out else corpus.train), plan)
     text.save(out)
     rows = text.tokens
     console.print(f"{len(rows)} of {plan.prompts} rows kept (the others loop), {rows.size} tokens, in {out}")
@@ -136,6 +146,45 @@ def _job(
         raise ConfigError("--method", method, "there is no such method", f"Write {' or '.join(HEAD_PLANS)}.")
     plan = HEAD_PLANS[method]
     return Job(target, generated, out, replace(plan, layers=layers or plan.layers, steps=steps or plan.steps))
+
+
+@app.command()
+def evaluate(
+    target: TARGET,
+    head: Annotated[Path, typer.Argument(help="Folder of the draft head.", exists=True, file_okay=False)],
+    generated: Annotated[Path, typer.Argument(help="Rows from `peagle drafter generate --held-out`.", exists=True)],
+    depth: Annotated[int | None, typer.Option(help="Tokens to draft (K); by default the trained depth.", min=1)] = None,
+    rows: Annotated[int | None, typer.Option(help="How many rows to take; by default all.", min=1)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    threads: THREADS = 0,
+) -> None:
+    """Show how many of a head's drafts its target would accept, without an engine.
+
+    AL is the acceptance length, the tokens that one verification step gives. Drafts are greedy, and accepted where the
+    target wrote the same; an engine's own arithmetic may differ in a token here and there.
+
+    Example: peagle drafter evaluate deployments/embedded/target deployments/embedded/p-eagle held_out.npz
+    """
+    from peagle.drafter.evaluate import evaluate as evaluate_rows
+    from peagle.drafter.text import GeneratedText
+
+    text = GeneratedText.load(generated)
+    text = GeneratedText(text.tokens[:rows], text.prompt_tokens[:rows])
+    _use_threads(threads)
+    with Progress(TextColumn("rows"), BarColumn(), TextColumn("{task.completed}/{task.total}"), console=console) as bar:
+        task = bar.add_task("rows", total=len(text.tokens))
+        found = evaluate_rows(target, head, text, depth, lambda done: bar.update(task, completed=done))
+    if as_json:
+        typer.echo(found.as_json())
+        return
+    table = Table("position", "accepted", "share of drafts", title=f"{found.method}, K = {found.depth}")
+    for position, count in enumerate(found.accepted_steps):
+        table.add_row(str(position + 1), str(count), f"{found.acceptance_by_position[position]:.3f}")
+    Console().print(table)
+    typer.echo(
+        f"AL {found.acceptance_length:.2f} over {found.steps} drafts, {found.rows - found.rows_left_out} rows"
+        f" ({found.rows_left_out} more are not greedy text of this target)"
+    )
 
 
 @app.command()

@@ -92,8 +92,8 @@ def train_head(
     torch.manual_seed(plan.seed)
     config = AutoConfig.from_pretrained(target)
     taps = plan.tapped_layers or tapped_layers_of(config.num_hidden_layers)
-    head = _make_head(target, config, mask_token, plan, taps)
-    tap = _TargetTap(target, taps)
+    head = make_head(target, config, mask_token, plan, taps)
+    tap = TargetTap(target, taps)
     optimizers = _optimizers(head, plan)
     first = restore_checkpoint(out, head, optimizers)
     for step in range(first, plan.steps):
@@ -125,7 +125,7 @@ def tapped_layers_of(layers: int) -> tuple[int, int, int]:
     return 2, layers // 2, layers - 1
 
 
-class _TargetTap:
+class TargetTap:
     """Runs the target over one row and returns what a head is trained on, shifted as it meets it when drafting."""
 
     def __init__(self, target: Path, tapped_layers: tuple[int, ...]) -> None:
@@ -156,9 +156,10 @@ class _TargetTap:
         }
 
 
-def _make_head(
+def make_head(
     target: Path, config: Any, mask_token: int | None, plan: HeadPlan, taps: tuple[int, ...]
 ) -> Eagle3DraftModel:
+    """A head for the target with this Hugging Face `config`, with new weights, but the target's own embeddings."""
     config.num_hidden_layers = plan.layers
     shape: dict[str, Any] = {
         "draft_vocab_size": config.vocab_size,
@@ -217,8 +218,8 @@ def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: Head
         "down_sample_ratio_min": plan.depth_ratio_min,
     }
     if plan.method == "p-eagle" and plan.partitions > 1:
-        return backward_in_chunks(head, batch, plan.partitions, sampling, loss_config, _precision, 1 / rows)
-    with _precision():
+        return backward_in_chunks(head, batch, plan.partitions, sampling, loss_config, autocast, 1 / rows)
+    with autocast():
         if plan.method == "p-eagle":
             _, loss, metrics = head(**batch, loss_config=loss_config, **sampling)
         else:
@@ -228,7 +229,8 @@ def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: Head
     return {name: float(value) for name, value in metrics.items()} | {"loss": float(loss.detach())}
 
 
-def _precision() -> torch.autocast:
+def autocast() -> torch.autocast:
+    """The precision that a head is trained and evaluated in; its weights stay in float32."""
     return torch.autocast("cpu", torch.bfloat16)
 
 

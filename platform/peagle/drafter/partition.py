@@ -40,6 +40,16 @@ class Chunk:
     anchors: torch.Tensor
     depths: torch.Tensor
 
+    @property
+    def all_anchors(self) -> torch.Tensor:
+        """The anchor of every position: first of those at depth 0, then of the deeper ones."""
+        return torch.cat([torch.arange(self.start, self.end, device=self.anchors.device), self.anchors])
+
+    @property
+    def all_depths(self) -> torch.Tensor:
+        """The depth of every position, in the same order."""
+        return torch.cat([self.depths.new_zeros(self.end - self.start), self.depths])
+
 
 def chunks_of(anchors: torch.Tensor, depths: torch.Tensor, length: int, partitions: int) -> Iterator[Chunk]:
     """Split sampled positions, both [positions], into at most `partitions` runs of anchors of about as many positions.
@@ -86,28 +96,47 @@ def backward_in_chunks(
     length = batch["input_ids"].shape[1]
     anchors, depths = generate_cod_sample_indices(seq_length=length, loss_mask=batch["loss_mask"], **sampling)
     counted = batch["loss_mask"][0, anchors + depths].sum() + _COUNT_EPSILON
-    row = _Row(head, batch, int(sampling["num_depths"]), loss_config, precision)
+    row = _Row(head, batch, precision)
     totals: dict[str, float] = {}
     for chunk in chunks_of(anchors, depths, length, partitions):
-        for name, value in row.backward_chunk(chunk, counted, loss_scale).items():
+        found = row.backward_chunk(chunk, int(sampling["num_depths"]), loss_config, counted, loss_scale)
+        for name, value in found.items():
             totals[name] = totals.get(name, 0.0) + value
     row.backward()
     return totals
 
 
+@torch.no_grad()
+def draft_tokens(
+    head: PEagleDraftModel,
+    batch: Mapping[str, torch.Tensor],
+    num_depths: int,
+    precision: Precision,
+    partitions: int = 1,
+) -> torch.Tensor:
+    """What the head drafts from every position of a row, greedily: int, [length, num_depths].
+
+    Takes the same `batch` as `backward_in_chunks`, without what only a loss needs.
+    """
+    length = batch["input_ids"].shape[1]
+    positions = torch.arange(length, device=batch["input_ids"].device)
+    anchors = positions.repeat(num_depths)
+    depths = torch.arange(num_depths, device=positions.device).repeat_interleave(length)
+    row = _Row(head, batch, precision)
+    drafts = torch.empty(length, num_depths, dtype=torch.long, device=positions.device)
+    for chunk in chunks_of(anchors, depths, length, partitions):
+        last, *before = row.leaves(chunk)
+        with precision():
+            logits = head.lm_head(head.norm(row.states(chunk, last, before)))
+        drafts[chunk.all_anchors, chunk.all_depths] = logits[0].argmax(-1)
+    return drafts
+
+
 class _Row:
     """The pass over a row's depth-0 positions, and what the chunks sent back to it."""
 
-    def __init__(
-        self,
-        head: PEagleDraftModel,
-        batch: Mapping[str, torch.Tensor],
-        num_depths: int,
-        loss_config: LossConfig,
-        precision: Precision,
-    ) -> None:
-        self._head, self._batch, self._num_depths = head, batch, num_depths
-        self._loss_config, self._precision = loss_config, precision
+    def __init__(self, head: PEagleDraftModel, batch: Mapping[str, torch.Tensor], precision: Precision) -> None:
+        self._head, self._batch, self._precision = head, batch, precision
         self._positions = torch.arange(batch["input_ids"].shape[1], device=batch["input_ids"].device)
         kept = _Kept()
         with precision():
@@ -117,35 +146,38 @@ class _Row:
         # In float32, whatever they are themselves: many chunks' small shares are summed here.
         self._gradients = [torch.zeros_like(each, dtype=torch.float32) for each in self._shared]
 
-    def backward_chunk(self, chunk: Chunk, counted: torch.Tensor, loss_scale: float) -> dict[str, float]:
-        """Send one chunk's share of the row's loss backward; `counted` positions are in the whole row's mean."""
-        head, start, end = self._head, chunk.start, chunk.end
+    def leaves(self, chunk: Chunk) -> list[torch.Tensor]:
+        """The last states of a chunk's anchors, and the keys and values before its end, cut off from the first pass."""
         last, *before = (each.detach() for each in self._shared)
-        last = last[:, start:end].requires_grad_()
-        before = [each[:, :, :end].requires_grad_() for each in before]
-        anchors = torch.cat([self._positions[start:end], chunk.anchors])
-        depths = torch.cat([torch.zeros_like(self._positions[start:end]), chunk.depths])
+        return [last[:, chunk.start : chunk.end], *(each[:, :, : chunk.end] for each in before)]
+
+    def states(self, chunk: Chunk, last: torch.Tensor, before: list[torch.Tensor]) -> torch.Tensor:
+        """Last states of a chunk's positions, [1, positions, hidden], in the order of `all_anchors`."""
+        return torch.cat([last, self._chains(chunk, before)], dim=1) if len(chunk.anchors) else last
+
+    def backward_chunk(
+        self, chunk: Chunk, num_depths: int, loss_config: LossConfig, counted: torch.Tensor, loss_scale: float
+    ) -> dict[str, float]:
+        """Send one chunk's share of the row's loss backward; `counted` positions are in the whole row's mean."""
+        last, *before = (each.requires_grad_() for each in self.leaves(chunk))
+        loss_mask, positions = self._batch["loss_mask"], chunk.all_anchors + chunk.all_depths
         with self._precision():
-            states = last
-            if len(chunk.anchors):
-                states = torch.cat([last, self._chains(chunk, before)], dim=1)
             loss, metrics = compute_metrics(
-                logits=head.lm_head(head.norm(states)),
-                targets=self._targets(chunk)[:, anchors + depths - start],
-                loss_mask=self._batch["loss_mask"],
-                anchor_pos=anchors,
-                depth=depths,
-                num_depths=self._num_depths,
-                loss_config=self._loss_config,
+                logits=self._head.lm_head(self._head.norm(self.states(chunk, last, before))),
+                targets=self._targets(chunk, num_depths)[:, positions - chunk.start],
+                loss_mask=loss_mask,
+                anchor_pos=chunk.all_anchors,
+                depth=chunk.all_depths,
+                num_depths=num_depths,
+                loss_config=loss_config,
             )
-            inside = self._batch["loss_mask"][0, anchors + depths].sum() + _COUNT_EPSILON
-            share = loss * (inside / counted)
+            share = loss * ((loss_mask[0, positions].sum() + _COUNT_EPSILON) / counted)
         (share * loss_scale).backward()
         assert last.grad is not None
-        self._gradients[0][:, start:end] += last.grad
+        self._gradients[0][:, chunk.start : chunk.end] += last.grad
         for gradient, leaf in zip(self._gradients[1:], before, strict=True):
             if leaf.grad is not None:  # there is none where the chunk has no chains
-                gradient[:, :, :end] += leaf.grad
+                gradient[:, :, : chunk.end] += leaf.grad
         counts = {name: float(value) for name, value in metrics.items() if "_acc_" in name}
         return counts | {"loss": float(share.detach())}
 
@@ -211,9 +243,9 @@ class _Row:
         return torch.zeros(boolean.shape, dtype=dtype, device=anchors.device).masked_fill_(~boolean, float("-inf"))
 
     @torch.no_grad()
-    def _targets(self, chunk: Chunk) -> torch.Tensor:
+    def _targets(self, chunk: Chunk, num_depths: int) -> torch.Tensor:
         """The target's logits from the chunk's first position to the last that its chains reach."""
-        last = self._batch["verifier_last_hidden_states"][:, chunk.start : chunk.end + self._num_depths - 1]
+        last = self._batch["verifier_last_hidden_states"][:, chunk.start : chunk.end + num_depths - 1]
         logits: torch.Tensor = self._head.verifier_lm_head(self._head.verifier_norm(last))
         return logits
 

@@ -22,7 +22,7 @@ def cost(target: Path, partitions: int, length: int) -> dict[str, float]:
     torch.manual_seed(1)
     plan = replace(heads.HEAD_PLANS["p-eagle"], partitions=partitions)
     config = AutoConfig.from_pretrained(target)
-    head = heads._make_head(target, config, 1, plan, heads.tapped_layers_of(config.num_hidden_layers))
+    head = heads.make_head(target, config, 1, plan, heads.tapped_layers_of(config.num_hidden_layers))
     batch = {
         "input_ids": torch.randint(2, config.vocab_size, (1, length)),
         "hidden_states": torch.randn(1, length, 3 * config.hidden_size),
