@@ -76,6 +76,10 @@ def evaluate(
         ConfigError: The head does not belong to the target, or no row of `text` tells anything.
     """
     head, plan = load_head(target, head_folder)
+    vocabulary = head.verifier_lm_head.weight.shape[0]
+    if text.tokens.min() < 0 or text.tokens.max() >= vocabulary:
+        problem = f"the target's tokens go from 0 to {vocabulary - 1}"
+        raise ConfigError("GENERATED", int(text.tokens.max()), problem, "Write it with this target.")
     depth = _depth(depth, plan, text)
     tap = TargetTap(target, plan.tapped_layers or ())
     accepted: list[int] = []

@@ -109,6 +109,9 @@ def test_what_cannot_be_evaluated_is_named(tmp_path: Path) -> None:
         evaluate(TARGET, EMBEDDED / "p-eagle", rows, 9, print)
     with pytest.raises(ConfigError, match="no row is greedy text"):
         evaluate(TARGET, EMBEDDED / "p-eagle", rows, 4, lambda _done: None)
+    foreign = GeneratedText(rows.tokens + 2048, rows.prompt_tokens)
+    with pytest.raises(ConfigError, match="the target's tokens go from 0 to 2047"):
+        evaluate(TARGET, EMBEDDED / "p-eagle", foreign, 4, print)
     with pytest.raises(ConfigError, match="trained in another way"):
         load_head(TARGET, TARGET)
     with pytest.raises(ConfigError, match="no such file"):

@@ -26,6 +26,7 @@ def cost(partitions: int) -> dict[str, float]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_eight_chunks_take_a_third_of_the_memory_at_most_and_little_more_time() -> None:
     whole, parts = cost(1), cost(8)
     assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-3)
