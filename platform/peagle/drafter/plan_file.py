@@ -120,23 +120,27 @@ def load_training(path: Path) -> TrainingFile:
             the generated rows or the corpus is not there.
     """
     file = parse(TrainingFile, read_mapping(path), str(path), "a training plan")
+    corpus = file.text.corpus
+    if corpus is not None and corpus != STANDARD_LIBRARY:
+        corpus = _there(path, "text.corpus", corpus)
     text = file.text.model_copy(
-        update={
-            "generated": _there(path, "text.generated", file.text.generated),
-            "corpus": file.text.corpus
-            if file.text.corpus in (None, STANDARD_LIBRARY)
-            else _there(path, "text.corpus", file.text.corpus),
-        }
+        update={"generated": _there(path, "text.generated", file.text.generated), "corpus": corpus}
     )
     target = _there(path, "target", file.target, folder=True)
-    out = str((path.parent / Path(file.out).expanduser()).resolve())
-    return file.model_copy(update={"target": target, "out": out, "text": text})
+    return file.model_copy(update={"target": target, "out": str(_place(path, "out", file.out)), "text": text})
 
 
 def _there(origin: Path, field: str, name: str, folder: bool = False) -> str:
-    place = (origin.parent / Path(name).expanduser()).resolve()
+    place = _place(origin, field, name)
     if not (place.is_dir() if folder else place.is_file()):
         what = "folder" if folder else "file"
         fix = f"Name a {what} that is there, from where the plan lies."
         raise ConfigError(f"{origin}: {field}", name, f"there is no such {what}", fix)
     return str(place)
+
+
+def _place(origin: Path, field: str, name: str) -> Path:
+    try:
+        return (origin.parent / Path(name).expanduser()).resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{origin}: {field}", name, f"it is no path ({error})", "Name another.") from None
