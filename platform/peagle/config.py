@@ -1,15 +1,14 @@
 """Deployment files: one YAML per model, read here and nowhere else, into strict frozen models."""
 
-import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import Field, JsonValue, field_validator, model_validator
 
-from peagle.errors import CombinedConfigError, ConfigError
+from peagle.errors import ConfigError
+from peagle.schema import Strict, parse, wrong
 from peagle.yaml_file import read_mapping
 
 # What the platform sets itself, and the field that sets it.
@@ -35,18 +34,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 Depth = Annotated[int, Field(ge=0, le=64)]
 
 
-def _wrong(field: str, value: object, problem: str, fix: str) -> PydanticCustomError:
-    """Return what a validator raises: `field` below the place it stands at, the rest as in ConfigError."""
-    return PydanticCustomError(
-        "peagle", "{problem}; {fix}", {"field": field, "value": value, "problem": problem, "fix": fix}
-    )
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Checkpoint(_Strict):
+class Checkpoint(Strict):
     """Weights: a Hugging Face repository (`org/name`) or a folder, relative to the deployment file."""
 
     source: str = Field(min_length=1, max_length=1024)
@@ -60,12 +48,12 @@ class Checkpoint(_Strict):
     @model_validator(mode="after")
     def _folder_or_repository(self) -> Self:
         if not self.source.isprintable():
-            raise _wrong("source", self.source, "it holds a control character", "Write it without.")
+            raise wrong("source", self.source, "it holds a control character", "Write it without.")
         if self.is_local and self.revision is not None:
-            raise _wrong("revision", self.revision, "a folder has no revision", "Remove it.")
+            raise wrong("revision", self.revision, "a folder has no revision", "Remove it.")
         if not self.is_local and not _REPOSITORY.fullmatch(self.source):
             fix = f"Write org/name, or ./{self.source.lstrip('/')} for a folder."
-            raise _wrong("source", self.source, "it is neither a repository nor the path of a folder", fix)
+            raise wrong("source", self.source, "it is neither a repository nor the path of a folder", fix)
         return self
 
 
@@ -76,7 +64,7 @@ class Drafter(Checkpoint):
     trained_depth: int = Field(ge=1, le=64)
 
 
-class Speculation(_Strict):
+class Speculation(Strict):
     """How deep to draft. `depth_static` applies until something sets another K, and whenever nothing may.
 
     With `adaptive` the Router chooses K for each replica and batch size, live, from what its drafts and steps yield. It
@@ -94,17 +82,15 @@ class Speculation(_Strict):
     def _static_within_max(self) -> Self:
         if self.depth_static > self.depth_max:
             problem = f"it is above depth_max, which is {self.depth_max}"
-            raise _wrong(
-                "depth_static", self.depth_static, problem, f"Lower it to {self.depth_max} or raise depth_max."
-            )
+            raise wrong("depth_static", self.depth_static, problem, f"Lower it to {self.depth_max} or raise depth_max.")
         if self.adaptive and not self.live_depth:
-            raise _wrong("adaptive", True, "live_depth is off", "Write live_depth: true, or adaptive: false.")
+            raise wrong("adaptive", True, "live_depth is off", "Write live_depth: true, or adaptive: false.")
         if self.inter_token_s_max is not None and not self.adaptive:
-            raise _wrong("inter_token_s_max", self.inter_token_s_max, "nothing adapts to it", "Write adaptive: true.")
+            raise wrong("inter_token_s_max", self.inter_token_s_max, "nothing adapts to it", "Write adaptive: true.")
         return self
 
 
-class Replicas(_Strict):
+class Replicas(Strict):
     """Replica count; Ray Serve scales between the two where they differ."""
 
     min: int = Field(default=1, ge=1, le=4096)
@@ -113,11 +99,11 @@ class Replicas(_Strict):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.max < self.min:
-            raise _wrong("max", self.max, f"it is below min, which is {self.min}", f"Write {self.min} or more.")
+            raise wrong("max", self.max, f"it is below min, which is {self.min}", f"Write {self.min} or more.")
         return self
 
 
-class Resources(_Strict):
+class Resources(Strict):
     """What one replica takes. `accelerator_type` is Ray's name for a GPU model, such as `B200`."""
 
     accelerator: Literal["cpu", "gpu"] = "gpu"
@@ -129,14 +115,14 @@ class Resources(_Strict):
     def _cpu_needs_no_gpu(self) -> Self:
         if self.accelerator == "cpu" and self.tensor_parallel_size > 1:
             size = self.tensor_parallel_size
-            raise _wrong("tensor_parallel_size", size, "accelerator is cpu", "Write 1, or accelerator: gpu.")
+            raise wrong("tensor_parallel_size", size, "accelerator is cpu", "Write 1, or accelerator: gpu.")
         if self.accelerator == "cpu" and self.accelerator_type is not None:
             kind = self.accelerator_type
-            raise _wrong("accelerator_type", kind, "accelerator is cpu", "Remove it, or write accelerator: gpu.")
+            raise wrong("accelerator_type", kind, "accelerator is cpu", "Remove it, or write accelerator: gpu.")
         return self
 
 
-class Routing(_Strict):
+class Routing(Strict):
     """How a request finds its replica, and bounds on what one, and the queue before it (-1: no bound), may hold.
 
     `soonest` is the replica that is expected to finish the request first; `power-of-two` is Ray Serve's own choice, the
@@ -151,11 +137,11 @@ class Routing(_Strict):
     @classmethod
     def _not_zero(cls, value: int) -> int:
         if value == 0:
-            raise _wrong("", value, "Ray Serve takes no queue of 0", "Write 1 or more, or -1 for no bound.")
+            raise wrong("", value, "Ray Serve takes no queue of 0", "Write 1 or more, or -1 for no bound.")
         return value
 
 
-class Deployment(_Strict):
+class Deployment(Strict):
     """One model as it is served: what `deployments/*.yaml` holds."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
@@ -173,10 +159,10 @@ class Deployment(_Strict):
     def _only_what_is_free(cls, engine: dict[str, Any]) -> dict[str, Any]:
         for key, value in engine.items():
             if key in PLATFORM_OWNED_ARGUMENTS:
-                raise _wrong(key, value, f"it is set by {PLATFORM_OWNED_ARGUMENTS[key]}", "Remove it here.")
+                raise wrong(key, value, f"it is set by {PLATFORM_OWNED_ARGUMENTS[key]}", "Remove it here.")
             if not key.isidentifier() or key.startswith("_"):
                 name = key.lstrip("-_").replace("-", "_")
-                raise _wrong(key, value, "it is no engine argument", f"Write it as vLLM names it in Python: {name}.")
+                raise wrong(key, value, "it is no engine argument", f"Write it as vLLM names it in Python: {name}.")
         return engine
 
     @field_validator("environment")
@@ -184,9 +170,9 @@ class Deployment(_Strict):
     def _settable(cls, environment: dict[str, str]) -> dict[str, str]:
         for name, value in environment.items():
             if not _VARIABLE.fullmatch(name):
-                raise _wrong(name, None, "it is no name of a variable", "Use letters, digits and underscores.")
+                raise wrong(name, None, "it is no name of a variable", "Use letters, digits and underscores.")
             if "\0" in value:
-                raise _wrong(name, None, "its value holds a NUL character", "Write it without.")
+                raise wrong(name, None, "its value holds a NUL character", "Write it without.")
         return environment
 
     @model_validator(mode="after")
@@ -195,11 +181,11 @@ class Deployment(_Strict):
             return self
         if self.drafter is None:
             fix = "Add a drafter, or write speculation: {enabled: false}."
-            raise _wrong("drafter", None, "it is required while speculation.enabled is true", fix)
+            raise wrong("drafter", None, "it is required while speculation.enabled is true", fix)
         depth, trained = self.speculation.depth_max, self.drafter.trained_depth
         if depth > trained:
             problem = f"it is above drafter.trained_depth, which is {trained}"
-            raise _wrong("speculation.depth_max", depth, problem, f"Lower it to {trained}.")
+            raise wrong("speculation.depth_max", depth, problem, f"Lower it to {trained}.")
         return self
 
     @property
@@ -222,10 +208,8 @@ def parse_deployment(raw: Mapping[str, Any], origin: str, base: Path | None = No
     Raises:
         ConfigError: A field is wrong; all wrong fields are named, and `origin` leads each path.
     """
-    try:
-        deployment = Deployment.model_validate(dict(raw))
-    except ValidationError as error:
-        raise CombinedConfigError.of([_problem(details) for details in error.errors()]).under(origin) from None
+    # Below an engine argument pydantic names the kinds of value that it tried; an environment variable may be a secret.
+    deployment = parse(Deployment, raw, origin, "a deployment", opaque=("engine",), secret=("environment",))
     changes: dict[str, Checkpoint] = {}
     for field in ("target", "drafter"):
         checkpoint: Checkpoint | None = getattr(deployment, field)
@@ -237,75 +221,3 @@ def parse_deployment(raw: Mapping[str, Any], origin: str, base: Path | None = No
                 raise ConfigError(place, checkpoint.source, f"it is no path ({error})", "Name a folder.") from None
             changes[field] = checkpoint.model_copy(update={"source": str(folder)})
     return deployment.model_copy(update=changes)
-
-
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the one of `known` that `name` is most likely a slip of, if any is near enough."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)), None)
-
-
-# Problem and fix for each kind of error that pydantic finds, filled in from the error's own context.
-_ADVICE: Mapping[str, tuple[str, str]] = {
-    "missing": ("it is required", "Add it."),
-    "string_type": ("it must be text", "Put it in quotes."),
-    "string_too_short": ("it is empty", "Write it, or remove the field."),
-    "string_too_long": ("it is longer than {max_length} characters", "Shorten it."),
-    "string_pattern_mismatch": (
-        "it must start with a letter or digit and hold only these and . _ / -, at most 128",
-        "Rename it.",
-    ),
-    "int_type": ("it must be a whole number", "Write one, without quotes and without a fraction."),
-    "float_type": ("it must be a number", "Write one, without quotes."),
-    "finite_number": ("it must be a finite number", "Write one."),
-    "bool_type": ("it must be true or false", "Write true or false, without quotes."),
-    "greater_than": ("it must be above {gt}", "Raise it."),
-    "greater_than_equal": ("it must be at least {ge}", "Raise it."),
-    "less_than_equal": ("it must be at most {le}", "Lower it."),
-    "literal_error": ("it must be {expected}", "Write one of these."),
-    "model_type": ("it must hold fields", "Write fields under it, or remove it."),
-    "dict_type": ("it must hold fields", "Write fields under it, or remove it."),
-    "invalid_key": ("a field's name must be text", "Put it in quotes."),
-    "invalid-json-value": ("it is no plain value", "Write text in quotes, a number, true, false, a list or fields."),
-}
-
-
-def _problem(details: ErrorDetails) -> ConfigError:
-    """Put one of pydantic's errors in the project's words; `details["loc"]` becomes the field's path."""
-    place = [str(part)[:80] for part in details["loc"]]
-    if place[:1] == ["engine"]:
-        place = place[:2]  # below, pydantic names the kinds of value that it tried
-    value, context = details["input"], details.get("ctx", {})
-    if details["type"] == "peagle":
-        place += [context["field"]] if context["field"] else []
-        value, problem, fix = context["value"], context["problem"], context["fix"]
-    elif details["type"] == "extra_forbidden":
-        problem, fix = "there is no such field", _known_fields(place)
-    else:
-        problem, fix = _ADVICE.get(details["type"], (details["msg"], "Correct it."))
-        problem, fix = problem.format(**context), fix.format(**context)
-    if details["type"] == "missing" or place[:1] == ["environment"]:
-        value = None  # nothing stands there, or it may be a secret
-    return ConfigError(".".join(place), value, problem, fix)
-
-
-def _known_fields(place: list[str]) -> str:
-    """Say what the unknown last part of `place` may have meant, and what its section knows."""
-    *parents, name = place
-    sections = dict(_sections())
-    section, known = ".".join(parents), sections[tuple(parents)]
-    near = closest(name, known)
-    if near is None:
-        near = next((".".join((*path, name)) for path, fields in sections.items() if name in fields), None)
-    meant = f"Did you mean {near}? " if near else ""
-    return f"{meant}Known in {section or 'a deployment'}: {', '.join(known)}."
-
-
-def _sections(
-    model: type[BaseModel] = Deployment, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yield the path of every section of a deployment, and the fields it knows."""
-    yield path, tuple(model.model_fields)
-    for name, field in model.model_fields.items():
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from _sections(kind, (*path, name))

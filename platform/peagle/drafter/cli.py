@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from peagle.drafter.prepare import Job
     from peagle.drafter.training import Progress as TrainingProgress
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Train draft heads. From nothing: corpus, then target, generate, train (once per method), prompts.",
+    help="Train draft heads. From nothing: corpus, then target, generate, train (once per method), evaluate, prompts.",
 )
 console = Console(stderr=True)
 
@@ -45,10 +47,18 @@ def target(out: OUT, threads: THREADS = 0) -> None:
 
 
 @app.command()
-def generate(target: TARGET, out: OUT, prompts: PROMPTS = None) -> None:
-    """Let the target continue its corpus: the text its heads are trained on.
+def generate(
+    target: TARGET,
+    out: OUT,
+    prompts: PROMPTS = None,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Continue held-out files, greedily: text to evaluate a head on.")
+    ] = False,
+) -> None:
+    """Let the target continue its corpus: the text its heads are trained on, or evaluated on.
 
     Example: peagle drafter generate deployments/embedded/target --out generated.npz
+    Example: peagle drafter generate deployments/embedded/target --held-out --prompts 256 --out held_out.npz
     """
     from dataclasses import replace
 
@@ -57,8 +67,9 @@ def generate(target: TARGET, out: OUT, prompts: PROMPTS = None) -> None:
     from peagle.drafter.generate import generate as generate_rows
 
     plan = GenerationPlan()
-    plan = replace(plan, prompts=prompts or plan.prompts)
-    text = generate_rows(target, token_stream(_tokenizer(target), standard_library().train), plan)
+    plan = replace(plan, prompts=prompts or plan.prompts, greedy_ratio=1.0 if held_out else plan.greedy_ratio)
+    corpus = standard_library()
+    text = generate_rows(target, token_stream(_tokenizer(target), corpus.held_out if held_out else corpus.train), plan)
     text.save(out)
     rows = text.tokens
     console.print(f"{len(rows)} of {plan.prompts} rows kept (the others loop), {rows.size} tokens, in {out}")
@@ -66,36 +77,114 @@ def generate(target: TARGET, out: OUT, prompts: PROMPTS = None) -> None:
 
 @app.command()
 def train(
-    target: TARGET,
-    generated: Annotated[Path, typer.Argument(help="Rows from `peagle drafter generate`.", exists=True)],
-    out: OUT,
-    method: Annotated[str, typer.Option(help="p-eagle or eagle3.")] = "p-eagle",
+    target: Annotated[Path | None, typer.Argument(help="Folder of the target model.")] = None,
+    generated: Annotated[Path | None, typer.Argument(help="Rows from `peagle drafter generate`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the head goes; an interrupted run there goes on.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="YAML that says all of this, and more.")] = None,
+    method: Annotated[str | None, typer.Option(help="p-eagle (the default) or eagle3.")] = None,
     layers: Annotated[int | None, typer.Option(help="By default 4 for p-eagle, 1 for eagle3.", min=1)] = None,
     steps: STEPS = None,
-    threads: THREADS = 0,
+    threads: Annotated[int | None, typer.Option(help="CPU threads to use; 0 takes PyTorch's choice.", min=0)] = None,
 ) -> None:
     """Train a draft head for a target, on the target's own text and a share of the corpus.
 
-    Example: peagle drafter train deployments/embedded/target generated.npz --out deployments/embedded/p-eagle
-    """
-    from dataclasses import replace
+    Text, tokenizer, mask token, tapped layers and memory are checked before the long part.
 
-    from peagle.drafter.corpus import MASK, special_id, standard_library, token_stream
-    from peagle.drafter.heads import HEAD_PLANS, train_head
-    from peagle.drafter.text import GeneratedText
+    Example: peagle drafter train deployments/embedded/target generated.npz --out deployments/embedded/p-eagle
+    Example: peagle drafter train --plan deployments/embedded/p-eagle-training.yaml
+    """
+    from peagle.drafter.heads import train_head
+    from peagle.drafter.prepare import Job, prepare
+
+    if plan is not None:
+        from peagle.drafter.plan_file import load_training
+
+        _only_the_plan(target, generated, out, method, layers, steps, threads)
+        file = load_training(plan)
+        job, threads = Job.of(file), file.training.threads
+    else:
+        job = _job(target, generated, out, method or "p-eagle", layers, steps)
+    _use_threads(threads or 0)
+    material = prepare(job)
+    with _Bar(job.plan.method, job.plan.steps) as bar:
+        train_head(
+            job.target,
+            material.text,
+            material.corpus,
+            material.mask_token,
+            job.out,
+            job.plan,
+            bar.report,
+            job.checkpoint_every_steps,
+        )
+    console.print(f"{job.out} is ready")
+
+
+def _only_the_plan(*others: object) -> None:
     from peagle.errors import ConfigError
 
+    if any(other is not None for other in others):
+        raise ConfigError("--plan", None, "the plan says everything", "Leave the other options and arguments out.")
+
+
+def _job(
+    target: Path | None, generated: Path | None, out: Path | None, method: str, layers: int | None, steps: int | None
+) -> "Job":
+    from dataclasses import replace
+
+    from peagle.drafter.heads import HEAD_PLANS
+    from peagle.drafter.prepare import Job
+    from peagle.errors import ConfigError
+
+    if target is None or generated is None or out is None:
+        fix = "Name TARGET, GENERATED and --out, or a --plan."
+        raise ConfigError("peagle drafter train", None, "it is not said what to train", fix)
+    for name, path in (("TARGET", target), ("GENERATED", generated)):
+        if not path.exists():
+            raise ConfigError(name, str(path), "there is no such path", "Name one that is there.")
     if method not in HEAD_PLANS:
         raise ConfigError("--method", method, "there is no such method", f"Write {' or '.join(HEAD_PLANS)}.")
-    text = GeneratedText.load(generated)
-    _use_threads(threads)
     plan = HEAD_PLANS[method]
-    plan = replace(plan, layers=layers or plan.layers, steps=steps or plan.steps)
-    tokenizer = _tokenizer(target)
-    corpus = token_stream(tokenizer, standard_library().train)
-    with _Bar(method, plan.steps) as bar:
-        train_head(target, text, corpus, special_id(tokenizer, MASK), out, plan, bar.report)
-    console.print(f"{out} is ready")
+    return Job(target, generated, out, replace(plan, layers=layers or plan.layers, steps=steps or plan.steps))
+
+
+@app.command()
+def evaluate(
+    target: TARGET,
+    head: Annotated[Path, typer.Argument(help="Folder of the draft head.", exists=True, file_okay=False)],
+    generated: Annotated[Path, typer.Argument(help="Rows from `peagle drafter generate --held-out`.", exists=True)],
+    depth: Annotated[int | None, typer.Option(help="Tokens to draft (K); by default the trained depth.", min=1)] = None,
+    rows: Annotated[int | None, typer.Option(help="How many rows to take; by default all.", min=1)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    threads: THREADS = 0,
+) -> None:
+    """Show how many of a head's drafts its target would accept, without an engine.
+
+    AL is the acceptance length, the tokens that one verification step gives. Drafts are greedy, and accepted where the
+    target wrote the same; an engine's own arithmetic may differ in a token here and there.
+
+    Example: peagle drafter evaluate deployments/embedded/target deployments/embedded/p-eagle held_out.npz
+    """
+    from peagle.drafter.evaluate import evaluate as evaluate_rows
+    from peagle.drafter.text import GeneratedText
+
+    text = GeneratedText.load(generated)
+    text = GeneratedText(text.tokens[:rows], text.prompt_tokens[:rows])
+    _use_threads(threads)
+    with Progress(TextColumn("rows"), BarColumn(), TextColumn("{task.completed}/{task.total}"), console=console) as bar:
+        task = bar.add_task("rows", total=len(text.tokens))
+        found = evaluate_rows(target, head, text, depth, lambda done: bar.update(task, completed=done))
+    if as_json:
+        typer.echo(found.as_json())
+        return
+    table = Table("position", "accepted", "share of drafts", title=f"{found.method}, K = {found.depth}")
+    for position, count in enumerate(found.accepted_steps):
+        table.add_row(str(position + 1), str(count), f"{found.acceptance_by_position[position]:.3f}")
+    Console().print(table)
+    typer.echo(
+        f"AL {found.acceptance_length:.2f} over {found.steps} drafts, {found.rows - found.rows_left_out} rows"
+        f" ({found.rows_left_out} more are not greedy text of this target)"
+    )
 
 
 @app.command()

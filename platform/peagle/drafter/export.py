@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from peagle.drafter.heads import HeadPlan
 
 # The target's own matrices, which only training needs.
-_TRAINING_ONLY = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.", "t2d", "d2t")
+TRAINING_ONLY = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.", "t2d", "d2t")
 
 
-def export_head(head: "Eagle3DraftModel", out: Path, plan: "HeadPlan", mask_token: int) -> None:
+def export_head(head: "Eagle3DraftModel", out: Path, plan: "HeadPlan", mask_token: int | None) -> None:
     """Write `config.json` and bfloat16 `model.safetensors` into `out`."""
     weights = {
         name: value.detach().to(torch.bfloat16).contiguous()
         for name, value in head.state_dict().items()
-        if not name.startswith(_TRAINING_ONLY)
+        if not name.startswith(TRAINING_ONLY)
     }
     if "mask_hidden" in weights:
         weights["mask_hidden"] = weights["mask_hidden"].reshape(1, -1)

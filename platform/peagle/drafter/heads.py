@@ -1,8 +1,9 @@
 """Trains draft heads for a target with `speculators`: P-EAGLE, and EAGLE-3 as the baseline everyone compares with."""
 
+import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,12 +15,22 @@ from speculators.models.peagle import PEagleDraftModel
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from peagle.drafter.export import export_head
+from peagle.drafter.partition import backward_in_chunks
 from peagle.drafter.text import GeneratedText
-from peagle.drafter.training import Progress, Rates, make_optimizers, restore_checkpoint, save_checkpoint, update
+from peagle.drafter.training import (
+    CHECKPOINT,
+    Progress,
+    Rates,
+    make_optimizers,
+    restore_checkpoint,
+    save_checkpoint,
+    update,
+)
 from peagle.errors import ConfigError
 
 Method = Literal["p-eagle", "eagle3"]
 TARGET_LAYERS_MIN = 6
+PLAN = "plan.json"
 # A crop that held only a prompt would have nothing to learn.
 ANSWER_TOKENS_MIN = 8
 HEAD_RATES = Rates(matrix=6e-3, other=2e-3, warmup_steps=50, decay_steps=1300, weight_decay=0.01)
@@ -33,19 +44,21 @@ class HeadPlan:
     keeps of the one before, at least `depth_ratio_min` of all (COD sampling, arXiv 2602.01469), `tapped_layers` whose
     inputs in the target it sees; by default those of `tapped_layers_of`. Most steps see short crops, because attention
     over all depths of a row grows with the square of its length; one step in `whole_row_every` sees whole rows, for
-    what lies further back.
+    what lies further back. With `partitions` above 1 a row of P-EAGLE's goes backward in that many chunks, which a row
+    too long for the memory needs; its gradients are the same.
     """
 
     method: Method
     layers: int
     trained_depth: int
-    tapped_layers: tuple[int, int, int] | None = None
+    tapped_layers: tuple[int, ...] | None = None
     depth_ratio: float = 0.9
     depth_ratio_min: float = 0.6
     generated_ratio: float = 0.9
     tokens_per_step: int = 832
     crop_tokens: int = 208
     whole_row_every: int = 4
+    partitions: int = 1
     steps: int = 8200
     rates: Rates = HEAD_RATES
     seed: int = 11
@@ -71,7 +84,7 @@ def train_head(
     target: Path,
     generated: GeneratedText,
     corpus: np.ndarray,
-    mask_token: int,
+    mask_token: int | None,
     out: Path,
     plan: HeadPlan,
     report: Callable[[Progress], None],
@@ -83,14 +96,18 @@ def train_head(
         target: Folder of the target.
         generated: What the target wrote; no loss is taken over its prompts.
         corpus: Text that it did not write, as one stream: int, [tokens].
-        mask_token: Id that stands for a token yet to be drafted.
+        mask_token: Id that stands for a token yet to be drafted; EAGLE-3 needs none.
+
+    Raises:
+        ConfigError: `out` has a checkpoint of another plan.
     """
     out.mkdir(parents=True, exist_ok=True)
+    keep_plan(out, plan)
     torch.manual_seed(plan.seed)
     config = AutoConfig.from_pretrained(target)
     taps = plan.tapped_layers or tapped_layers_of(config.num_hidden_layers)
-    head = _make_head(target, config, mask_token, plan, taps)
-    tap = _TargetTap(target, taps)
+    head = make_head(target, config, mask_token, plan, taps)
+    tap = TargetTap(target, taps)
     optimizers = _optimizers(head, plan)
     first = restore_checkpoint(out, head, optimizers)
     for step in range(first, plan.steps):
@@ -104,6 +121,23 @@ def train_head(
         if (step + 1) % checkpoint_every_steps == 0 or step + 1 == plan.steps:
             save_checkpoint(out, head, optimizers, step + 1)
     export_head(head, out, plan, mask_token)
+
+
+def keep_plan(out: Path, plan: HeadPlan) -> None:
+    """Write down what the folder's checkpoint is trained by. In how many partitions may change on the way.
+
+    Raises:
+        ConfigError: It has a checkpoint of another plan, which would go on as neither.
+    """
+    path = out / PLAN
+    asked = json.loads(json.dumps(asdict(plan)))
+    if path.exists() and (out / CHECKPOINT).exists():
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        for name, value in asked.items():
+            if kept.get(name) != value and name != "partitions":
+                problem = f"the checkpoint in {out} was trained with {kept.get(name)}"
+                raise ConfigError(name, value, problem, "Write that, or train into another folder.")
+    path.write_text(json.dumps(asked, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def tapped_layers_of(layers: int) -> tuple[int, int, int]:
@@ -122,7 +156,7 @@ def tapped_layers_of(layers: int) -> tuple[int, int, int]:
     return 2, layers // 2, layers - 1
 
 
-class _TargetTap:
+class TargetTap:
     """Runs the target over one row and returns what a head is trained on, shifted as it meets it when drafting."""
 
     def __init__(self, target: Path, tapped_layers: tuple[int, ...]) -> None:
@@ -153,7 +187,10 @@ class _TargetTap:
         }
 
 
-def _make_head(target: Path, config: Any, mask_token: int, plan: HeadPlan, taps: tuple[int, ...]) -> Eagle3DraftModel:
+def make_head(
+    target: Path, config: Any, mask_token: int | None, plan: HeadPlan, taps: tuple[int, ...]
+) -> Eagle3DraftModel:
+    """A head for the target with this Hugging Face `config`, with new weights, but the target's own embeddings."""
     config.num_hidden_layers = plan.layers
     shape: dict[str, Any] = {
         "draft_vocab_size": config.vocab_size,
@@ -206,15 +243,26 @@ def rows_of_step(generated: GeneratedText, corpus: np.ndarray, plan: HeadPlan, s
 
 def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: HeadPlan, rows: int) -> dict[str, float]:
     loss_config = resolve_loss_config("kl_div", "eager")
-    with torch.autocast("cpu", torch.bfloat16):
+    sampling = {
+        "num_depths": plan.trained_depth,
+        "down_sample_ratio": plan.depth_ratio,
+        "down_sample_ratio_min": plan.depth_ratio_min,
+    }
+    if plan.method == "p-eagle" and plan.partitions > 1:
+        return backward_in_chunks(head, batch, plan.partitions, sampling, loss_config, autocast, 1 / rows)
+    with autocast():
         if plan.method == "p-eagle":
-            sampling = {"down_sample_ratio": plan.depth_ratio, "down_sample_ratio_min": plan.depth_ratio_min}
-            _, loss, metrics = head(**batch, loss_config=loss_config, num_depths=plan.trained_depth, **sampling)
+            _, loss, metrics = head(**batch, loss_config=loss_config, **sampling)
         else:
             _, loss, metrics = head(**batch, loss_config=loss_config, ttt_steps=plan.trained_depth)
             loss = loss / plan.trained_depth  # it comes summed over the steps
     (loss / rows).backward()
     return {name: float(value) for name, value in metrics.items()} | {"loss": float(loss.detach())}
+
+
+def autocast() -> torch.autocast:
+    """The precision that a head is trained and evaluated in; its weights stay in float32."""
+    return torch.autocast("cpu", torch.bfloat16)
 
 
 def _progress(measures: list[dict[str, float]], plan: HeadPlan, step: int, steps: int, tokens_per_s: float) -> Progress:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peagle.config import Deployment, closest
+from peagle.config import Deployment
 from peagle.engine.check import Check, run_check
 from peagle.errors import CombinedConfigError, ConfigError
+from peagle.schema import closest
 
 # vLLM's own variables start so; it ignores one that it does not know, after a warning in its log.
 VARIABLE_PREFIX = "VLLM_"

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from peagle.config import Checkpoint, Deployment, closest
+from peagle.config import Checkpoint, Deployment
 from peagle.engine.check import Check, raise_problems, run_check
 from peagle.engine.checkpoint import AGAIN, Folder, Tensor
 from peagle.errors import ConfigError
+from peagle.schema import closest
 
 # The heads in vLLM's registry that draft from a target's hidden states in the way of EAGLE-3.
 ARCHITECTURES = (

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -5,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.drafter.heads import ANSWER_TOKENS_MIN, HEAD_PLANS, rows_of_step
+from peagle.drafter.heads import ANSWER_TOKENS_MIN, HEAD_PLANS, keep_plan, rows_of_step
 from peagle.drafter.text import GeneratedText
+from peagle.drafter.training import CHECKPOINT
 from peagle.errors import ConfigError
 
 CORPUS = np.zeros(600, dtype=np.int32)
@@ -49,3 +51,13 @@ def test_every_row_has_an_answer_and_knows_where_its_prompt_ends(prompt_tokens: 
         answer = row.tokens[row.prompt_tokens :]
         assert len(answer) >= ANSWER_TOKENS_MIN
         assert len(set(answer.tolist())) == 1
+
+
+def test_a_checkpoint_goes_on_only_by_the_plan_that_it_was_trained_with(tmp_path: Path) -> None:
+    plan = HEAD_PLANS["p-eagle"]
+    keep_plan(tmp_path, plan)
+    keep_plan(tmp_path, replace(plan, seed=12))  # nothing is trained yet
+    (tmp_path / CHECKPOINT).touch()
+    keep_plan(tmp_path, replace(plan, seed=12, partitions=4))
+    with pytest.raises(ConfigError, match=r"seed = 11: the checkpoint in .* was trained with 12"):
+        keep_plan(tmp_path, plan)

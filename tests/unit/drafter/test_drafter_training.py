@@ -75,17 +75,25 @@ def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -
         assert torch.equal(value, right[name]), name
 
 
-def head_plan(method: str) -> HeadPlan:
+def head_plan(method: str, partitions: int) -> HeadPlan:
     return replace(
-        HEAD_PLANS[method], trained_depth=4, tapped_layers=(1, 2, 3), tokens_per_step=96, steps=6, rates=RATES
+        HEAD_PLANS[method],
+        trained_depth=4,
+        tapped_layers=(1, 2, 3),
+        tokens_per_step=96,
+        steps=6,
+        rates=RATES,
+        partitions=partitions,
     )
 
 
-def run_head(target: Path, out: Path, method: str, report=ignore) -> None:  # type: ignore[no-untyped-def]
+def run_head(  # type: ignore[no-untyped-def]
+    target: Path, out: Path, method: str, report=ignore, partitions: int = 1
+) -> None:
     draw = np.random.default_rng(0)
     generated = GeneratedText(draw.integers(2, 300, (8, 24)).astype(np.int32), draw.integers(4, 12, 8).astype(np.int32))
     corpus = draw.integers(2, 300, 500).astype(np.int32)
-    train_head(target, generated, corpus, 1, out, head_plan(method), report, checkpoint_every_steps=2)
+    train_head(target, generated, corpus, 1, out, head_plan(method, partitions), report, checkpoint_every_steps=2)
 
 
 def test_target_training_lowers_the_loss(tmp_path: Path) -> None:
@@ -114,13 +122,22 @@ def test_killed_target_training_ends_where_an_uninterrupted_one_does(target: Pat
     assert_same(weights(tmp_path), weights(target))
 
 
-@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
-def test_killed_head_training_ends_where_an_uninterrupted_one_does(target: Path, tmp_path: Path, method: str) -> None:
-    run_head(target, tmp_path / "whole", method)
+@pytest.mark.parametrize(("method", "partitions"), [("p-eagle", 1), ("p-eagle", 3), ("eagle3", 1)])
+def test_killed_head_training_ends_where_an_uninterrupted_one_does(
+    target: Path, tmp_path: Path, method: str, partitions: int
+) -> None:
+    run_head(target, tmp_path / "whole", method, partitions=partitions)
     with pytest.raises(KilledError):
-        run_head(target, tmp_path / "killed", method, killed_at(3))
-    run_head(target, tmp_path / "killed", method)
+        run_head(target, tmp_path / "killed", method, killed_at(3), partitions)
+    run_head(target, tmp_path / "killed", method, partitions=partitions)
     assert_same(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
+
+
+def test_partitions_change_neither_what_is_sampled_nor_what_is_learned(target: Path, tmp_path: Path) -> None:
+    losses: dict[int, list[float]] = {1: [], 4: []}
+    for partitions, seen in losses.items():
+        run_head(target, tmp_path / str(partitions), "p-eagle", lambda each, to=seen: to.append(each.loss), partitions)
+    assert losses[4] == pytest.approx(losses[1], rel=1e-2)  # in bfloat16
 
 
 @pytest.mark.parametrize(("method", "has_mask"), [("p-eagle", True), ("eagle3", False)])

@@ -1,0 +1,146 @@
+"""Plan files of `peagle drafter train`: what to train, on what and how, one YAML for each head."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from peagle.drafter.heads import HEAD_PLANS, HEAD_RATES, HeadPlan
+from peagle.drafter.training import Rates
+from peagle.errors import ConfigError
+from peagle.schema import Strict, parse, wrong
+from peagle.yaml_file import read_mapping
+
+STANDARD_LIBRARY = "standard-library"
+
+Name = Annotated[str, Field(min_length=1, max_length=1024)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(gt=0, le=1)]
+Steps = Annotated[int, Field(ge=1, le=100_000_000)]
+
+
+class Head(Strict):
+    """What is trained. By default `layers` is 4 for p-eagle, 1 for eagle3; `tapped_layers` an early, a middle, a late
+    one; `trained_depth` 8 for p-eagle, 7 for eagle3."""
+
+    method: Literal["p-eagle", "eagle3"] = "p-eagle"
+    layers: int | None = Field(default=None, ge=1, le=16)
+    trained_depth: int | None = Field(default=None, ge=1, le=64)
+    tapped_layers: list[int] | None = None
+    mask_token: Name = "<|mask|>"
+
+
+class Text(Strict):
+    """What it is trained on: rows of `peagle drafter generate`, and a share of text that the target did not write.
+
+    `corpus` is `standard-library`, this Python's own, or the path of a file of UTF-8 text.
+    """
+
+    generated: Name
+    generated_ratio: Ratio = 0.9
+    corpus: Name | None = STANDARD_LIBRARY
+
+    @model_validator(mode="after")
+    def _corpus_for_its_share(self) -> Self:
+        if self.corpus is None and self.generated_ratio < 1:
+            fix = "Write generated_ratio: 1.0, or name a corpus."
+            raise wrong("generated_ratio", self.generated_ratio, "there is no corpus for the rest", fix)
+        return self
+
+
+class LearningRates(Strict):
+    """Warm up, hold, then fall linearly to zero over the last `decay_steps`; `matrix` is for hidden matrices (Muon)."""
+
+    matrix: Rate = HEAD_RATES.matrix
+    other: Rate = HEAD_RATES.other
+    warmup_steps: Steps = HEAD_RATES.warmup_steps
+    decay_steps: Steps = HEAD_RATES.decay_steps
+    weight_decay: Ratio = HEAD_RATES.weight_decay
+
+
+class Training(Strict):
+    """The schedule, as HeadPlan describes it. `threads` 0 takes PyTorch's choice."""
+
+    steps: Steps = 8200
+    tokens_per_step: int = Field(default=832, ge=1, le=1_000_000)
+    crop_tokens: int = Field(default=208, ge=16, le=1_000_000)
+    whole_row_every: Steps = 4
+    depth_ratio: float = Field(default=0.9, gt=0, le=1)
+    depth_ratio_min: float = Field(default=0.6, gt=0, le=1)
+    partitions: int = Field(default=1, ge=1, le=4096)
+    rates: LearningRates = LearningRates()
+    checkpoint_every_steps: Steps = 100
+    threads: int = Field(default=0, ge=0, le=1024)
+    seed: int = Field(default=11, ge=0, le=1_000_000)
+
+
+class TrainingFile(Strict):
+    """One head's training; paths are relative to the file."""
+
+    target: Name
+    out: Name
+    text: Text
+    head: Head = Head()
+    training: Training = Training()
+
+    @model_validator(mode="after")
+    def _only_p_eagle_is_partitioned(self) -> Self:
+        if self.head.method == "eagle3" and self.training.partitions > 1:
+            problem = "eagle3 passes over one depth after the other and is not partitioned"
+            raise wrong("training.partitions", self.training.partitions, problem, "Write 1, or method: p-eagle.")
+        return self
+
+    @property
+    def plan(self) -> HeadPlan:
+        """The same as the trainer takes it; the method's own defaults stand where the file is silent."""
+        own, schedule, rates = HEAD_PLANS[self.head.method], self.training, self.training.rates
+        return HeadPlan(
+            method=self.head.method,
+            layers=self.head.layers or own.layers,
+            trained_depth=self.head.trained_depth or own.trained_depth,
+            tapped_layers=None if self.head.tapped_layers is None else tuple(self.head.tapped_layers),
+            depth_ratio=schedule.depth_ratio,
+            depth_ratio_min=schedule.depth_ratio_min,
+            generated_ratio=self.text.generated_ratio,
+            tokens_per_step=schedule.tokens_per_step,
+            crop_tokens=schedule.crop_tokens,
+            whole_row_every=schedule.whole_row_every,
+            partitions=schedule.partitions,
+            steps=schedule.steps,
+            rates=Rates(rates.matrix, rates.other, rates.warmup_steps, rates.decay_steps, rates.weight_decay),
+            seed=schedule.seed,
+        )
+
+
+def load_training(path: Path) -> TrainingFile:
+    """Read a plan file; what it names becomes an absolute path.
+
+    Raises:
+        ConfigError: The file is missing, is not YAML, or a field is wrong; all wrong fields are named. Or the target,
+            the generated rows or the corpus is not there.
+    """
+    file = parse(TrainingFile, read_mapping(path), str(path), "a training plan")
+    corpus = file.text.corpus
+    if corpus is not None and corpus != STANDARD_LIBRARY:
+        corpus = _there(path, "text.corpus", corpus)
+    text = file.text.model_copy(
+        update={"generated": _there(path, "text.generated", file.text.generated), "corpus": corpus}
+    )
+    target = _there(path, "target", file.target, folder=True)
+    return file.model_copy(update={"target": target, "out": str(_place(path, "out", file.out)), "text": text})
+
+
+def _there(origin: Path, field: str, name: str, folder: bool = False) -> str:
+    place = _place(origin, field, name)
+    if not (place.is_dir() if folder else place.is_file()):
+        what = "folder" if folder else "file"
+        fix = f"Name a {what} that is there, from where the plan lies."
+        raise ConfigError(f"{origin}: {field}", name, f"there is no such {what}", fix)
+    return str(place)
+
+
+def _place(origin: Path, field: str, name: str) -> Path:
+    try:
+        return (origin.parent / Path(name).expanduser()).resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{origin}: {field}", name, f"it is no path ({error})", "Name another.") from None

@@ -1,0 +1,120 @@
+"""Reads what a head's training needs, and checks it, before the long part."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil  # type: ignore[import-untyped]
+from tokenizers import Tokenizer
+
+from peagle.drafter.corpus import END_OF_TEXT, MASK, standard_library, token_stream
+from peagle.drafter.heads import HeadPlan
+from peagle.drafter.plan_file import STANDARD_LIBRARY, TrainingFile
+from peagle.drafter.readiness import TargetShape, check_training
+from peagle.drafter.text import GeneratedText
+from peagle.engine.checkpoint import Folder
+from peagle.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A training as it was asked for. `corpus` is `standard-library`, a file of UTF-8 text, or nothing."""
+
+    target: Path
+    generated: Path
+    out: Path
+    plan: HeadPlan
+    corpus: str | None = STANDARD_LIBRARY
+    mask_token: str = MASK
+    checkpoint_every_steps: int = 100
+
+    @classmethod
+    def of(cls, file: TrainingFile) -> "Job":
+        return cls(
+            target=Path(file.target),
+            generated=Path(file.text.generated),
+            out=Path(file.out),
+            plan=file.plan,
+            corpus=file.text.corpus,
+            mask_token=file.head.mask_token,
+            checkpoint_every_steps=file.training.checkpoint_every_steps,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What a job's names stand for: rows, the corpus as one stream (int, [tokens]), and the mask token's id."""
+
+    text: GeneratedText
+    corpus: np.ndarray
+    mask_token: int | None
+
+
+def prepare(job: Job) -> Material:
+    """Read everything that `job` names, and check that its training can work.
+
+    Raises:
+        ConfigError: It cannot; everything wrong is named.
+    """
+    folder = Folder(job.target, "target")
+    tokenizer = read_tokenizer(job.target)
+    text = GeneratedText.load(job.generated)
+    material = Material(text, _corpus(job.corpus, tokenizer), tokenizer.token_to_id(job.mask_token))
+    available = psutil.virtual_memory().available
+    check_training(job.plan, target_shape(folder, tokenizer), text, material.corpus, material.mask_token, available)
+    return material
+
+
+def read_tokenizer(target: Path) -> Tokenizer:
+    """The tokenizer in a target's folder.
+
+    Raises:
+        ConfigError: There is none, or it cannot be read.
+    """
+    path = target / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError("target", str(path), "there is no tokenizer", "Add the one that the target was trained with.")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError("target", str(path), f"it is no tokenizer ({error})", "Copy the target again.") from None
+
+
+def target_shape(folder: Folder, tokenizer: Tokenizer) -> TargetShape:
+    """What `config.json` and the headers of the weights say of a target.
+
+    Raises:
+        ConfigError: A size is missing, or there are no weights.
+    """
+    config = folder.read_json("config.json")
+    sizes = {}
+    for key in ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings"):
+        value = config.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise folder.wrong(f"config.json: {key}", value, "it must be a whole number from 1", "Copy it again.")
+        sizes[key] = value
+    tensors = folder.read_tensors() or {}
+    return TargetShape(
+        layers=sizes["num_hidden_layers"],
+        hidden_size=sizes["hidden_size"],
+        mlp_size=sizes["intermediate_size"],
+        vocab_size=sizes["vocab_size"],
+        parameters=sum(tensor.elements for tensor in tensors.values()),
+        context_tokens=sizes["max_position_embeddings"],
+        tokenizer_tokens=tokenizer.get_vocab_size(),
+    )
+
+
+def _corpus(name: str | None, tokenizer: Tokenizer) -> np.ndarray:
+    if name is None:
+        return np.zeros(0, dtype=np.int32)
+    if name == STANDARD_LIBRARY:
+        if tokenizer.token_to_id(END_OF_TEXT) is None:
+            fix = "Name a file of UTF-8 text as text.corpus instead."
+            raise ConfigError("text.corpus", name, f"the target's tokenizer has no {END_OF_TEXT} to end its files", fix)
+        return token_stream(tokenizer, standard_library().train)
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError("text.corpus", name, f"byte {error.start} is not UTF-8", "Save it as UTF-8.") from None
+    return np.asarray(tokenizer.encode(text).ids, dtype=np.int32)

@@ -1,0 +1,50 @@
+"""What one row of a P-EAGLE head costs, whole or partitioned: prints one JSON object. Run each in a process of its own.
+
+python tests/unit/drafter/partition_cost.py TARGET PARTITIONS [LENGTH]
+"""
+
+import json
+import resource
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import torch
+from transformers import AutoConfig
+
+from peagle.drafter import heads
+
+
+def cost(target: Path, partitions: int, length: int) -> dict[str, float]:
+    """Peak memory above what is there before the row, and the time of its forward and backward passes."""
+    torch.manual_seed(1)
+    plan = replace(heads.HEAD_PLANS["p-eagle"], partitions=partitions)
+    config = AutoConfig.from_pretrained(target)
+    head = heads.make_head(target, config, 1, plan, heads.tapped_layers_of(config.num_hidden_layers))
+    batch = {
+        "input_ids": torch.randint(2, config.vocab_size, (1, length)),
+        "hidden_states": torch.randn(1, length, 3 * config.hidden_size),
+        "verifier_last_hidden_states": torch.randn(1, length, config.hidden_size),
+        "document_ids": torch.zeros(1, length, dtype=torch.long),
+        "position_ids": torch.arange(1, length + 1)[None],
+        "loss_mask": torch.ones(1, length),
+    }
+    before = psutil.Process().memory_info().rss
+    wall, cpu = time.monotonic(), time.process_time()
+    measures = heads._backward(head, batch, plan, 1)
+    return {
+        "partitions": partitions,
+        "length": length,
+        "loss": measures["loss"],
+        "fc_gradient_norm": float(head.fc.weight.grad.norm()),
+        "peak_gib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 2**30,
+        "wall_s": time.monotonic() - wall,
+        "cpu_s": time.process_time() - cpu,
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(cost(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 4096)))
