@@ -52,14 +52,14 @@ class HeadPlan:
     layers: int
     trained_depth: int
     tapped_layers: tuple[int, ...] | None = None
-    depth_ratio: float = 0.9
-    depth_ratio_min: float = 0.6
-    generated_ratio: float = 0.9
+    depth_ratio: float = 0.8
+    depth_ratio_min: float = 0.4
+    generated_ratio: float = 0.8
     tokens_per_step: int = 832
     crop_tokens: int = 208
     whole_row_every: int = 4
     partitions: int = 1
-    steps: int = 8200
+    steps: int = 6400
     rates: Rates = HEAD_RATES
     seed: int = 11
 

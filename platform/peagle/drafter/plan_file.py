@@ -37,7 +37,7 @@ class Text(Strict):
     """
 
     generated: Name
-    generated_ratio: Ratio = 0.9
+    generated_ratio: Ratio = 0.8
     corpus: Name | None = STANDARD_LIBRARY
 
     @model_validator(mode="after")
@@ -61,12 +61,12 @@ class LearningRates(Strict):
 class Training(Strict):
     """The schedule, as HeadPlan describes it. `threads` 0 takes PyTorch's choice."""
 
-    steps: Steps = 8200
+    steps: Steps = 6400
     tokens_per_step: int = Field(default=832, ge=1, le=1_000_000)
     crop_tokens: int = Field(default=208, ge=16, le=1_000_000)
     whole_row_every: Steps = 4
-    depth_ratio: float = Field(default=0.9, gt=0, le=1)
-    depth_ratio_min: float = Field(default=0.6, gt=0, le=1)
+    depth_ratio: float = Field(default=0.8, gt=0, le=1)
+    depth_ratio_min: float = Field(default=0.4, gt=0, le=1)
     partitions: int = Field(default=1, ge=1, le=4096)
     rates: LearningRates = LearningRates()
     checkpoint_every_steps: Steps = 100

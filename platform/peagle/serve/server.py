@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -65,11 +66,13 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         self._reporting = asyncio.create_task(keep_reporting(self._report), name="reports")
 
     async def _report(self) -> None:
-        # A dead engine tells nothing of its steps, but dispatchers must hear that it is dead.
-        if self._reporter is None or self._client.errored:
-            await asyncio.wait_for(self._ask_router(None), TIMEOUT_S)
-        else:
-            await self._reporter.report()
+        if self._reporter is not None and not self._client.errored:
+            with suppress(TimeoutError):  # an engine that dies now never answers
+                async with asyncio.timeout(TIMEOUT_S):
+                    await self._reporter.report()
+                    return
+        # An engine that is dead, or in a long step, tells nothing of its steps, but dispatchers must hear how it is.
+        await asyncio.wait_for(self._ask_router(None), TIMEOUT_S)
 
     async def _ask_router(self, steps: StepReport | None, standing: StandingLimits | None = None) -> DepthPlan:
         assert self._router is not None
