@@ -63,7 +63,7 @@ def test_a_short_file_takes_the_defaults_of_its_method() -> None:
         ({"training__step": 5}, r"training\.step = 5: there is no such field\. Did you mean steps\?"),
         ({"training__partitions": 0}, r"training\.partitions = 0: it must be at least 1"),
         ({"head__method": "eagle3", "training__partitions": 2}, r"training\.partitions = 2: eagle3 .*Write 1"),
-        ({"text__corpus": None}, r"text\.generated_ratio = 0\.9: there is no corpus"),
+        ({"text__corpus": None}, r"text\.generated_ratio = 0\.8: there is no corpus"),
         ({"text__corpus": "./no.txt"}, r"text\.corpus = './no\.txt': there is no such file"),
         ({"target": "./nowhere"}, r"target = './nowhere': there is no such folder"),
         ({"out": "~nobody-of-this-name/head"}, r"out = '~nobody-of-this-name/head': it is no path"),
