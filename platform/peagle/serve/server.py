@@ -17,6 +17,7 @@ from peagle.router.depth import DepthPlan
 from peagle.router.snapshot import DepthTable, ReplicaSnapshot, StepReport, StepStats
 from peagle.serve.cores import claim_cores
 from peagle.serve.depth_settings import adapts
+from peagle.serve.engine_sums import EngineSums
 from peagle.serve.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 
 READY = "ready"
@@ -59,6 +60,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         self._listener = LoadListener()
         self._client.logger_manager.stat_loggers.append(self._listener)
         await self._answer_once()
+        self._listener.sums = EngineSums()  # no client has asked for that one, and it may have waited for a compiler
         if self._router is None:
             return
         report = self._report_load
@@ -154,9 +156,24 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             **await self._depth_status(),
         }
 
+    async def replica_metrics(self) -> dict[str, Any]:
+        """This replica's part of `GET /metrics`: its status, and the sums of its engine."""
+        status = await self.replica_status()
+        speculation: dict[str, Any] = {}
+        if self._has_live_depth:
+            steps = await self._read_step_stats()
+            changes = self._reporter.changes if self._reporter is not None else {}
+            speculation = {"steps_by_depth": steps.steps_by_depth, "depth_changes": changes}
+            speculation["depth_modes"] = {status["depth_mode"]: 1}
+        devices = self._deployment.resources.tensor_parallel_size
+        return {**status, **self._listener.sums.plain(), **speculation, "devices": devices}
+
+    @property
+    def _has_live_depth(self) -> bool:
+        return self._deployment.speculates and self._deployment.speculation.live_depth
+
     async def _depth_status(self) -> dict[str, Any]:
-        deployment = self._deployment
-        if not (deployment.speculates and deployment.speculation.live_depth):
+        if not self._has_live_depth:
             return depth_status(None)
         plan = self._reporter.status if self._reporter is not None else STATIC
         return {**depth_status(await self._read_step_stats()), **plan_status(plan)}
