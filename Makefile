@@ -3,6 +3,7 @@
 # make test-platform   run the tests on the whole platform
 # make helm-test   lint, render and validate the Helm chart
 # make helm-schema   write what the chart derives: its schema, and facts of the package
+# make dashboards   write the dashboards and rules that dashboards/ generates, and their copies in the chart
 # make check   lint, formatting and types
 # make lock    resolve the pinned versions anew
 # Settings: FILE=deployments/x.yaml  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"
@@ -25,7 +26,7 @@ PINS := --constraint .constraints.txt
 TORCH := $(if $(FIND_LINKS),,--torch-backend cpu)
 endif
 
-.PHONY: serve test test-platform helm-test helm-schema check lock clean
+.PHONY: serve test test-platform helm-test helm-schema dashboards check lock clean
 .DEFAULT_GOAL := serve
 
 serve: $(READY)
@@ -43,10 +44,14 @@ helm-test: $(READY)
 helm-schema: $(READY)
 	@$(BIN)/python helm/schema.py
 
+dashboards: $(READY)
+	@$(BIN)/python -m dashboards.generate
+
 check: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy -p dashboards
 
 $(READY): pyproject.toml .constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
