@@ -4,6 +4,7 @@
 # make helm-test   lint, render and validate the Helm chart
 # make helm-schema   write what the chart derives: its schema, and facts of the package
 # make dashboards   write the dashboards and rules that dashboards/ generates, and their copies in the chart
+# make prometheus   unpack Debian's Prometheus and promtool into the environment, where the machine has none
 # make check   lint, formatting and types
 # make lock    resolve the pinned versions anew
 # Settings: FILE=deployments/x.yaml  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"
@@ -17,6 +18,7 @@ TESTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(ENGINE)
+PROMETHEUS := $(VENV)/prometheus
 
 # uv reads none of pip's settings, so they are handed on. Without a folder of wheels, PyTorch's own CPU index has torch.
 FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
@@ -26,13 +28,13 @@ PINS := --constraint .constraints.txt
 TORCH := $(if $(FIND_LINKS),,--torch-backend cpu)
 endif
 
-.PHONY: serve test test-platform helm-test helm-schema dashboards check lock clean
+.PHONY: serve test test-platform helm-test helm-schema dashboards prometheus check lock clean
 .DEFAULT_GOAL := serve
 
 serve: $(READY)
 	@$(BIN)/peagle serve $(FILE) --port $(PORT)
 
-test: $(READY)
+test: $(READY) prometheus
 	@$(BIN)/python -m pytest -m "not platform and not gpu" $(TESTS)
 
 test-platform: $(READY)
@@ -46,6 +48,14 @@ helm-schema: $(READY)
 
 dashboards: $(READY)
 	@$(BIN)/python -m dashboards.generate
+
+# Not a step that may fail: without promtool the tests that need it say so.
+prometheus: $(READY)
+	@command -v prometheus >/dev/null && command -v promtool >/dev/null || test -x $(PROMETHEUS)/usr/bin/promtool || \
+	  { mkdir -p $(PROMETHEUS) && cd $(PROMETHEUS) && \
+	    { apt-get download -qq prometheus || { apt-get update -qq && apt-get download -qq prometheus; }; } && \
+	    dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb; } 2>$(VENV)/prometheus.log || \
+	  echo "No Prometheus here, and none from apt-get: install it from https://prometheus.io for make observe."
 
 check: $(READY)
 	@$(BIN)/ruff check .

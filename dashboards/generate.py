@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from dashboards import engine, nodes, overview, router, speculation
-from dashboards.boards import text_of
+from dashboards import alerts, boards, engine, nodes, overview, router, rules, speculation
 
 HERE = Path(__file__).parent
 CHART = HERE.parent / "helm" / "peagle" / "files"
@@ -12,10 +11,11 @@ BOARDS = (overview.BOARD, speculation.BOARD, router.BOARD, engine.BOARD, nodes.B
 
 def generated() -> dict[Path, str]:
     """Every file and its text."""
-    texts = {board.file: text_of(board) for board in BOARDS}
-    return {
-        folder / name: text for folder in (HERE / "generated", CHART / "dashboards") for name, text in texts.items()
-    }
+    shown = {board.file: boards.text_of(board) for board in BOARDS}
+    ruled = {name: rules.text_of(groups) for name, groups in alerts.GROUPS.items()}
+    here = {HERE / "generated" / name: text for name, text in {**shown, **ruled}.items()}
+    dashboards = {CHART / "dashboards" / name: text for name, text in shown.items()}
+    return here | dashboards | {CHART / "alerts" / name: text for name, text in ruled.items()}
 
 
 def main() -> None:

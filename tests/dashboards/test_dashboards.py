@@ -41,7 +41,7 @@ def test_the_generated_files_are_current_and_no_other_lies_there() -> None:
     expected = generated()
     for path, text in expected.items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run make dashboards"
-    for folder in (HERE / "generated", CHART / "dashboards"):
+    for folder in (HERE / "generated", CHART / "dashboards", CHART / "alerts"):
         assert {path for path in folder.iterdir() if path.suffix in (".json", ".yaml")} <= set(expected)
 
 
