@@ -1,4 +1,5 @@
 # make serve   serve the embedded model on this machine
+# make observe   Prometheus, and Grafana where the machine has it, on the server that make serve runs
 # make test    run the unit tests and the tests on a real engine
 # make test-platform   run the tests on the whole platform
 # make helm-test   lint, render and validate the Helm chart
@@ -28,11 +29,14 @@ PINS := --constraint .constraints.txt
 TORCH := $(if $(FIND_LINKS),,--torch-backend cpu)
 endif
 
-.PHONY: serve test test-platform helm-test helm-schema dashboards prometheus check lock clean
+.PHONY: serve observe test test-platform helm-test helm-schema dashboards prometheus check lock clean
 .DEFAULT_GOAL := serve
 
 serve: $(READY)
 	@$(BIN)/peagle serve $(FILE) --port $(PORT)
+
+observe: $(READY) prometheus
+	@$(BIN)/peagle observe --url http://127.0.0.1:$(PORT)
 
 test: $(READY) prometheus
 	@$(BIN)/python -m pytest -m "not platform and not gpu" $(TESTS)
@@ -69,12 +73,12 @@ $(READY): pyproject.toml .constraints.txt
 	@echo "Building the environment in $(VENV) (about 4 GB; a minute or two plus the download) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9,<1'
-	@$(UV) install --python $(BIN)/python $(TORCH) $(PINS) --editable '.[$(ENGINE),kubernetes,train,dev]'
+	@$(UV) install --python $(BIN)/python $(TORCH) $(PINS) --editable '.[$(ENGINE),kubernetes,observe,train,dev]'
 	@touch $@
 	@echo "The environment is ready."
 
 lock: $(READY)
-	@$(UV) compile --quiet --python-version 3.11 pyproject.toml --extra cpu --extra kubernetes --extra train --extra dev $(TORCH) --upgrade \
+	@$(UV) compile --quiet --python-version 3.11 pyproject.toml --extra cpu --extra kubernetes --extra observe --extra train --extra dev $(TORCH) --upgrade \
 	  --no-header --no-annotate --no-emit-index-url --no-emit-find-links --output-file .constraints.txt
 
 clean:

@@ -72,9 +72,11 @@ def estimates() -> dict[str, dict[str, Any]]:
 
 
 def http_values() -> HttpMetrics:
-    http, exchange = HttpMetrics(), Exchange(MODEL, ttft_s=0.04)
-    http.opened(exchange)
-    http.closed(exchange, 200, 1.0)
+    http = HttpMetrics()
+    for status in (200, 200, 404, 429, 499, 500):
+        exchange = Exchange(MODEL, ttft_s=0.04 if status == 200 else None)
+        http.opened(exchange)
+        http.closed(exchange, status, 1.0)
     http.observe("POST", "/v1/completions", 200, 1.0)
     http.retried(MODEL)
     return http

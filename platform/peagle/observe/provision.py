@@ -1,0 +1,61 @@
+"""What Prometheus and Grafana are told, so that they come up with rules, data source and dashboards in place."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+SCRAPE_S = 5
+UID = "prometheus"
+
+
+def ray_targets() -> Path:
+    """The file in which Ray on this machine lists its agents, which have vLLM's and its own series."""
+    return Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "prom_metrics_service_discovery.json"
+
+
+def prometheus_config(server: str, rules: list[Path]) -> dict[str, Any]:
+    """Prometheus' configuration for the server at `server` (host:port) and the rule files `rules`."""
+    return {
+        "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"},
+        "rule_files": [str(path.resolve()) for path in rules],
+        "scrape_configs": [
+            {"job_name": "peagle", "static_configs": [{"targets": [server]}]},
+            {"job_name": "ray", "file_sd_configs": [{"files": [str(ray_targets())], "refresh_interval": "10s"}]},
+        ],
+    }
+
+
+def write_prometheus(folder: Path, server: str, rules: list[Path]) -> Path:
+    """Write Prometheus' configuration into `folder`; return its path."""
+    path = folder / "prometheus.yml"
+    path.write_text(yaml.safe_dump(prometheus_config(server, rules), sort_keys=False), encoding="utf-8")
+    return path
+
+
+def write_grafana(folder: Path, prometheus: str, dashboards: Path) -> dict[str, str]:
+    """Write Grafana's data source and dashboards into `folder`; return the environment that it starts with."""
+    source = {"name": "Prometheus", "type": "prometheus", "uid": UID, "url": prometheus, "isDefault": True}
+    options = {"path": str(dashboards.resolve())}
+    files = {
+        "datasources": {"apiVersion": 1, "datasources": [{**source, "access": "proxy"}]},
+        "dashboards": {"apiVersion": 1, "providers": [{"name": "peagle", "type": "file", "options": options}]},
+    }
+    for kind, content in files.items():
+        path = folder / "provisioning" / kind / "peagle.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # JSON is YAML.
+        path.write_text(json.dumps(content), encoding="utf-8")
+    return {
+        "GF_PATHS_PROVISIONING": str(folder / "provisioning"),
+        "GF_PATHS_DATA": str(folder / "grafana"),
+        "GF_PATHS_LOGS": str(folder / "grafana"),
+        "GF_SERVER_HTTP_ADDR": "127.0.0.1",
+        "GF_AUTH_ANONYMOUS_ENABLED": "true",
+        "GF_AUTH_DISABLE_LOGIN_FORM": "true",
+        "GF_ANALYTICS_REPORTING_ENABLED": "false",
+        "GF_ANALYTICS_CHECK_FOR_UPDATES": "false",
+    }
