@@ -89,7 +89,7 @@ OBJECTIVES = (
     Objective(
         name="itl",
         alert="PeagleItlBudgetBurns",
-        histogram="peagle_replica_itl_seconds",
+        histogram="peagle_request_itl_seconds",
         within_s=0.1,
         share=0.99,
         text="Time between outputs",

@@ -108,6 +108,10 @@ FAST = (
                 f"{mean('peagle_request_e2e_seconds', OF_MODEL)} - {mean('peagle_replica_e2e_seconds', OF_MODEL)}",
                 "{{model}} whole request",
             ),
+            Query(
+                f"{mean('peagle_request_itl_seconds', OF_MODEL)} - {mean('peagle_replica_itl_seconds', OF_MODEL)}",
+                "{{model}} between outputs",
+            ),
         ),
         lowest=None,
         width=12,

@@ -76,6 +76,8 @@ def http_values() -> HttpMetrics:
     for status in (200, 200, 404, 429, 499, 500):
         exchange = Exchange(MODEL, ttft_s=0.04 if status == 200 else None)
         http.opened(exchange)
+        for at_s in (0.04, 0.06):
+            http.sent(exchange, at_s)
         http.closed(exchange, status, 1.0)
     http.observe("POST", "/v1/completions", 200, 1.0)
     http.retried(MODEL)

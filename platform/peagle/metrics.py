@@ -165,6 +165,9 @@ REQUESTS_OPEN = _gauge(
     "peagle_requests_open", Unit.REQUESTS, (INGRESS, MODEL), "Requests to a model that are not answered yet."
 )
 REQUEST_TTFT = _seconds("peagle_request_ttft", (INGRESS, MODEL), "From a request's arrival to its first token.")
+REQUEST_ITL = _seconds(
+    "peagle_request_itl", (INGRESS, MODEL), "Between two pieces of a stream, as they are sent.", None, TOKEN_SECONDS
+)
 REQUEST_E2E = _seconds(
     "peagle_request_e2e", (INGRESS, MODEL), "From a request's arrival to its last byte, if all well."
 )
@@ -174,7 +177,16 @@ RETRIES = _counter(
     (INGRESS, MODEL),
     "Requests sent to another replica, as theirs was lost before its first token.",
 )
-INGRESS_METRICS = (HTTP_REQUESTS, HTTP_REQUEST, REQUESTS, REQUESTS_OPEN, REQUEST_TTFT, REQUEST_E2E, RETRIES)
+INGRESS_METRICS = (
+    HTTP_REQUESTS,
+    HTTP_REQUEST,
+    REQUESTS,
+    REQUESTS_OPEN,
+    REQUEST_TTFT,
+    REQUEST_ITL,
+    REQUEST_E2E,
+    RETRIES,
+)
 
 # What the whole fleet is.
 REPLICAS_ANSWERING = _gauge("peagle_replicas_answering", Unit.REPLICAS, OF_MODEL, "Replicas that answered this scrape.")

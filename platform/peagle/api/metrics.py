@@ -21,11 +21,12 @@ Value = tuple[str, tuple[tuple[str, str], ...], float]
 
 @dataclass(slots=True)
 class Exchange:
-    """One request for a model's answer, as far as it has come."""
+    """One request for a model's answer, as far as it has come: `sent_s` is when its last piece was, on a clock."""
 
     model: str
     ttft_s: float | None = None
     failed: bool = False
+    sent_s: float | None = None
 
     def fail(self) -> None:
         """Say that what was sent after the status was an error."""
@@ -71,6 +72,12 @@ class HttpMetrics:
     def opened(self, exchange: Exchange) -> None:
         """Count a request to a model; whoever sends its last byte calls `closed`."""
         self._at(metrics.REQUESTS_OPEN, exchange.model).inc()
+
+    def sent(self, exchange: Exchange, now_s: float) -> None:
+        """Time a piece of a stream from the one before; an answer that is no stream has no first token to wait for."""
+        if exchange.sent_s is not None and exchange.ttft_s is not None:
+            self._at(metrics.REQUEST_ITL, exchange.model).observe(now_s - exchange.sent_s)
+        exchange.sent_s = now_s
 
     def closed(self, exchange: Exchange, status: int, seconds: float) -> None:
         """Count how a request to a model ended, `seconds` after it came."""

@@ -43,6 +43,8 @@ class Guard:
                     MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
             whole = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if message.get("body") and (exchange := scope["state"].get("exchange")) is not None:
+                http_metrics().sent(exchange, time.monotonic())
 
         try:
             await self._app(scope, receive, observe)

@@ -16,6 +16,7 @@ from peagle.observe.draw import draw
 from peagle.observe.prometheus import Answer, Prometheus, Span, filled_in
 
 COLUMNS, UNIT_INCHES = 24, 0.55
+FIRST = "peagle-overview"
 INSTANT = ("stat", "bargauge")
 STYLE = """
 body { font-family: sans-serif; margin: 1em; background: #f4f5f5; }
@@ -55,7 +56,7 @@ def read_boards(folder: Path) -> list[dict[str, Any]]:
     boards = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
     if not boards:
         raise ConfigError("--dashboards", str(folder), "it holds none", "Name the folder dashboards/generated.")
-    return boards
+    return sorted(boards, key=lambda board: (board["uid"] != FIRST, board["title"]))
 
 
 def ask(board: dict[str, Any], prometheus: Prometheus, span: Span, price: float) -> list[Drawn]:

@@ -181,6 +181,7 @@ async def test_a_request_to_a_model_counts_by_how_it_ended(monkeypatch: pytest.M
 
     async def chunks(fails: bool) -> AsyncIterator[bytes]:
         yield b"start"
+        yield b"more"
         if fails:
             raise RuntimeError("secret")
 
@@ -206,6 +207,7 @@ async def test_a_request_to_a_model_counts_by_how_it_ended(monkeypatch: pytest.M
         assert f'peagle_requests_total{{ingress="me",model="m",outcome="{outcome}"}} 1.0' in text
     assert 'peagle_requests_open{ingress="me",model="m"} 0.0' in text
     assert 'peagle_request_ttft_seconds_count{ingress="me",model="m"} 2.0' in text
+    assert 'peagle_request_itl_seconds_count{ingress="me",model="m"} 2.0' in text
     assert 'peagle_request_e2e_seconds_count{ingress="me",model="m"} 1.0' in text
 
 
