@@ -1,38 +1,37 @@
 """What Prometheus and Grafana are told, so that they come up with rules, data source and dashboards in place."""
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
+
+from peagle.serve.terminal import agents_path
 
 SCRAPE_S = 5
 UID = "prometheus"
 
 
-def ray_targets() -> Path:
-    """The file in which Ray on this machine lists its agents, which have vLLM's and its own series."""
-    return Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "prom_metrics_service_discovery.json"
-
-
-def prometheus_config(server: str, rules: list[Path]) -> dict[str, Any]:
-    """Prometheus' configuration for the server at `server` (host:port) and the rule files `rules`."""
+def prometheus_config(url: str, rules: list[Path]) -> dict[str, Any]:
+    """Prometheus' configuration for the server at `url`, Ray's agents behind it, and the rule files `rules`."""
+    server = urlsplit(url)
+    port = server.port or {"https": 443}.get(server.scheme, 80)
+    target = {"scheme": server.scheme, "static_configs": [{"targets": [f"{server.hostname}:{port}"]}]}
     return {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"},
         "rule_files": [str(path.resolve()) for path in rules],
         "scrape_configs": [
-            {"job_name": "peagle", "static_configs": [{"targets": [server]}]},
-            {"job_name": "ray", "file_sd_configs": [{"files": [str(ray_targets())], "refresh_interval": "10s"}]},
+            {"job_name": "peagle", **target},
+            {"job_name": "ray", "file_sd_configs": [{"files": [str(agents_path(port))], "refresh_interval": "10s"}]},
         ],
     }
 
 
-def write_prometheus(folder: Path, server: str, rules: list[Path]) -> Path:
+def write_prometheus(folder: Path, url: str, rules: list[Path]) -> Path:
     """Write Prometheus' configuration into `folder`; return its path."""
     path = folder / "prometheus.yml"
-    path.write_text(yaml.safe_dump(prometheus_config(server, rules), sort_keys=False), encoding="utf-8")
+    path.write_text(yaml.safe_dump(prometheus_config(url, rules), sort_keys=False), encoding="utf-8")
     return path
 
 

@@ -9,7 +9,6 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -49,7 +48,7 @@ def run_observe(url: str, folder: Path, prometheus_port: int, grafana_port: int)
         signal.signal(number, signal.default_int_handler)
     with ExitStack() as stack:
         state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peagle-observe-")))
-        config = write_prometheus(state, urlsplit(base).netloc, rules)
+        config = write_prometheus(state, base, rules)
         address = f"http://127.0.0.1:{prometheus_port}"
         stack.enter_context(Child(_prometheus(config, prometheus_port), f"{address}/-/ready", state / "prometheus.log"))
         print(f"Prometheus: {address}  (alerts: {address}/alerts)", flush=True)

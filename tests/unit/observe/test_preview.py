@@ -57,7 +57,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     text.write_text(samples(time.time() - BEFORE * EVERY_S), encoding="utf-8")
     blocks = ["tsdb", "create-blocks-from", "openmetrics", str(text), str(folder / "prometheus")]
     subprocess.run([program("promtool"), *blocks], check=True, capture_output=True)
-    config = write_prometheus(folder, "127.0.0.1:1", [])
+    config = write_prometheus(folder, "http://127.0.0.1:1", [])
     command = [
         program("prometheus"),
         f"--config.file={config}",
@@ -154,7 +154,7 @@ def test_observe_scrapes_the_server_loads_the_rules_and_leaves_nothing_behind(se
 
 
 def test_the_configuration_is_one_that_prometheus_takes(tmp_path: Path) -> None:
-    path = write_prometheus(tmp_path, "127.0.0.1:8000", sorted(GENERATED.glob("*.yaml")))
+    path = write_prometheus(tmp_path, "http://127.0.0.1:8000", sorted(GENERATED.glob("*.yaml")))
     subprocess.run([program("promtool"), "check", "config", str(path)], check=True, capture_output=True)
 
 
