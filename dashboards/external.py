@@ -5,7 +5,6 @@ PROMETHEUS = frozenset({"up", "ALERTS"})
 # vLLM's own, through Ray's agent on each node.
 VLLM = frozenset(
     {
-        "ray_vllm_kv_cache_usage_perc",
         "ray_vllm_num_requests_running",
         "ray_vllm_num_requests_waiting",
         "ray_vllm_request_prefill_time_seconds_bucket",
@@ -16,13 +15,11 @@ VLLM = frozenset(
 RAY = frozenset(
     {
         "ray_serve_deployment_queued_queries",
-        "ray_serve_replica_processing_queries",
         "ray_node_cpu_utilization",
         "ray_node_mem_used",
         "ray_node_mem_total",
         "ray_node_disk_usage",
         "ray_node_gpus_utilization",
-        "ray_node_gram_used",
     }
 )
 
