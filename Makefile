@@ -41,7 +41,7 @@ observe: $(READY) prometheus
 test: $(READY) prometheus
 	@$(BIN)/python -m pytest -m "not platform and not gpu" $(TESTS)
 
-test-platform: $(READY)
+test-platform: $(READY) prometheus
 	@$(BIN)/python -m pytest -m platform $(TESTS)
 
 helm-test: $(READY)
