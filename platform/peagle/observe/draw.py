@@ -48,7 +48,8 @@ def draw(axes: Axes, panel: dict[str, Any], answers: Sequence[Answer], span: Spa
     match panel["type"]:
         case "stat":
             text = "\n".join(f"{line.name} {shown(line.points[-1][1], unit)}".strip() for line in lines)
-            axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=15 if len(lines) == 1 else 8)
+            size, colour = 15 if len(lines) == 1 else 8, _colour(panel, max(line.points[-1][1] for line in lines))
+            axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=size, color=colour)
             axes.set_axis_off()
         case "bargauge":
             _bars(axes, lines, unit)
@@ -57,6 +58,17 @@ def draw(axes: Axes, panel: dict[str, Any], answers: Sequence[Answer], span: Spa
             _heat(axes, _by_bucket(lines) if is_histogram else lines, span)
         case _:
             _curves(axes, panel, lines, unit, span)
+
+
+def _colour(panel: dict[str, Any], value: float) -> str:
+    """The colour of the highest threshold that `value` has reached; black below all."""
+    reached = [step["color"] for step in _steps(panel) if value >= step["value"]]
+    return str(reached[-1]) if reached else "black"
+
+
+def _steps(panel: dict[str, Any]) -> list[dict[str, Any]]:
+    steps = panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", ())
+    return [step for step in steps if step["value"] is not None]
 
 
 def _say(axes: Axes, text: str, colour: str) -> None:
@@ -83,9 +95,9 @@ def _curves(axes: Axes, panel: dict[str, Any], lines: Sequence[Line], unit: str,
     for line in lines[: 0 if stacked else LINES_MAX]:
         at, values = np.array(line.points).T
         axes.plot(_dates(at), values, label=line.name, linewidth=1)
-    for step in panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", ()):
+    for step in _steps(panel):
         low, high = axes.get_ylim()
-        if step["value"] is not None and low <= step["value"] <= high:
+        if low <= step["value"] <= high:
             axes.axhline(step["value"], color=step["color"], linewidth=0.8, linestyle="--")
     if panel["fieldConfig"]["defaults"].get("min") == 0:
         axes.set_ylim(bottom=0)
