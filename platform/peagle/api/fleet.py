@@ -48,3 +48,10 @@ async def replica_states(handles: Mapping[str, DeploymentHandle]) -> dict[str, d
         }
         for model, handle in handles.items()
     }
+
+
+async def own_handle() -> DeploymentHandle:
+    """A handle to all replicas of the deployment that this process is one of."""
+    context = serve.get_replica_context()
+    # In a thread: it waits for Serve's controller, which may be away.
+    return await asyncio.to_thread(serve.get_deployment_handle, context.deployment, context.app_name)

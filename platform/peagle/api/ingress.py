@@ -34,7 +34,7 @@ from peagle.api import metrics
 from peagle.api.body import read_json, validate
 from peagle.api.depth import DepthRoutes
 from peagle.api.errors import Asked, EngineError, describe, from_engine, is_lost_replica
-from peagle.api.fleet import ask_models, ask_replicas, replica_states
+from peagle.api.fleet import ask_models, ask_replicas, own_handle, replica_states
 from peagle.api.loopback import require_loopback
 from peagle.api.metrics import Value
 from peagle.api.relay import DONE, EventStream, engine_error, finish, has_choices, relay, split_events
@@ -242,11 +242,14 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
 
     async def _ask_ingresses(self, request: Request) -> dict[str, list[Value]]:
         """Every ingress process's counters, this one's own at least."""
-        if self._ingresses is None:
-            context = serve.get_replica_context()
-            self._ingresses = serve.get_deployment_handle(context.deployment, context.app_name)
-        answers = await ask_replicas(self._ingresses, "http_values", _settings(request).probe_timeout_s)
-        return dict([await self.http_values(), *answers])
+        mine, timeout_s = await self.http_values(), _settings(request).probe_timeout_s
+        try:
+            if self._ingresses is None:
+                self._ingresses = await asyncio.wait_for(own_handle(), timeout_s)
+        except Exception as error:  # a scrape without the others' is better than none
+            logger.warning("Serve does not tell of other ingress processes: %r", error)
+            return dict([mine])
+        return dict([mine, *await ask_replicas(self._ingresses, "http_values", timeout_s)])
 
     async def _ask_router(self, request: Request, method: str) -> dict[str, Any]:
         """What the Router knows, by model; nothing where it does not answer in time."""
