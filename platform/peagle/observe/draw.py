@@ -154,6 +154,6 @@ def _dates(seconds: Any) -> Any:
 
 def _time(axes: Axes, span: Span) -> None:
     axes.set_xlim(*_dates(np.array([span.start_s, span.end_s])))
-    locator = AutoDateLocator(maxticks=6)  # type: ignore[no-untyped-call]
+    locator = AutoDateLocator(minticks=3)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, show_offset=False))  # type: ignore[no-untyped-call]

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,7 +119,10 @@ async def _run(base: str, model: str | None, times: Sequence[float], max_tokens:
         body = {"model": name, "max_tokens": max_tokens, "stream": True, "stream_options": {"include_usage": True}}
         start = time.monotonic()
         sent = await send_all(client, body, times, seed)
-    Console(highlight=False).print(summary(sent, max(time.monotonic() - start, 1e-9)))
+    # A pipe has no width of its own.
+    Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(
+        summary(sent, max(time.monotonic() - start, 1e-9))
+    )
 
 
 async def _first_model(client: httpx.AsyncClient) -> str:

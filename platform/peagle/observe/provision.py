@@ -9,7 +9,8 @@ import yaml
 
 from peagle.serve.terminal import agents_path
 
-SCRAPE_S = 5
+# Longer than a scrape waits for a replica (api.probe_timeout_s): Prometheus gives up after as long.
+SCRAPE_S = 10
 UID = "prometheus"
 
 
