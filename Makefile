@@ -1,8 +1,11 @@
 # make serve   serve the embedded model on this machine
+# make observe   Prometheus, and Grafana where the machine has it, on the server that make serve runs
 # make test    run the unit tests and the tests on a real engine
 # make test-platform   run the tests on the whole platform
 # make helm-test   lint, render and validate the Helm chart
 # make helm-schema   write what the chart derives: its schema, and facts of the package
+# make dashboards   write the dashboards and rules that dashboards/ generates, and their copies in the chart
+# make prometheus   unpack Debian's Prometheus and promtool into the environment, where the machine has none
 # make check   lint, formatting and types
 # make lock    resolve the pinned versions anew
 # Settings: FILE=deployments/x.yaml  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"
@@ -16,6 +19,7 @@ TESTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(ENGINE)
+PROMETHEUS := $(VENV)/prometheus
 
 # uv reads none of pip's settings, so they are handed on. Without a folder of wheels, PyTorch's own CPU index has torch.
 FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
@@ -25,16 +29,19 @@ PINS := --constraint .constraints.txt
 TORCH := $(if $(FIND_LINKS),,--torch-backend cpu)
 endif
 
-.PHONY: serve test test-platform helm-test helm-schema check lock clean
+.PHONY: serve observe test test-platform helm-test helm-schema dashboards prometheus check lock clean
 .DEFAULT_GOAL := serve
 
 serve: $(READY)
 	@$(BIN)/peagle serve $(FILE) --port $(PORT)
 
-test: $(READY)
+observe: $(READY) prometheus
+	@$(BIN)/peagle observe --url http://127.0.0.1:$(PORT)
+
+test: $(READY) prometheus
 	@$(BIN)/python -m pytest -m "not platform and not gpu" $(TESTS)
 
-test-platform: $(READY)
+test-platform: $(READY) prometheus
 	@$(BIN)/python -m pytest -m platform $(TESTS)
 
 helm-test: $(READY)
@@ -43,10 +50,22 @@ helm-test: $(READY)
 helm-schema: $(READY)
 	@$(BIN)/python helm/schema.py
 
+dashboards: $(READY)
+	@$(BIN)/python -m dashboards.generate
+
+# Not a step that may fail: without promtool the tests that need it say so.
+prometheus: $(READY)
+	@command -v prometheus >/dev/null && command -v promtool >/dev/null || test -x $(PROMETHEUS)/usr/bin/promtool || \
+	  { mkdir -p $(PROMETHEUS) && cd $(PROMETHEUS) && \
+	    { apt-get download -qq prometheus || { apt-get update -qq && apt-get download -qq prometheus; }; } && \
+	    dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb; } 2>$(VENV)/prometheus.log || \
+	  echo "No Prometheus here, and none from apt-get: install it from https://prometheus.io for make observe."
+
 check: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy -p dashboards
 
 $(READY): pyproject.toml .constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
@@ -54,12 +73,12 @@ $(READY): pyproject.toml .constraints.txt
 	@echo "Building the environment in $(VENV) (about 4 GB; a minute or two plus the download) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9,<1'
-	@$(UV) install --python $(BIN)/python $(TORCH) $(PINS) --editable '.[$(ENGINE),bench,kubernetes,train,dev]'
+	@$(UV) install --python $(BIN)/python $(TORCH) $(PINS) --editable '.[$(ENGINE),bench,kubernetes,observe,train,dev]'
 	@touch $@
 	@echo "The environment is ready."
 
 lock: $(READY)
-	@$(UV) compile --quiet --python-version 3.11 pyproject.toml --extra cpu --extra bench --extra kubernetes --extra train --extra dev $(TORCH) --upgrade \
+	@$(UV) compile --quiet --python-version 3.11 pyproject.toml --extra cpu --extra bench --extra kubernetes --extra observe --extra train --extra dev $(TORCH) --upgrade \
 	  --no-header --no-annotate --no-emit-index-url --no-emit-find-links --output-file .constraints.txt
 
 clean:

@@ -16,6 +16,7 @@ EXTRAS = {
     "torch": "peagle[cpu] or peagle[gpu]",
     "speculators": "peagle[train]",
     "kubernetes": "peagle[kubernetes]",
+    "matplotlib": "peagle[observe]",
 }
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -135,6 +136,56 @@ def status(
     from peagle.cli_status import run_status
 
     run_status(url, watch=watch, interval_s=interval, as_json=as_json)
+
+
+@app.command()
+def load(
+    url: Url = DEFAULT_URL,
+    model: Annotated[str | None, typer.Option(help="Model to ask; by default the first one served.")] = None,
+    per_second: Annotated[
+        str, typer.Option(help="Requests each second, on average; several numbers with commas come in turn.")
+    ] = "2",
+    seconds: Annotated[float, typer.Option(min=1, max=86_400, help="How long at each of them.")] = 60.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 64,
+    seed: Annotated[int, typer.Option(help="Same seed, same requests at the same times.")] = 0,
+) -> None:
+    """Send requests at random times, so that there is something to look at.
+
+    Streams completions of the prompts that the benchmarks use, whether or not earlier ones are answered, and prints
+    what came of them.
+
+    Example: peagle load --per-second 1,8,2 --seconds 60
+    """
+    from peagle.observe.load import run_load
+
+    run_load(url, model, per_second, seconds, max_tokens, seed)
+
+
+@app.command()
+def observe(
+    url: Url = DEFAULT_URL,
+    dashboards: Annotated[Path, typer.Option(help="Folder of dashboards and rules.")] = Path("dashboards/generated"),
+    prometheus_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Prometheus.")] = 9090,
+    grafana_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Grafana.")] = 3000,
+) -> None:
+    """Start Prometheus, and Grafana where there is one, on a running server.
+
+    Both listen on this machine alone, with rules and dashboards in place. Runs until Ctrl-C, and keeps nothing.
+
+    Example: peagle observe --url http://127.0.0.1:8000
+    """
+    from peagle.observe.run import run_observe
+
+    run_observe(url, dashboards, prometheus_port, grafana_port)
+
+
+@app.command(context_settings=FORWARD, add_help_option=False)
+def dashboards(context: typer.Context) -> None:
+    """Draw the dashboards without Grafana.
+
+    Example: peagle dashboards preview
+    """
+    _forward("peagle.observe.cli", context)
 
 
 @app.command(context_settings=FORWARD, add_help_option=False)

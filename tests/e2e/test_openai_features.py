@@ -1,6 +1,7 @@
 """Every feature of the OpenAI surface, with the `openai` client, against the real platform."""
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -310,7 +311,11 @@ def test_metrics_name_every_replica(served: Served) -> None:
     assert f'peagle_replicas_answering{{model="{served.model}"}} {float(served.replicas)}' in text
     for row in served.fleet():
         assert f'peagle_replica_generation_tokens_total{{model="{served.model}",replica="{row["id"]}"}}' in text
-    assert 'peagle_http_requests_total{method="POST",route="/v1/completions",status="200"}' in text
+    counted = r'^peagle_http_requests_total\{ingress="[^"]+",method="POST",route="/v1/completions",status="200"\} [1-9]'
+    assert re.search(counted, text, re.MULTILINE)
+    ended = rf'^peagle_requests_total\{{ingress="[^"]+",model="{served.model}",outcome="ok"\}} [1-9]'
+    assert re.search(ended, text, re.MULTILINE)
+    assert f'peagle_replicas{{model="{served.model}",state="running"}} {float(served.replicas)}' in text
 
 
 def test_fleet_tells_what_is_served_from_where(served: Served) -> None:

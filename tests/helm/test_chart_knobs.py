@@ -38,6 +38,7 @@ INGRESS_RULE = "Ingress/ spec rules 0"
 ROUTE = {"gatewayRoute": {"enabled": True, "gateway": {"name": "g"}}}
 MONITORS = at("monitoring.podMonitors.enabled", True)
 ALERTS, DASHBOARDS = at("monitoring.alerts.enabled", True), at("monitoring.dashboards.enabled", True)
+BOARDS = sorted(path.stem for path in (CHART / "files" / "dashboards").glob("*.json"))
 SCALED = at("autoscaling.enabled", True)
 PEERS = [{"podSelector": {"matchLabels": {"a": "b"}}}]
 RESOURCES = {"requests": {"cpu": "3", "memory": "3Gi"}, "limits": {"memory": "3Gi"}}
@@ -204,10 +205,10 @@ ACCESS = (
     Knob("monitoring.podMonitors.interval", "7s", "PodMonitor/-worker spec podMetricsEndpoints 0 interval",
          given=MONITORS),
     Knob("monitoring.podMonitors.labels", {"a": "b"}, "PodMonitor/-head metadata labels a", "b", MONITORS),
-    Knob("monitoring.alerts.enabled", True, "PrometheusRule/-replicas spec groups 0 name", "peagle.replicas"),
-    Knob("monitoring.alerts.labels", {"a": "b"}, "PrometheusRule/-replicas metadata labels a", "b", ALERTS),
-    Knob("monitoring.dashboards.enabled", True, "names ConfigMap", [f"{FULLNAME}-dashboard-replicas"]),
-    Knob("monitoring.dashboards.labels", {"a": "b"}, "ConfigMap/-dashboard-replicas metadata labels a", "b",
+    Knob("monitoring.alerts.enabled", True, "PrometheusRule/-alerts spec groups 0 name", "peagle.serving"),
+    Knob("monitoring.alerts.labels", {"a": "b"}, "PrometheusRule/-alerts metadata labels a", "b", ALERTS),
+    Knob("monitoring.dashboards.enabled", True, "names ConfigMap", [f"{FULLNAME}-dashboard-{name}" for name in BOARDS]),
+    Knob("monitoring.dashboards.labels", {"a": "b"}, "ConfigMap/-dashboard-router metadata labels a", "b",
          DASHBOARDS),
 )  # fmt: skip
 

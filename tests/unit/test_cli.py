@@ -17,7 +17,19 @@ from peagle.cli_status import fleet_table
 from peagle.errors import RequestError
 from peagle.serve import launch
 
-COMMANDS = ("serve", "validate", "chat", "status", "drafter", "bench", "cluster", "version")
+COMMANDS = (
+    "serve",
+    "validate",
+    "chat",
+    "status",
+    "drafter",
+    "bench",
+    "cluster",
+    "version",
+    "load",
+    "observe",
+    "dashboards",
+)
 
 
 def peagle(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -58,6 +70,9 @@ def test_help_loads_no_heavy_library() -> None:
         "validate",
         "chat",
         "status",
+        "load",
+        "observe",
+        "dashboards preview",
         "bench speculation",
         "bench depth",
         "bench compare",

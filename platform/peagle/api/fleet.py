@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 logger = logging.getLogger(__name__)
@@ -35,3 +36,22 @@ async def ask_models(handles: Mapping[str, DeploymentHandle], method: str, timeo
     """`ask_replicas` for every model at once; the answers by model."""
     answers = await asyncio.gather(*(ask_replicas(handle, method, timeout_s) for handle in handles.values()))
     return dict(zip(handles, answers, strict=True))
+
+
+async def replica_states(handles: Mapping[str, DeploymentHandle]) -> dict[str, dict[str, int]]:
+    """How many replicas of each model are in which state, as Serve's controller sees it; the states in lower case."""
+    applications = (await asyncio.to_thread(serve.status)).applications
+    return {
+        model: {
+            state.lower(): count
+            for state, count in applications[handle.app_name].deployments[handle.deployment_name].replica_states.items()
+        }
+        for model, handle in handles.items()
+    }
+
+
+async def own_handle() -> DeploymentHandle:
+    """A handle to all replicas of the deployment that this process is one of."""
+    context = serve.get_replica_context()
+    # In a thread: it waits for Serve's controller, which may be away.
+    return await asyncio.to_thread(serve.get_deployment_handle, context.deployment, context.app_name)

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pydantic import BaseModel
+from ray import serve
 from ray.exceptions import RayTaskError
 from ray.llm._internal.serve.core.configs.openai_api_models import (
     ChatCompletionRequest,
@@ -34,8 +35,9 @@ from peagle.api.attempt import attempt_id
 from peagle.api.body import read_json, validate
 from peagle.api.depth import DepthRoutes
 from peagle.api.errors import Asked, EngineError, describe, from_engine, is_lost_replica
-from peagle.api.fleet import ask_models
+from peagle.api.fleet import ask_models, ask_replicas, own_handle, replica_states
 from peagle.api.loopback import require_loopback
+from peagle.api.metrics import Value
 from peagle.api.relay import DONE, EventStream, engine_error, finish, has_choices, relay, split_events
 from peagle.api.reply import SERVER_ERROR, ErrorReply
 from peagle.api.settings import ApiSettings
@@ -46,6 +48,9 @@ logger = logging.getLogger(__name__)
 
 # All that an engine may learn from a client's headers: a trace to continue. Others steer vLLM's internals.
 FORWARDED_HEADERS = ("traceparent", "tracestate")
+
+# Methods of a replica that generate, unlike those that only count tokens.
+GENERATING = frozenset({"chat", "completions"})
 
 # Fields that constrain the output's text.
 CONSTRAINTS = ("response_format", "structured_outputs")
@@ -80,6 +85,7 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
         self._deployments = dict(deployments or {})
         self._router = router
         self._created = int(time.time())
+        self._ingresses: DeploymentHandle | None = None
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
@@ -121,6 +127,10 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
         """
         settings, asked = _settings(request), Asked(prompt_field, _constraint(body))
         model = await self._get_model_id(body.model)
+        exchange = metrics.Exchange(model)
+        if method in GENERATING:
+            metrics.http_metrics().opened(exchange)
+            request.state.exchange = exchange
         handle = self._handle(request, model)
         headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
         request_id = uuid.uuid4().hex
@@ -142,7 +152,8 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
             if isinstance(first, BaseModel):
                 await finish(rest)
                 return Response(first.model_dump_json(), media_type="application/json")
-            return EventStream(relay(first, rest, asked, settings.retry_after_s))
+            exchange.ttft_s = time.monotonic() - request.state.started_s
+            return EventStream(relay(first, rest, asked, settings.retry_after_s, exchange.fail))
         raise AssertionError("unreachable: the last turn returns or raises")
 
     def _handle(self, request: Request, model_id: str) -> DeploymentHandle:
@@ -197,10 +208,14 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics: Prometheus text."""
-        statuses, decisions = await asyncio.gather(
-            self._ask_all(request, "replica_status"), self._dispatch_decisions(request)
+        ingress, replicas, estimates, decisions, states = await asyncio.gather(
+            self._ask_ingresses(request),
+            self._ask_all(request, "replica_metrics"),
+            self._ask_router(request, "estimates"),
+            self._ask_router(request, "decisions"),
+            self._replica_states(request),
         )
-        text = metrics.exposition(statuses, decisions)
+        text = metrics.exposition(metrics.Scrape(ingress, replicas, estimates, decisions, states))
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(self) -> JSONResponse:
@@ -223,17 +238,40 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
             "replicas": sorted(replicas, key=lambda row: str(row["id"])),
         }
 
-    async def _dispatch_decisions(self, request: Request) -> dict[str, dict[str, int]]:
-        """Every dispatcher's decisions, by model and reason; none where the Router does not answer in time."""
+    async def http_values(self) -> tuple[str, list[Value]]:
+        """This process's name and counters, for whichever process answers a scrape."""
+        return serve.get_replica_context().replica_id.unique_id, metrics.http_metrics().values()
+
+    async def _ask_ingresses(self, request: Request) -> dict[str, list[Value]]:
+        """Every ingress process's counters, this one's own at least."""
+        mine, timeout_s = await self.http_values(), _settings(request).probe_timeout_s
+        try:
+            if self._ingresses is None:
+                self._ingresses = await asyncio.wait_for(own_handle(), timeout_s)
+        except Exception as error:  # a scrape without the others' is better than none
+            logger.warning("Serve does not tell of other ingress processes: %r", error)
+            return dict([mine])
+        return dict([mine, *await ask_replicas(self._ingresses, "http_values", timeout_s)])
+
+    async def _ask_router(self, request: Request, method: str) -> dict[str, Any]:
+        """What the Router knows, by model; nothing where it does not answer in time."""
         if self._router is None:
             return {}
         try:
             async with asyncio.timeout(_settings(request).probe_timeout_s):
-                counts: dict[str, dict[str, int]] = await self._router.decisions.remote()
-        except Exception as error:  # a scrape without them is better than none
-            logger.warning("The Router does not tell its decisions: %r", error)
+                answer: dict[str, Any] = await getattr(self._router, method).remote()
+        except Exception as error:  # a scrape without it is better than none
+            logger.warning("The Router does not tell its %s: %r", method, error)
             return {}
-        return counts
+        return answer
+
+    async def _replica_states(self, request: Request) -> dict[str, dict[str, int]]:
+        try:
+            async with asyncio.timeout(_settings(request).probe_timeout_s):
+                return await replica_states(self._default_serve_handles)
+        except Exception as error:  # a scrape without them is better than none
+            logger.warning("Serve does not tell its replicas' states: %r", error)
+            return {}
 
     async def _ask_all(self, request: Request, method: str) -> dict[str, list[Any]]:
         return await ask_models(self._default_serve_handles, method, _settings(request).probe_timeout_s)

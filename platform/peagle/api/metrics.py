@@ -1,60 +1,45 @@
-"""`/metrics`: this process's HTTP requests, and what every replica said about itself when it was asked for this scrape.
+"""`/metrics`: every ingress process's requests, and what replicas and the Router say when asked for this scrape."""
 
-vLLM's own series are not repeated here: Ray's metrics agent on each node exports them as `ray_vllm_*`.
-"""
-
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import Metric as Family
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-# From a probe's answer to a long generation.
-SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
+from peagle import metrics
+from peagle.metrics import FLEET_METRICS, INGRESS_METRICS, REPLICA_METRICS, Kind, Metric
+
+Rows = Mapping[str, Iterable[Mapping[str, Any]]]
+Value = tuple[str, tuple[tuple[str, str], ...], float]
+"""Name, labels and value of one series of a process."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaSeries:
-    """A series for each replica: `field` of its status as the metric `name`."""
+@dataclass(slots=True)
+class Exchange:
+    """One request for a model's answer, as far as it has come: `sent_s` is when its last piece was, on a clock."""
 
-    field: str
-    name: str
-    family: type[GaugeMetricFamily] | type[CounterMetricFamily]
-    text: str
+    model: str
+    ttft_s: float | None = None
+    failed: bool = False
+    sent_s: float | None = None
 
+    def fail(self) -> None:
+        """Say that what was sent after the status was an error."""
+        self.failed = True
 
-REPLICA_SERIES = (
-    ReplicaSeries("running_requests", "peagle_replica_running_requests", GaugeMetricFamily, "Requests in the batch."),
-    ReplicaSeries("waiting_requests", "peagle_replica_waiting_requests", GaugeMetricFamily, "Requests in the queue."),
-    ReplicaSeries("kv_usage_ratio", "peagle_replica_kv_usage_ratio", GaugeMetricFamily, "KV cache in use, 0 to 1."),
-    ReplicaSeries("depth_version", "peagle_replica_depth_version", GaugeMetricFamily, "Version of the depth table."),
-    ReplicaSeries("plan_age_s", "peagle_replica_plan_age_seconds", GaugeMetricFamily, "Since the Router's last plan."),
-    ReplicaSeries("depth_effective", "peagle_replica_depth_effective", GaugeMetricFamily, "Draft tokens per draft."),
-    ReplicaSeries(
-        "acceptance_length", "peagle_replica_acceptance_length", GaugeMetricFamily, "Tokens per verification."
-    ),
-    ReplicaSeries("drafts", "peagle_replica_drafts", CounterMetricFamily, "Drafts verified."),
-    ReplicaSeries(
-        "requested", "peagle_replica_requested_draft_tokens", CounterMetricFamily, "Draft tokens at the K asked for."
-    ),
-    ReplicaSeries("drafted", "peagle_replica_draft_tokens", CounterMetricFamily, "Draft tokens verified."),
-    ReplicaSeries("accepted", "peagle_replica_accepted_tokens", CounterMetricFamily, "Draft tokens accepted."),
-    ReplicaSeries("generation_tokens", "peagle_replica_generation_tokens", CounterMetricFamily, "Tokens generated."),
-)
-
-
-POSITION_SERIES = (
-    ReplicaSeries(
-        "drafted_by_position", "peagle_replica_position_draft_tokens", CounterMetricFamily, "Verified, by position."
-    ),
-    ReplicaSeries(
-        "accepted_by_position", "peagle_replica_position_accepted_tokens", CounterMetricFamily, "Accepted, by position."
-    ),
-)
+    def outcome(self, status: int) -> str:
+        if self.failed or status >= 500:
+            return metrics.FAILED
+        if status == 499:
+            return metrics.LEFT
+        if status == 429:
+            return metrics.SHED
+        return metrics.CLIENT_ERROR if status >= 400 else metrics.OK
 
 
 class HttpMetrics:
@@ -62,34 +47,56 @@ class HttpMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "peagle_http_requests",
-            "Requests answered; status 499 is a client that left.",
-            ("method", "route", "status"),
-            registry=self.registry,
-        )
-        self._seconds = Histogram(
-            "peagle_http_request_seconds",
-            "Time until the last byte of the answer.",
-            ("method", "route"),
-            buckets=SECONDS,
-            registry=self.registry,
-        )
+        kinds = {Kind.COUNTER: Counter, Kind.GAUGE: Gauge}
+        self._of: dict[str, Any] = {}
+        for each in INGRESS_METRICS:
+            labels = each.label_names[1:]  # a process does not name itself: whoever asks it knows its name
+            if each.kind is Kind.HISTOGRAM:
+                made: Any = Histogram(each.name, each.text, labels, registry=self.registry, buckets=each.buckets)
+            else:
+                made = kinds[each.kind](each.name, each.text, labels, registry=self.registry)
+            self._of[each.name] = made
 
-        self._retries = Counter(
-            "peagle_request_retries",
-            "Requests sent to another replica, as theirs was lost before its first token.",
-            ("model",),
-            registry=self.registry,
-        )
+    def _at(self, metric: Metric, *values: str) -> Any:
+        bounded = (label.bounded(value) for label, value in zip(metric.labels[1:], values, strict=True))
+        return self._of[metric.name].labels(*bounded)
 
     def retried(self, model: str) -> None:
-        self._retries.labels(model).inc()
+        self._at(metrics.RETRIES, model).inc()
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
-        method = method if method in METHODS else "other"
-        self._requests.labels(method, route, str(status)).inc()
-        self._seconds.labels(method, route).observe(seconds)
+        """Count an answer to any route."""
+        self._at(metrics.HTTP_REQUESTS, method, route, str(status)).inc()
+        self._at(metrics.HTTP_REQUEST, method, route).observe(seconds)
+
+    def opened(self, exchange: Exchange) -> None:
+        """Count a request to a model; whoever sends its last byte calls `closed`."""
+        self._at(metrics.REQUESTS_OPEN, exchange.model).inc()
+
+    def sent(self, exchange: Exchange, now_s: float) -> None:
+        """Time a piece of a stream from the one before; an answer that is no stream has no first token to wait for."""
+        if exchange.sent_s is not None and exchange.ttft_s is not None:
+            self._at(metrics.REQUEST_ITL, exchange.model).observe(now_s - exchange.sent_s)
+        exchange.sent_s = now_s
+
+    def closed(self, exchange: Exchange, status: int, seconds: float) -> None:
+        """Count how a request to a model ended, `seconds` after it came."""
+        model, outcome = exchange.model, exchange.outcome(status)
+        self._at(metrics.REQUESTS_OPEN, model).dec()
+        self._at(metrics.REQUESTS, model, outcome).inc()
+        if exchange.ttft_s is not None:
+            self._at(metrics.REQUEST_TTFT, model).observe(exchange.ttft_s)
+        if outcome == metrics.OK:
+            self._at(metrics.REQUEST_E2E, model).observe(seconds)
+
+    def values(self) -> list[Value]:
+        """Every series of this process, as plain values that travel."""
+        return [
+            (sample.name, tuple(sample.labels.items()), sample.value)
+            for family in self.registry.collect()
+            for sample in family.samples
+            if not sample.name.endswith("_created")
+        ]
 
 
 @cache
@@ -98,49 +105,92 @@ def http_metrics() -> HttpMetrics:
     return HttpMetrics()
 
 
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """What was heard for one answer.
+
+    Attributes:
+        ingress: Values of each ingress process, by its name.
+        replicas: What each replica of a model answered.
+        estimates: By model and replica, fields that the Router adds to a replica's answer.
+        decisions: Dispatch decisions, by model and reason.
+        states: How many replicas of a model are in a state of Ray Serve's.
+    """
+
+    ingress: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    replicas: Rows = field(default_factory=dict)
+    estimates: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    decisions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    states: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
 class _Fleet(Collector):
-    def __init__(
-        self, replicas: Mapping[str, Iterable[Mapping[str, Any]]], decisions: Mapping[str, Mapping[str, int]]
-    ) -> None:
-        self._decisions = decisions
-        self._rows = [(model, row) for model, rows in replicas.items() for row in rows]
-        self._counts = {model: sum(1 for name, _ in self._rows if name == model) for model in replicas}
+    def __init__(self, scrape: Scrape) -> None:
+        self._scrape = scrape
+        self._rows = {
+            model: [{**row, **scrape.estimates.get(model, {}).get(str(row["id"]), {})} for row in rows]
+            for model, rows in scrape.replicas.items()
+        }
 
-    def collect(self) -> Iterator[Metric]:
-        answering = GaugeMetricFamily(
-            "peagle_replicas_answering", "Replicas that answered this scrape.", labels=["model"]
-        )
-        for model, count in self._counts.items():
-            answering.add_metric([model], count)
+    def collect(self) -> Iterator[Family]:
+        for metric in INGRESS_METRICS:
+            yield self._of_ingress(metric)
+        answering, states, decisions = (_family(metric) for metric in FLEET_METRICS)
+        for model, rows in self._rows.items():
+            answering.add_metric([model], len(rows))
         yield answering
-        decided = CounterMetricFamily(
-            "peagle_dispatch_decisions",
-            "Requests sent to a replica, by why it was that one.",
-            labels=["model", "reason"],
-        )
-        for model, counts in self._decisions.items():
-            for reason, count in counts.items():
-                decided.add_metric([model, reason], count)
-        yield decided
-        for series in REPLICA_SERIES:
-            family = series.family(series.name, series.text, labels=["model", "replica"])
-            for model, row in self._rows:
-                value = row.get(series.field)
-                if value is not None:
-                    family.add_metric([model, str(row["id"])], float(value))
+        for metric, family, counts in (
+            (metrics.REPLICAS, states, self._scrape.states),
+            (metrics.DECISIONS, decisions, self._scrape.decisions),
+        ):
+            for model, by_value in counts.items():
+                for value, count in by_value.items():
+                    family.add_metric(metric.label_values(model, value), count)
             yield family
-        for series in POSITION_SERIES:
-            family = series.family(series.name, series.text, labels=["model", "replica", "position"])
-            for model, row in self._rows:
-                for position, value in enumerate(row.get(series.field) or (), start=1):
-                    family.add_metric([model, str(row["id"]), str(position)], float(value))
+        for metric in REPLICA_METRICS:
+            family = _family(metric)
+            for model, rows in self._rows.items():
+                for row in rows:
+                    _add(family, metric, [model, str(row["id"])], row.get(str(metric.field)))
             yield family
 
+    def _of_ingress(self, metric: Metric) -> Family:
+        family: Family = _family(metric)
+        for process, values in self._scrape.ingress.items():
+            for name, labels, value in values:
+                if name in metric.series:
+                    family.add_sample(name, {"ingress": process, **dict(labels)}, value)
+        return family
 
-def exposition(
-    replicas: Mapping[str, Iterable[Mapping[str, Any]]], decisions: Mapping[str, Mapping[str, int]]
-) -> bytes:
-    """Prometheus text for replicas' statuses and dispatchers' decisions, by model, and this process's requests."""
-    fleet = CollectorRegistry()
-    fleet.register(_Fleet(replicas, decisions))
-    return generate_latest(fleet) + generate_latest(http_metrics().registry)
+
+def _family(metric: Metric) -> Any:
+    kinds = {
+        Kind.COUNTER: CounterMetricFamily,
+        Kind.GAUGE: GaugeMetricFamily,
+        Kind.HISTOGRAM: HistogramMetricFamily,
+    }
+    return kinds[metric.kind](metric.name, metric.text, labels=metric.label_names)
+
+
+def _add(family: Any, metric: Metric, labels: list[str], value: Any) -> None:
+    """Add what a replica answered; nothing where it did not answer this."""
+    if value is None:
+        return
+    if metric.kind is Kind.HISTOGRAM:
+        bounds = [*(str(float(bound)) for bound in value["bounds"]), "+Inf"]
+        counts = accumulate(value["counts"])
+        family.add_metric(labels, list(zip(bounds, counts, strict=True)), value["sum"])
+        return
+    if len(metric.labels) == len(labels):
+        family.add_metric(labels, float(value))
+        return
+    items = value.items() if isinstance(value, Mapping) else enumerate(value, start=1)
+    for key, count in items:
+        family.add_metric(metric.label_values(*labels, str(key)), float(count))
+
+
+def exposition(scrape: Scrape) -> bytes:
+    """Prometheus' text of what was heard."""
+    registry = CollectorRegistry()
+    registry.register(_Fleet(scrape))
+    return generate_latest(registry)

@@ -13,6 +13,8 @@ from peagle.api.metrics import http_metrics
 logger = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
+# What nginx calls a client that closed its connection before the answer.
+LEFT = 499
 
 
 class Guard:
@@ -27,19 +29,23 @@ class Guard:
             return
         given = Headers(scope=scope).get(REQUEST_ID)
         request_id = given or uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        started = time.monotonic()
+        scope.setdefault("state", {}).update(request_id=request_id, started_s=started)
         status: int | None = None
+        whole = False
 
         async def observe(message: Message) -> None:
-            nonlocal status
+            nonlocal status, whole
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if given is None:
                     # Serve's proxy echoes an id that it has given or been given.
                     MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
+            whole = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if message.get("body") and (exchange := scope["state"].get("exchange")) is not None:
+                http_metrics().sent(exchange, time.monotonic())
 
-        started = time.monotonic()
         try:
             await self._app(scope, receive, observe)
         except Exception as error:
@@ -51,4 +57,7 @@ class Guard:
         finally:
             # A request without a status was left by its client.
             route = getattr(scope.get("route"), "path", "unmatched")
-            http_metrics().observe(scope["method"], route, status or 499, time.monotonic() - started)
+            status, seconds = status or LEFT, time.monotonic() - started
+            http_metrics().observe(scope["method"], route, status, seconds)
+            if (exchange := scope["state"].get("exchange")) is not None:
+                http_metrics().closed(exchange, status if whole else LEFT, seconds)

@@ -6,7 +6,7 @@ nothing is silently cut short.
 
 import json
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from starlette.responses import StreamingResponse
@@ -59,7 +59,11 @@ def engine_error(event: str, asked: Asked) -> EngineError | None:
 
 
 async def relay(
-    first: list[str], rest: AsyncGenerator[Any, None], asked: Asked, retry_after_s: float
+    first: list[str],
+    rest: AsyncGenerator[Any, None],
+    asked: Asked,
+    retry_after_s: float,
+    failed: Callable[[], None] | None = None,
 ) -> AsyncGenerator[str, None]:
     """Pass events on up to `[DONE]`; an error becomes the last event.
 
@@ -68,6 +72,7 @@ async def relay(
         rest: Further replies; it is closed at the end, which aborts the request if it still runs.
         asked: What an error may be about.
         retry_after_s: See `describe`.
+        failed: Called before an error is sent, which the status that was sent before does not tell.
     """
     try:
         events = first
@@ -76,6 +81,8 @@ async def relay(
             if packet:
                 yield packet
             if error is not None:
+                if failed is not None:
+                    failed()
                 yield error.reply.event()
                 return
             if packet.endswith(DONE):
@@ -87,6 +94,8 @@ async def relay(
                 raise ReplicaLostError("The replica ended before its answer was complete.") from None
     except Exception as error:
         logger.warning("A stream ended with an error.", exc_info=error)
+        if failed is not None:
+            failed()
         yield describe(error, retry_after_s).event()
     finally:
         await rest.aclose()

@@ -73,6 +73,14 @@ class StepStats:
         return tuple(sum(cell.accepted[j] for cell in self.cells) for j in range(self.depth_max))
 
     @property
+    def steps_by_depth(self) -> dict[int, int]:
+        """Decode-only steps at each K asked for."""
+        steps: dict[int, int] = {}
+        for cell in self.cells:
+            steps[cell.depth] = steps.get(cell.depth, 0) + cell.steps
+        return steps
+
+    @property
     def depth_effective(self) -> float | None:
         """Draft tokens verified per draft; None before the first."""
         return self.drafted / self.drafts if self.drafts else None

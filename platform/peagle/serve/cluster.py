@@ -1,10 +1,12 @@
 """The Ray cluster under `peagle serve`: started here or joined, and what Serve says about the application."""
 
+import json
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from peagle.config import Deployment
@@ -83,6 +85,15 @@ def connect(deployments: Sequence[Deployment], address: str | None) -> None:
             else "The log says more"
         )
         raise StartupError(f"{where} ({first_line(str(error))})", f"{fix}.") from None
+
+
+def write_agents(path: Path) -> None:
+    """Write where Ray's agents export vLLM's series and Ray's own, for Prometheus' file discovery."""
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["MetricsExportPort"]]
+    targets = [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in nodes]
+    path.write_text(json.dumps([{"targets": targets}]), encoding="utf-8")
 
 
 def first_line(text: str) -> str:

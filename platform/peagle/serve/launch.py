@@ -21,7 +21,7 @@ from peagle.serve import cluster, processes
 from peagle.serve.arguments import read_deployments, read_settings
 from peagle.serve.diagnosis import root_cause_in
 from peagle.serve.preflight import check_machine
-from peagle.serve.terminal import Terminal, log_path
+from peagle.serve.terminal import Terminal, agents_path, log_path
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +104,7 @@ def run(
             with terminal.stage("Stop"):
                 cluster.leave(address, _attempt)
                 processes.end_descendants(PATIENCE_S)
+                agents_path(port).unlink(missing_ok=True)
     return 0
 
 
@@ -123,6 +124,7 @@ def _start(
             from peagle.serve.app import compose
 
             cluster.deploy(compose(deployments, settings), host, port)
+            cluster.write_agents(agents_path(port))
         with terminal.stage("Load " + ", ".join(deployment.name for deployment in deployments)) as stage:
             while not (state := cluster.rollout()).is_running:
                 if state.problem:

@@ -8,6 +8,7 @@ from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 from peagle.router.rates import EngineRates
+from peagle.serve.engine_sums import EngineSums
 
 RATES_HOLD_S = 30.0
 
@@ -28,6 +29,7 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
     def __init__(self) -> None:
         # The base's constructor is abstract and takes vLLM's configuration, which is not needed here.
         self.load = EngineLoad()
+        self.sums = EngineSums()
         self._rates = EngineRates()
         self._stepped_s = 0.0
 
@@ -48,8 +50,10 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
         if iteration_stats is not None:
             tokens = self.load.generation_tokens + iteration_stats.num_generation_tokens
             self.load = replace(self.load, generation_tokens=tokens)
+            self.sums.stepped(iteration_stats)
             self._learn(iteration_stats)
         if scheduler_stats is not None:
+            self.sums.looked_up(scheduler_stats.prefix_cache_stats)
             self.load = replace(
                 self.load,
                 running_requests=scheduler_stats.num_running_reqs,

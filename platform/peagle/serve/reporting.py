@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -73,12 +74,18 @@ class DepthReporter:
         self._readings = self._answered_reading = 0
         self._plan: DepthPlan | None = None
         self._plan_at_s = 0.0
+        self._changes: Counter[str] = Counter()
 
     @property
     def status(self) -> PlanStatus:
         if self._plan is None:
             return PlanStatus("static", "no plan has come yet; the depths are those that were configured", None)
         return PlanStatus(self._plan.mode.value, self._plan.reason, self._now_s() - self._plan_at_s)
+
+    @property
+    def changes(self) -> dict[str, int]:
+        """How often K was changed for a run of batch sizes, by cause."""
+        return dict(self._changes)
 
     async def report(self) -> None:
         """Report once. What was not answered is part of the next report."""
@@ -94,4 +101,5 @@ class DepthReporter:
             await self._apply(plan.table)
         for change in plan.changes:
             logger.info("Depth table %d: %s", plan.table.version, change)
+            self._changes[change.cause.value] += 1
         self._plan, self._plan_at_s = plan, self._now_s()

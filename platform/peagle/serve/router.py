@@ -53,6 +53,14 @@ class Router:
         """How many requests all dispatchers have sent, by model and reason."""
         return {model: dict(board.decisions) for model, board in self._boards.items()}
 
+    async def estimates(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """What is expected of each replica whose depth adapts, by model and replica, as fields of its metrics."""
+        now_s = time.monotonic()
+        return {
+            model: {replica_id: asdict(each) for replica_id, each in depths.estimates(now_s).items()}
+            for model, depths in self._models.items()
+        }
+
     async def depth(self, replica_id: str) -> dict[str, Any]:
         """What lies behind a replica's plan, as plain values; `at_s` of its log becomes `age_s`.
 

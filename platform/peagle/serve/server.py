@@ -18,6 +18,7 @@ from peagle.router.depth import DepthPlan, StandingLimits
 from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats
 from peagle.serve.cores import claim_cores
 from peagle.serve.depth_settings import adapts
+from peagle.serve.engine_sums import EngineSums
 from peagle.serve.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 
 STATIC = PlanStatus("static", "the depths are those that were configured", None)
@@ -59,6 +60,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         self._listener = LoadListener()
         self._client.logger_manager.stat_loggers.append(self._listener)
         await self._answer_once()
+        self._listener.sums = EngineSums()  # no client has asked for that one, and it may have waited for a compiler
         if self._router is None:
             return
         if adapts(self._deployment):
@@ -147,6 +149,23 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         `depth_effective` is draft tokens per draft and `acceptance_length` tokens per verification, over the engine's
         life; both are null before the first draft and where the engine does not speculate with live depth.
         """
+        return self._status(await self._live_depth_stats())
+
+    async def replica_metrics(self) -> dict[str, Any]:
+        """This replica's part of `GET /metrics`: its status, and the sums of its engine."""
+        stats = await self._live_depth_stats()
+        speculation: dict[str, Any] = {}
+        if stats is not None:
+            changes = self._reporter.changes if self._reporter is not None else {}
+            speculation = {
+                "steps_by_depth": stats.steps_by_depth,
+                "depth_changes": changes,
+                "depth_modes": {self._plan.mode: 1},
+            }
+        devices = self._deployment.resources.tensor_parallel_size
+        return {**self._status(stats), **self._listener.sums.plain(), **speculation, "devices": devices}
+
+    def _status(self, stats: StepStats | None) -> dict[str, Any]:
         load = self._listener.load
         return {
             "id": replica_id(),
@@ -156,15 +175,20 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             "waiting_requests": load.waiting_requests,
             "kv_usage_ratio": load.kv_usage_ratio,
             "generation_tokens": load.generation_tokens,
-            **await self._depth_status(),
+            **depth_status(stats),
+            **(plan_status(self._plan) if stats is not None else {}),
         }
 
-    async def _depth_status(self) -> dict[str, Any]:
+    async def _live_depth_stats(self) -> StepStats | None:
+        """The engine's step statistics; None where it does not speculate with live depth."""
         deployment = self._deployment
         if not (deployment.speculates and deployment.speculation.live_depth):
-            return depth_status(None)
-        plan = self._reporter.status if self._reporter is not None else STATIC
-        return {**depth_status(await self._read_step_stats()), **plan_status(plan)}
+            return None
+        return await self._read_step_stats()
+
+    @property
+    def _plan(self) -> PlanStatus:
+        return self._reporter.status if self._reporter is not None else STATIC
 
     async def __del__(self) -> None:
         """Serve calls this as it stops a replica: the engine's processes end before the replica's does."""

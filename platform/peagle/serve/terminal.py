@@ -15,8 +15,17 @@ from rich.status import Status
 
 def log_path(port: int) -> Path:
     """The file that takes Ray's and vLLM's logs; every start on that port writes it anew."""
+    return _state() / f"serve-{port}.log"
+
+
+def agents_path(port: int) -> Path:
+    """The file that tells Prometheus where Ray's agents are, while a server runs on that port."""
+    return _state() / f"agents-{port}.json"
+
+
+def _state() -> Path:
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "peagle" / f"serve-{port}.log"
+    return Path(home) / "peagle"
 
 
 class Terminal:

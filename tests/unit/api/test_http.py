@@ -1,6 +1,7 @@
 """The application around the handlers: limits while a body is read, errors, CORS, request ids. Real ASGI calls."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from starlette.responses import StreamingResponse
 from peagle.api.app import build_http
 from peagle.api.body import read_json
 from peagle.api.errors import describe
-from peagle.api.metrics import exposition
+from peagle.api.metrics import Exchange, HttpMetrics, Scrape, exposition, http_metrics
 from peagle.api.settings import ApiSettings
 from peagle.errors import OverloadedError
 
@@ -173,35 +174,53 @@ async def test_browsers_of_other_origins_are_refused_unless_configured() -> None
         assert "access-control-allow-origin" not in other.headers
 
 
+async def test_a_request_to_a_model_counts_by_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = HttpMetrics()
+    monkeypatch.setattr("peagle.api.middleware.http_metrics", lambda: counters)
+    app = application()
+
+    async def chunks(fails: bool) -> AsyncIterator[bytes]:
+        yield b"start"
+        yield b"more"
+        if fails:
+            raise RuntimeError("secret")
+
+    async def generate(request: Request, fails: bool) -> StreamingResponse:
+        request.state.exchange = Exchange("m")
+        counters.opened(request.state.exchange)
+        request.state.exchange.ttft_s = time.monotonic() - request.state.started_s
+        return StreamingResponse(chunks(fails))
+
+    async def shed(request: Request) -> None:
+        request.state.exchange = Exchange("m")
+        counters.opened(request.state.exchange)
+        raise OverloadedError("busy", 3)
+
+    app.get("/generate")(generate)
+    app.get("/shed")(shed)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        for path in ("/generate?fails=false", "/generate?fails=true", "/shed"):
+            await http.get(path)
+    text = exposition(Scrape({"me": counters.values()})).decode()
+    for outcome in ("ok", "left", "shed"):
+        assert f'peagle_requests_total{{ingress="me",model="m",outcome="{outcome}"}} 1.0' in text
+    assert 'peagle_requests_open{ingress="me",model="m"} 0.0' in text
+    assert 'peagle_request_ttft_seconds_count{ingress="me",model="m"} 2.0' in text
+    assert 'peagle_request_itl_seconds_count{ingress="me",model="m"} 2.0' in text
+    assert 'peagle_request_e2e_seconds_count{ingress="me",model="m"} 1.0' in text
+
+
 async def test_requests_are_counted_by_route_and_never_by_what_a_client_wrote() -> None:
     async with client() as http:
         await http.post("/echo", json={})
         await http.get("/made-up-by-a-client")
         await http.request("MADEUP", "/echo")
-    text = exposition({}, {}).decode()
-    assert 'peagle_http_requests_total{method="POST",route="/echo",status="200"}' in text
+    text = exposition(Scrape({"me": http_metrics().values()})).decode()
+    assert 'peagle_http_requests_total{ingress="me",method="POST",route="/echo",status="200"}' in text
     assert 'route="unmatched",status="404"' in text
     assert "made-up" not in text
     assert "MADEUP" not in text
-
-
-def test_replicas_are_exposed_with_model_and_id() -> None:
-    rows = [{"id": "r1", "running_requests": 3, "accepted": 7, "depth_effective": None}]
-    text = exposition({"m": rows, "idle": []}, {"m": {"soonest": 4}}).decode()
-    assert 'peagle_replicas_answering{model="m"} 1.0' in text
-    assert 'peagle_replicas_answering{model="idle"} 0.0' in text
-    assert 'peagle_replica_running_requests{model="m",replica="r1"} 3.0' in text
-    assert 'peagle_replica_accepted_tokens_total{model="m",replica="r1"} 7.0' in text
-    assert "peagle_replica_depth_effective{" not in text
-
-
-def test_acceptance_by_position_is_exposed_with_its_own_denominator() -> None:
-    rows = [{"id": "r1", "drafted_by_position": [9, 4], "accepted_by_position": [7, 2]}]
-    text = exposition({"m": rows}, {}).decode()
-    for name, values in (("draft", (9, 4)), ("accepted", (7, 2))):
-        for position, value in enumerate(values, start=1):
-            series = f'peagle_replica_position_{name}_tokens_total{{model="m",position="{position}",replica="r1"}}'
-            assert f"{series} {value}.0" in text
 
 
 @pytest.mark.parametrize(

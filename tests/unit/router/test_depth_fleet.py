@@ -66,3 +66,16 @@ def test_what_was_learned_outlasts_the_last_replica() -> None:
     assert known is not None
     assert unknown is not None
     assert known.evidence_drafts > unknown.evidence_drafts
+
+
+def test_what_is_expected_of_a_replica_is_known_once_it_has_shown_a_step() -> None:
+    depths = ModelDepths(SETTINGS)
+    depths.report("new", report(), 0.0)
+    assert depths.estimates(0.0) == {}
+    fed(depths, "a", 6)
+    (seen,) = depths.estimates(3.0).values()
+    shown = depths.view("a", 3.0)
+    assert shown is not None
+    assert (seen.depth_planned, seen.goodput_ratio) == (shown.ranges[0].depth, shown.goodput_ratio)
+    predicted = shown.ranges[0].predicted_tokens_per_s
+    assert seen.speedup_ratio == predicted[seen.depth_planned] / predicted[0]

@@ -7,7 +7,7 @@ from peagle.router.depth.plan import DepthPlan
 from peagle.router.depth.settings import DepthLimits, DepthSettings, StandingLimits
 from peagle.router.depth.state import DepthState, FleetPrior, fleet_prior, start
 from peagle.router.depth.tuner import step
-from peagle.router.depth.view import DepthView, request_tokens_per_s, view
+from peagle.router.depth.view import DepthEstimate, DepthView, estimate, request_tokens_per_s, view
 from peagle.router.snapshot import StepReport
 
 FORGET_AFTER_S = 120.0
@@ -90,6 +90,14 @@ class ModelDepths:
         """What lies behind a replica's plan; None for one that does not report."""
         state = self._states.get(replica_id)
         return view(state, self._settings_of(replica_id), now_s) if state is not None else None
+
+    def estimates(self, now_s: float) -> dict[str, DepthEstimate]:
+        """What is expected of each replica that has shown a step."""
+        found = {
+            replica_id: estimate(state, self._settings_of(replica_id), now_s)
+            for replica_id, state in self._states.items()
+        }
+        return {replica_id: each for replica_id, each in found.items() if each is not None}
 
     def request_tokens_per_s(self, replica_id: str, now_s: float) -> tuple[float, ...]:
         """What one request gets at each batch size under the replica's plan; empty where that is not known."""

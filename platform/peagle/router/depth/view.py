@@ -53,6 +53,44 @@ class DepthView:
     log: tuple[DepthChange, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class DepthEstimate:
+    """What is expected of one replica at the batch sizes with the most load; cheap enough for every scrape.
+
+    Attributes:
+        depth_planned: K there.
+        speedup_ratio: Predicted tokens/s at that K over those at K = 0.
+        predicted_tokens_per_s: Of the whole batch at that K.
+        measured_tokens_per_s: Of the last report there.
+        goodput_ratio: Measured over predicted, lately; None before any.
+        depth_fallbacks: How often the guard acted.
+    """
+
+    depth_planned: int
+    speedup_ratio: float
+    predicted_tokens_per_s: float
+    measured_tokens_per_s: float
+    goodput_ratio: float | None
+    depth_fallbacks: int
+
+
+def estimate(state: DepthState, settings: DepthSettings, now_s: float) -> DepthEstimate | None:
+    """Return what is expected of a replica; None before it has shown a step, as the prior says nothing of a machine."""
+    if state.plan is None or state.main is None:
+        return None
+    forecast = state.forecast(settings, now_s)
+    depth = state.plan.table.depth_at(forecast.ranges[state.main].at)
+    predicted = forecast.tokens_per_s(state.main, depth)
+    return DepthEstimate(
+        depth_planned=depth,
+        speedup_ratio=predicted / forecast.tokens_per_s(state.main, 0),
+        predicted_tokens_per_s=predicted,
+        measured_tokens_per_s=state.measured[state.main],
+        goodput_ratio=state.guard.goodput.ratio,
+        depth_fallbacks=state.guard.trips,
+    )
+
+
 def view(state: DepthState, settings: DepthSettings, now_s: float) -> DepthView:
     """Show a state; costs a few hundred predictions, so it is for whoever asks, not for every report."""
     forecast = state.forecast(settings, now_s)

@@ -1,0 +1,203 @@
+"""Recording rules, and the alerts besides those of objectives."""
+
+from collections.abc import Sequence
+
+from dashboards.objectives import BY, OBJECTIVES
+from dashboards.rules import Alert, Recording
+
+_BY_REPLICA = "namespace, model, replica"
+# Fewer drafts than this in ten minutes prove nothing.
+_DRAFTS = f"sum by ({_BY_REPLICA}) (increase(peagle_replica_drafts_total[10m])) > 200"
+
+
+def _of_replica(part: str, whole: str, window: str = "10m") -> str:
+    def rate(name: str) -> str:
+        return f"sum by ({_BY_REPLICA}) (rate({name}[{window}]))"
+
+    return f"{rate(part)} / {rate(whole)}"
+
+
+FIRST = "replica:peagle_first_position_acceptance:ratio_rate10m"
+EFFECTIVE = "replica:peagle_effective_depth:ratio_rate10m"
+WAITING = "model:peagle_waiting_requests:sum"
+_FIRST_POSITION = '{position="1"}'
+
+RECORDINGS = (
+    *(recording for objective in OBJECTIVES for recording in objective.recordings()),
+    Recording(
+        FIRST,
+        f"sum by ({_BY_REPLICA}) (rate(peagle_replica_position_accepted_tokens_total{_FIRST_POSITION}[10m])) / "
+        f"sum by ({_BY_REPLICA}) (rate(peagle_replica_position_draft_tokens_total{_FIRST_POSITION}[10m]))",
+    ),
+    Recording(
+        EFFECTIVE, _of_replica("peagle_replica_draft_tokens_total", "peagle_replica_requested_draft_tokens_total")
+    ),
+    Recording(WAITING, f"sum by ({BY}) (peagle_replica_waiting_requests)"),
+    Recording("model:peagle_requests:rate5m", f"sum by ({BY}, outcome) (rate(peagle_requests_total[5m]))"),
+    Recording(
+        "model:peagle_generation_tokens:rate5m",
+        f"sum by ({BY}) (rate(peagle_replica_generation_tokens_total[5m]))",
+    ),
+)
+
+
+def _outcome_share(outcome: str) -> str:
+    rate = "model:peagle_requests:rate5m"
+    return f'sum by ({BY}) ({rate}{{outcome="{outcome}"}}) / sum by ({BY}) ({rate})'
+
+
+SERVING = (
+    Alert(
+        "PeagleNoReplica",
+        f"sum by ({BY}) (peagle_replicas_answering) == 0",
+        "5m",
+        "critical",
+        "No replica of {{ $labels.model }} has answered for 5 minutes.",
+        "Nothing of this model is served. `kubectl get rayservice,pods` shows whether pods are missing, `peagle "
+        "status` whether replicas are, and the log of Ray Serve's controller why one does not start. Missing GPUs "
+        "and a drafter that does not match are the usual reasons: `peagle cluster preflight` names both.",
+    ),
+    Alert(
+        "PeagleReplicaFlaps",
+        "changes(peagle_replicas_answering[30m]) > 8",
+        "5m",
+        "warning",
+        "Replicas of {{ $labels.model }} come and go.",
+        "The number of answering replicas changed more than eight times in half an hour. Outside a roll-out that is a "
+        "replica that dies and is started again, or autoscaling that cannot settle. See Overview for replicas by "
+        "state, and the log of the replica that starts last. For autoscaling, narrow replicas.min and replicas.max.",
+    ),
+    Alert(
+        "PeagleScrapeLost",
+        "(max_over_time(peagle_replicas_answering[1h]) unless max_over_time(peagle_replicas_answering[5m])) "
+        "or absent_over_time(peagle_replicas_answering[1h])",
+        "2m",
+        "critical",
+        "The platform's metrics are gone{{ with $labels.model }} ({{ . }}){{ end }}.",
+        "No scrape has brought a model's series for 5 minutes, so no other alert of it can fire. If the model was "
+        "taken out of service this ends within the hour. Otherwise see the target in Prometheus: the head's proxy may "
+        "be down, or a network policy may close port 8000 to Prometheus (networkPolicy.monitoring).",
+    ),
+    Alert(
+        "PeagleScrapeGaps",
+        "count_over_time(peagle_replicas_answering[10m]) "
+        "< 0.75 * count_over_time(peagle_replicas_answering[10m] offset 1h)",
+        "10m",
+        "warning",
+        "A quarter of the scrapes of {{ $labels.model }} fails.",
+        "Fewer samples came in ten minutes than an hour before. Scrapes ask every replica and wait up to "
+        "api.probe_timeout_s: an engine that hangs, or an overloaded ingress, makes them late. See the target's "
+        "duration in Prometheus, and Router for requests by ingress process.",
+    ),
+    Alert(
+        "PeagleRequestsFail",
+        f"{_outcome_share('failed')} > 0.01",
+        "5m",
+        "critical",
+        "More than 1 % of requests to {{ $labels.model }} fail.",
+        "Requests end with a server's error, before or in the middle of their answer. See Router for retries: many of "
+        "them mean replicas that die. The ingress' log has each failure's reason.",
+    ),
+    Alert(
+        "PeagleRequestsShed",
+        f"{_outcome_share('shed')} > 0.05",
+        "10m",
+        "warning",
+        "More than 5 % of requests to {{ $labels.model }} are refused.",
+        "Nothing can take them, and clients are told to come back. Raise replicas.max, or routing.max_queued_requests "
+        "where clients would rather wait.",
+    ),
+    Alert(
+        "PeagleQueueGrows",
+        f"deriv({WAITING}[15m]) > 0 and {WAITING} > 0.5 * sum by ({BY}) (peagle_replica_running_requests)",
+        "15m",
+        "warning",
+        "The queue of {{ $labels.model }} grows.",
+        "More requests come than replicas finish: half as many wait as run, and the number rises. Raise replicas.max; "
+        "at the most GPUs there are, lower routing.max_queued_requests, so that clients are told early.",
+    ),
+    Alert(
+        "PeagleCacheFull",
+        "peagle_replica_kv_usage_ratio > 0.95",
+        "15m",
+        "warning",
+        "The key-value cache of {{ $labels.replica }} has been full for 15 minutes, so requests wait for room.",
+        "See Engine for preemptions: each computes a request anew. Raise replicas.max of the model, or lower "
+        "max_model_len or max_num_seqs in its engine section.",
+    ),
+)
+
+SPECULATION = (
+    Alert(
+        "PeagleAcceptanceCollapses",
+        f"({FIRST} < 0.5 * avg_over_time({FIRST}[6h] offset 30m)) and ({_DRAFTS})",
+        "5m",
+        "warning",
+        "The drafts of {{ $labels.replica }} are right half as often as they were.",
+        "The first draft token is accepted half as often as in the hours before. Different prompts do that by degrees; "
+        "at once, on every replica, it is a drafter that does not match a new target; on one replica, a fault of that "
+        "engine. See Speculation for acceptance by position. The depth rule already answers with a shallow K: if "
+        "output is at stake, pin K = 0 (PUT /fleet/models/MODEL/depth) and compare the checkpoints with "
+        "`peagle validate`.",
+    ),
+    Alert(
+        "PeagleDepthIsNotApplied",
+        f"({EFFECTIVE} < 0.75) and ({_DRAFTS})",
+        "10m",
+        "warning",
+        "The engine of {{ $labels.replica }} verifies fewer draft tokens than its plan asks for.",
+        "Requested and effective K differ by more than a quarter. Short answers end inside a draft and grammars cut "
+        "drafts, which is harmless; otherwise the plan does not reach the scheduler: see the replica's log for live "
+        "depth, and Speculation for the version of its table.",
+    ),
+    Alert(
+        "PeagleDepthOscillates",
+        "changes(peagle_replica_depth_planned[30m]) > 20 and stddev_over_time(peagle_replica_running_requests[30m]) "
+        "< 0.25 * avg_over_time(peagle_replica_running_requests[30m])",
+        "10m",
+        "warning",
+        "K of {{ $labels.replica }} keeps changing while its load does not.",
+        "Two depths promise the same, or step times jump. GET /fleet/replicas/REPLICA/depth has the last changes with "
+        "what they were decided on. Nothing is lost but a little speed; a floor and a ceiling for K end it.",
+    ),
+    Alert(
+        "PeaglePlanStale",
+        "peagle_replica_plan_age_seconds > 60",
+        "2m",
+        "warning",
+        "{{ $labels.replica }} has had no word of the Router for a minute.",
+        "It serves on with its last plan, and dispatch goes by what ingresses know themselves. See whether the Router "
+        "deployment runs (`serve status`), and its log. Ray starts it anew, and its state is rebuilt from reports.",
+    ),
+    Alert(
+        "PeagleGoodputUnderPrediction",
+        "peagle_replica_goodput_ratio < 0.9 and peagle_replica_running_requests > 0",
+        "15m",
+        "warning",
+        "{{ $labels.replica }} generates less than nine tenths of what its plan predicts.",
+        "The model of step times does not fit this replica: a neighbour on its cores or its GPU, throttling (see Nodes "
+        "and GPUs for clocks), or requests of a new shape. The guard goes back to the configured K if it lasts; see "
+        "Speculation for fallbacks.",
+    ),
+    Alert(
+        "PeagleDepthFallsBack",
+        "increase(peagle_replica_depth_fallbacks_total[1h]) >= 3",
+        "1m",
+        "warning",
+        "The guard of {{ $labels.replica }} has gone back to the configured K three times in an hour.",
+        "Predictions do not hold on this replica, again and again. The replica's log has each reason. Until the cause "
+        "is found, pin the K that Speculation shows to be best.",
+    ),
+)
+
+OBJECTIVE_ALERTS = tuple(alert for objective in OBJECTIVES for alert in objective.alerts())
+ALERTS = (*SERVING, *SPECULATION, *OBJECTIVE_ALERTS)
+
+GROUPS: dict[str, dict[str, Sequence[Recording | Alert]]] = {
+    "recorded.yaml": {"peagle.recorded": RECORDINGS},
+    "alerts.yaml": {
+        "peagle.serving": SERVING,
+        "peagle.speculation": SPECULATION,
+        "peagle.objectives": OBJECTIVE_ALERTS,
+    },
+}

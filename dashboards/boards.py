@@ -1,0 +1,104 @@
+"""What every dashboard shares: variables, links to the others, annotations; and how one becomes Grafana's JSON."""
+
+import json
+from dataclasses import dataclass
+
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard
+
+from dashboards.panels import DATASOURCE, Row, build
+
+TAG = "peagle"
+ALL = dashboard.VariableOption(text="All", value="$__all", selected=True)
+
+# What a query filters by. Without an operator there is no namespace label, and `.*` takes that too.
+SPACE = 'namespace=~"$namespace"'
+OF_MODEL = f'{SPACE}, model=~"$model"'
+OF_REPLICA = f'{OF_MODEL}, replica=~"$replica"'
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """One dashboard. `uid` is what links and bookmarks name, so it never changes; `variables` are those it uses."""
+
+    uid: str
+    title: str
+    text: str
+    rows: tuple[Row, ...]
+    variables: tuple[str, ...] = ("namespace", "model", "replica")
+
+    @property
+    def file(self) -> str:
+        return f"{self.uid.removeprefix('peagle-')}.json"
+
+
+def _query(name: str, text: str, query: str) -> builders.QueryVariable:
+    return (
+        builders.QueryVariable(name)
+        .label(text)
+        .datasource(DATASOURCE)
+        .query({"query": query, "refId": "PrometheusVariableQueryEditor-VariableQuery"})
+        .refresh(dashboard.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(dashboard.VariableSort.ALPHABETICAL_ASC)
+        .multi(True)
+        .include_all(True)
+        .all_value(".*")
+        .current(ALL)
+    )
+
+
+def _variable(name: str) -> builders.QueryVariable | builders.TextBoxVariable:
+    match name:
+        case "namespace":
+            return _query(name, "Namespace", "label_values(peagle_replicas_answering, namespace)")
+        case "model":
+            return _query(name, "Model", f"label_values(peagle_replicas_answering{{{SPACE}}}, model)")
+        case "replica":
+            return _query(name, "Replica", f"label_values(peagle_replica_running_requests{{{OF_MODEL}}}, replica)")
+        case "price":
+            return builders.TextBoxVariable(name).label("Price of a device-hour").default_value("1")
+        case _:
+            raise ValueError(f"no variable {name}")
+
+
+def _annotation(name: str, colour: str, expr: str) -> builders.AnnotationQuery:
+    return builders.AnnotationQuery().name(name).datasource(DATASOURCE).enable(True).icon_color(colour).expr(expr)
+
+
+def grafana(board: Board) -> builders.Dashboard:
+    """Return Grafana's builder of `board`."""
+    links = builders.DashboardLink("peagle").type(dashboard.DashboardLinkType.DASHBOARDS).tags([TAG])
+    built = (
+        builders.Dashboard(board.title)
+        .uid(board.uid)
+        .description(board.text)
+        .tags([TAG])
+        .readonly()
+        .tooltip(dashboard.DashboardCursorSync.CROSSHAIR)
+        .time("now-1h", "now")
+        .refresh("30s")
+        .timezone("browser")
+        .link(links.as_dropdown(True).include_vars(True).keep_time(True))
+        .with_variable(builders.DatasourceVariable("datasource").label("Data source").type("prometheus"))
+    )
+    for name in board.variables:
+        built = built.with_variable(_variable(name))
+    if "model" in board.variables:
+        changes = f"sum by (model, replica, cause) (increase(peagle_replica_depth_changes_total{{{OF_MODEL}}}[1m])) > 0"
+        rolling = f'sum by (model, state) (peagle_replicas{{{OF_MODEL}, state=~"starting|updating|stopping"}}) > 0'
+        built = built.annotation(_annotation("Plan changes", "blue", changes))
+        built = built.annotation(_annotation("Roll-outs", "purple", rolling))
+    for row in board.rows:
+        built = built.with_row(builders.Row(row.title))
+        for panel in row.panels:
+            built = built.with_panel(build(panel))
+    return built
+
+
+def text_of(board: Board) -> str:
+    """Return `board` as the JSON that Grafana imports; panels are numbered in order, so that a link to one holds."""
+    built = grafana(board).build()
+    for number, panel in enumerate(built.panels or [], start=1):
+        panel.id_val = number
+    return json.dumps(built, cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

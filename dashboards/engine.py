@@ -1,0 +1,137 @@
+"""What vLLM does: batches, cache, latencies."""
+
+from grafana_foundation_sdk.models import units
+
+from dashboards.boards import OF_REPLICA, Board
+from dashboards.panels import Panel, Query, Row, Shape
+from dashboards.promql import WINDOW, quantile, rate, ratio
+
+_REPLICA = "{{model}} {{replica}}"
+_BY_REPLICA = "model, replica"
+
+
+def _p95(histogram: str) -> tuple[Query, ...]:
+    return (Query(quantile(0.95, histogram, OF_REPLICA, _BY_REPLICA), _REPLICA),)
+
+
+BATCH = (
+    Panel(
+        "Batch size",
+        "Requests that the engine computes together.",
+        units.Short,
+        (Query(f"peagle_replica_running_requests{{{OF_REPLICA}}}", _REPLICA),),
+    ),
+    Panel(
+        "KV cache in use",
+        "A full cache makes requests wait, and takes places in the batch away again.",
+        units.PercentUnit,
+        (Query(f"peagle_replica_kv_usage_ratio{{{OF_REPLICA}}}", _REPLICA),),
+        limits=((0.9, "orange"), (0.98, "red")),
+        highest=1,
+    ),
+    Panel(
+        "Preemptions",
+        "Requests that lost their place in the batch for want of cache, and are computed anew.",
+        units.RequestsPerSecond,
+        (Query(rate("peagle_replica_preemptions_total", OF_REPLICA, _BY_REPLICA), _REPLICA),),
+    ),
+    Panel(
+        "Tokens in and out",
+        "Prompts, with what the cache had of them, and answers.",
+        units.Short,
+        (
+            Query(rate("peagle_replica_prompt_tokens_total", OF_REPLICA), "{{model}} in"),
+            Query(rate("peagle_replica_generation_tokens_total", OF_REPLICA), "{{model}} out"),
+        ),
+    ),
+    Panel(
+        "Prefix cache hits",
+        "Share of prompt tokens that were in the cache.",
+        units.PercentUnit,
+        (
+            Query(
+                ratio(
+                    "peagle_replica_prefix_hit_tokens_total",
+                    "peagle_replica_prefix_query_tokens_total",
+                    OF_REPLICA,
+                    _BY_REPLICA,
+                ),
+                _REPLICA,
+            ),
+        ),
+        highest=1,
+    ),
+    Panel(
+        "Requests by reason of their end",
+        "`abort` is a client that left, `length` an answer cut at its bound.",
+        units.RequestsPerSecond,
+        (Query(rate("peagle_replica_requests_total", OF_REPLICA, "reason"), "{{reason}}"),),
+        Shape.STACK,
+    ),
+)
+
+LATENCY = (
+    Panel("Time to first token, p95", "In the engine.", units.Seconds, _p95("peagle_replica_ttft_seconds")),
+    Panel("Time in the queue, p95", "Until a place in the batch.", units.Seconds, _p95("peagle_replica_queue_seconds")),
+    Panel("Whole requests, p95", "In the engine.", units.Seconds, _p95("peagle_replica_e2e_seconds")),
+    Panel(
+        "Time between outputs",
+        "How long a reader waits for the next piece, which may hold several tokens.",
+        units.Seconds,
+        (Query(f"sum by (le) (increase(peagle_replica_itl_seconds_bucket{{{OF_REPLICA}}}[{WINDOW}]))", "{{le}}"),),
+        Shape.BUCKETS,
+        12,
+        lowest=None,
+    ),
+    Panel(
+        "Time per output token",
+        "Mean of each request, after its first token.",
+        units.Seconds,
+        (Query(f"sum by (le) (increase(peagle_replica_tpot_seconds_bucket{{{OF_REPLICA}}}[{WINDOW}]))", "{{le}}"),),
+        Shape.BUCKETS,
+        12,
+        lowest=None,
+    ),
+)
+
+# vLLM's series come through Ray's agent, which names the model in a label of its own.
+VLLM = (
+    Panel(
+        "Requests, as vLLM counts them",
+        "vLLM's own series; they agree with those above.",
+        units.Short,
+        (
+            Query("sum by (model_name) (ray_vllm_num_requests_running)", "{{model_name}} running"),
+            Query("sum by (model_name) (ray_vllm_num_requests_waiting)", "{{model_name}} waiting"),
+        ),
+    ),
+    Panel(
+        "Prefill, p95",
+        "vLLM's own series: from a place in the batch to the first token.",
+        units.Seconds,
+        (
+            Query(
+                quantile(0.95, "ray_vllm_request_prefill_time_seconds", 'model_name=~"$model"', "model_name"),
+                "{{model_name}}",
+            ),
+        ),
+    ),
+    Panel(
+        "Decode, p95",
+        "vLLM's own series: from the first token to the last.",
+        units.Seconds,
+        (
+            Query(
+                quantile(0.95, "ray_vllm_request_decode_time_seconds", 'model_name=~"$model"', "model_name"),
+                "{{model_name}}",
+            ),
+        ),
+    ),
+)
+
+BOARD = Board(
+    "peagle-engine",
+    "peagle / Engine",
+    "What vLLM does: batches, cache, latencies.",
+    (Row("Batch and cache", BATCH), Row("Latency", LATENCY), Row("vLLM's own", VLLM)),
+)

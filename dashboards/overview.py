@@ -1,0 +1,206 @@
+"""Is it healthy, is it fast, is it worth it?"""
+
+from grafana_foundation_sdk.models import units
+
+from dashboards.boards import OF_MODEL, Board
+from dashboards.panels import Panel, Query, Row, Shape
+from dashboards.promql import WINDOW, mean, quantile, rate, total_rate
+
+_REQUESTS = total_rate("peagle_requests_total", OF_MODEL)
+_TOKENS = total_rate("peagle_replica_generation_tokens_total", OF_MODEL)
+_COST = "sum{by} (peagle_replica_devices{{{where}}}) * $price / 3600 * 1e6 / {tokens}"
+
+
+def _share(outcome: str) -> str:
+    where = f'{OF_MODEL}, outcome="{outcome}"'
+    return f"({total_rate('peagle_requests_total', where)} or vector(0)) / {_REQUESTS}"
+
+
+def _quantiles(histogram: str) -> tuple[Query, ...]:
+    shares = {"p50": 0.5, "p95": 0.95}
+    return tuple(Query(quantile(share, histogram, OF_MODEL), f"{{{{model}}}} {name}") for name, share in shares.items())
+
+
+HEALTHY = (
+    Panel(
+        "Replicas answering",
+        "Replicas that answered the last scrape; none means that nothing is served.",
+        units.Short,
+        (Query(f"sum(peagle_replicas_answering{{{OF_MODEL}}})"),),
+        Shape.STAT,
+        6,
+    ),
+    Panel(
+        "Requests failed",
+        "Share of requests that ended with an error of the server's.",
+        units.PercentUnit,
+        (Query(_share("failed")),),
+        Shape.STAT,
+        6,
+        ((0.001, "orange"), (0.01, "red")),
+    ),
+    Panel(
+        "Requests shed",
+        "Share of requests refused with 429, because nothing could take them.",
+        units.PercentUnit,
+        (Query(_share("shed")),),
+        Shape.STAT,
+        6,
+        ((0.001, "orange"), (0.05, "red")),
+    ),
+    Panel(
+        "Alerts firing",
+        "Alerts of the platform; their annotations say what to do.",
+        units.Short,
+        (Query('count(ALERTS{alertname=~"Peagle.*", alertstate="firing"}) or vector(0)'),),
+        Shape.STAT,
+        6,
+        ((1, "red"),),
+    ),
+    Panel(
+        "Requests by outcome",
+        "How requests for an answer ended. `left` is a client that closed its connection first.",
+        units.RequestsPerSecond,
+        (Query(rate("peagle_requests_total", OF_MODEL, "outcome"), "{{outcome}}"),),
+        Shape.STACK,
+        12,
+    ),
+    Panel(
+        "Replicas by state",
+        "What Ray Serve says of the replicas of each model.",
+        units.Short,
+        (Query(f"sum by (model, state) (peagle_replicas{{{OF_MODEL}}})", "{{model}} {{state}}"),),
+        Shape.STACK,
+        12,
+    ),
+)
+
+FAST = (
+    Panel(
+        "Time to first token",
+        "As clients of streams see it: the platform's share is in it.",
+        units.Seconds,
+        _quantiles("peagle_request_ttft_seconds"),
+    ),
+    Panel(
+        "Time per output token",
+        "Mean of each request, after its first token; what speculation shortens.",
+        units.Seconds,
+        _quantiles("peagle_replica_tpot_seconds"),
+    ),
+    Panel(
+        "Whole requests",
+        "From arrival to the last byte.",
+        units.Seconds,
+        _quantiles("peagle_request_e2e_seconds"),
+    ),
+    Panel(
+        "The platform's own share",
+        "Mean time of a request outside the engine: in the API, in dispatch, on the wire. Queues of the engine are the "
+        "engine's.",
+        units.Seconds,
+        (
+            Query(
+                f"{mean('peagle_request_ttft_seconds', OF_MODEL)} - {mean('peagle_replica_ttft_seconds', OF_MODEL)}",
+                "{{model}} first token",
+            ),
+            Query(
+                f"{mean('peagle_request_e2e_seconds', OF_MODEL)} - {mean('peagle_replica_e2e_seconds', OF_MODEL)}",
+                "{{model}} whole request",
+            ),
+            Query(
+                f"{mean('peagle_request_itl_seconds', OF_MODEL)} - {mean('peagle_replica_itl_seconds', OF_MODEL)}",
+                "{{model}} between outputs",
+            ),
+        ),
+        lowest=None,
+        width=12,
+    ),
+    Panel(
+        "Time in the engine's queue",
+        "Before a place in the batch. Growing queues mean too few replicas.",
+        units.Seconds,
+        _quantiles("peagle_replica_queue_seconds"),
+        width=12,
+    ),
+)
+
+WORTH = (
+    Panel("Tokens per second", "Generated, by all replicas.", units.Short, (Query(_TOKENS),), Shape.STAT, 6),
+    Panel(
+        "Speed-up",
+        "Estimated tokens per second over those at K = 0, weighted by what each replica generates. It is the depth "
+        "rule's own estimate, at the batch sizes with the most load.",
+        "suffix:x",
+        (
+            Query(
+                f"sum(peagle_replica_speedup_ratio{{{OF_MODEL}}} * on (namespace, model, replica) "
+                f"rate(peagle_replica_generation_tokens_total{{{OF_MODEL}}}[{WINDOW}])) / "
+                f"sum((peagle_replica_speedup_ratio{{{OF_MODEL}}} > bool 0) * on (namespace, model, replica) "
+                f"rate(peagle_replica_generation_tokens_total{{{OF_MODEL}}}[{WINDOW}]))"
+            ),
+        ),
+        Shape.STAT,
+        6,
+    ),
+    Panel(
+        "Cost per million tokens",
+        "Devices of all replicas at the price of an hour given above, over the tokens that they generate.",
+        "currencyUSD",
+        (Query(_COST.format(by="", where=OF_MODEL, tokens=_TOKENS)),),
+        Shape.STAT,
+        6,
+    ),
+    Panel(
+        "Acceptance length",
+        "Tokens for each verification, lately.",
+        units.Short,
+        (
+            Query(
+                f"1 + {total_rate('peagle_replica_accepted_tokens_total', OF_MODEL)} / "
+                f"{total_rate('peagle_replica_drafts_total', OF_MODEL)}"
+            ),
+        ),
+        Shape.STAT,
+        6,
+        lowest=1,
+    ),
+    Panel(
+        "Tokens per second by model",
+        "Tokens in are prompts, tokens out are answers.",
+        units.Short,
+        (
+            Query(rate("peagle_replica_generation_tokens_total", OF_MODEL), "{{model}} out"),
+            Query(rate("peagle_replica_prompt_tokens_total", OF_MODEL), "{{model}} in"),
+        ),
+    ),
+    Panel(
+        "Cost per million tokens by model",
+        "See above; an idle replica costs as much as a busy one.",
+        "currencyUSD",
+        (
+            Query(
+                _COST.format(
+                    by=" by (model)",
+                    where=OF_MODEL,
+                    tokens=f"({rate('peagle_replica_generation_tokens_total', OF_MODEL)} > 0)",
+                ),
+                "{{model}}",
+            ),
+        ),
+    ),
+    Panel(
+        "Speed-up by model",
+        "The estimate of each model's replicas; below 1 speculation costs more than it gives, and K goes to 0.",
+        "suffix:x",
+        (Query(f"avg by (model) (peagle_replica_speedup_ratio{{{OF_MODEL}}})", "{{model}}"),),
+    ),
+)
+
+BOARD = Board(
+    "peagle-overview",
+    "peagle / Overview",
+    "Is it healthy, is it fast, is it worth it?",
+    (Row("Healthy?", HEALTHY), Row("Fast?", FAST), Row("Worth it?", WORTH)),
+    ("namespace", "model", "price"),
+)

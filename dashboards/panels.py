@@ -1,0 +1,122 @@
+"""A panel as data, and how Grafana's own builders draw it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from grafana_foundation_sdk.builders import bargauge, common, heatmap, prometheus, stat, timeseries
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.models import dashboard, units
+from grafana_foundation_sdk.models.common import GraphThresholdsStyleMode, StackingMode, TooltipDisplayMode
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+DATASOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
+_LINE = GraphThresholdsStyleMode.DASHED
+
+
+class Shape(Enum):
+    """How a panel shows its queries."""
+
+    LINES = "lines"
+    STACK = "stack"
+    STAT = "stat"
+    BARS = "bars"
+    BUCKETS = "buckets"
+    """A heat map of a Prometheus histogram: its query yields `le`."""
+    ROWS = "rows"
+    """A heat map with one row for each series."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """PromQL, and what the legend calls each series, with `{{label}}` for a label."""
+
+    expr: str
+    legend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel.
+
+    Attributes:
+        title: What it shows.
+        text: How to read it.
+        unit: Grafana's name of the unit.
+        queries: What it shows, at least one.
+        shape: How.
+        width: Of 24 columns.
+        limits: (value, colour) from which on a value is no longer green, rising.
+        lowest, highest: Ends of the axis, where the unit has them.
+    """
+
+    title: str
+    text: str
+    unit: str
+    queries: tuple[Query, ...]
+    shape: Shape = Shape.LINES
+    width: int = 8
+    limits: tuple[tuple[float, str], ...] = ()
+    lowest: float | None = 0
+    highest: float | None = None
+
+    @property
+    def height(self) -> int:
+        return 4 if self.shape is Shape.STAT else 8
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A heading, and the panels under it."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def thresholds(limits: Sequence[tuple[float, str]]) -> builders.ThresholdsConfig:
+    steps = [dashboard.Threshold(value=None, color="green")]
+    steps += [dashboard.Threshold(value=value, color=colour) for value, colour in limits]
+    return builders.ThresholdsConfig().mode(dashboard.ThresholdsMode.ABSOLUTE).steps(steps)
+
+
+def build(panel: Panel) -> Any:
+    """Return Grafana's builder of `panel`."""
+    built = _drawn(panel).title(panel.title).description(panel.text).datasource(DATASOURCE)
+    built = built.unit(panel.unit).span(panel.width).height(panel.height).thresholds(thresholds(panel.limits))
+    if panel.lowest is not None:
+        built = built.min(panel.lowest)
+    if panel.highest is not None:
+        built = built.max(panel.highest)
+    for index, query in enumerate(panel.queries):
+        built = built.with_target(_target(panel, query, chr(ord("A") + index)))
+    return built
+
+
+def _target(panel: Panel, query: Query, ref_id: str) -> prometheus.Dataquery:
+    target = prometheus.Dataquery().expr(query.expr).legend_format(query.legend or "__auto").ref_id(ref_id)
+    target = target.instant() if panel.shape in (Shape.STAT, Shape.BARS) else target.range()
+    buckets = panel.shape is Shape.BUCKETS
+    return target.format(PromQueryFormat.HEATMAP if buckets else PromQueryFormat.TIME_SERIES)
+
+
+def _drawn(panel: Panel) -> Any:
+    match panel.shape:
+        case Shape.STAT:
+            values = common.ReduceDataOptions().calcs(["lastNotNull"])
+            return stat.Panel().reduce_options(values)
+        case Shape.BARS:
+            values = common.ReduceDataOptions().calcs(["lastNotNull"])
+            return bargauge.Panel().reduce_options(values)
+        case Shape.BUCKETS | Shape.ROWS:
+            axis = heatmap.YAxisConfig().unit(panel.unit if panel.shape is Shape.BUCKETS else units.Short)
+            shown = common.HideSeriesConfig().tooltip(False).legend(False).viz(False)
+            return heatmap.Panel().calculate(False).y_axis(axis).cell_gap(0).hide_from(shown)
+        case _:
+            drawn = timeseries.Panel().tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
+            drawn = drawn.fill_opacity(30 if panel.shape is Shape.STACK else 5)
+            if panel.shape is Shape.STACK:
+                drawn = drawn.stacking(common.StackingConfig().mode(StackingMode.NORMAL))
+            if panel.limits:
+                drawn = drawn.thresholds_style(common.GraphThresholdsStyleConfig().mode(_LINE))
+            return drawn

@@ -1,0 +1,27 @@
+"""Idioms of PromQL that many panels and rules share."""
+
+WINDOW = "$__rate_interval"
+
+
+def rate(name: str, where: str, by: str = "model", window: str = WINDOW) -> str:
+    """Change of a counter each second."""
+    return f"sum by ({by}) (rate({name}{{{where}}}[{window}]))"
+
+
+def total_rate(name: str, where: str, window: str = WINDOW) -> str:
+    return f"sum(rate({name}{{{where}}}[{window}]))"
+
+
+def quantile(share: float, histogram: str, where: str, by: str = "model", window: str = WINDOW) -> str:
+    """A quantile of a histogram, named without its suffix."""
+    return f"histogram_quantile({share}, {rate(f'{histogram}_bucket', where, f'{by}, le', window)})"
+
+
+def mean(histogram: str, where: str, by: str = "model", window: str = WINDOW) -> str:
+    """The mean of a histogram's values."""
+    return f"{rate(f'{histogram}_sum', where, by, window)} / {rate(f'{histogram}_count', where, by, window)}"
+
+
+def ratio(part: str, whole: str, where: str, by: str = "model", window: str = WINDOW) -> str:
+    """One counter's change over another's."""
+    return f"{rate(part, where, by, window)} / {rate(whole, where, by, window)}"

@@ -1,0 +1,169 @@
+"""What drafting yields, which K is chosen and why, and whether the predictions behind it hold."""
+
+from grafana_foundation_sdk.models import units
+
+from dashboards.boards import OF_REPLICA, Board
+from dashboards.panels import Panel, Query, Row, Shape
+from dashboards.promql import WINDOW, rate, ratio
+
+_BY_REPLICA = "model, replica"
+_POSITIONS = ("peagle_replica_position_accepted_tokens_total", "peagle_replica_position_draft_tokens_total")
+
+
+def _gauge(name: str, legend: str = "{{model}} {{replica}}") -> Query:
+    return Query(f"{name}{{{OF_REPLICA}}}", legend)
+
+
+def _per_draft(name: str) -> str:
+    return ratio(name, "peagle_replica_drafts_total", OF_REPLICA, _BY_REPLICA)
+
+
+YIELD = (
+    Panel(
+        "Acceptance by position",
+        "Share of drafts that were right up to a position, of those that went so deep: K may vary without bending it.",
+        units.PercentUnit,
+        (Query(ratio(*_POSITIONS, OF_REPLICA, "position"), "{{position}}"),),
+        highest=1,
+    ),
+    Panel(
+        "Acceptance by position, now",
+        "The same over the last minutes; a steep fall means that a shallow K is enough.",
+        units.PercentUnit,
+        (Query(ratio(*_POSITIONS, OF_REPLICA, "position"), "{{position}}"),),
+        Shape.BARS,
+        highest=1,
+    ),
+    Panel(
+        "Acceptance length",
+        "Tokens for each verification, the target's own one included.",
+        units.Short,
+        (Query(f"1 + {_per_draft('peagle_replica_accepted_tokens_total')}", "{{model}} {{replica}}"),),
+        lowest=1,
+    ),
+    Panel(
+        "Drafted and accepted",
+        "Draft tokens verified, and those of them that were right; what lies between is verification spent in vain.",
+        units.Short,
+        (
+            Query(rate("peagle_replica_draft_tokens_total", OF_REPLICA), "{{model}} drafted"),
+            Query(rate("peagle_replica_accepted_tokens_total", OF_REPLICA), "{{model}} accepted"),
+        ),
+        width=12,
+    ),
+    Panel(
+        "Waste",
+        "Share of verified draft tokens that were wrong. It is no fault by itself: idle compute may be spent so.",
+        units.PercentUnit,
+        (
+            Query(
+                "1 - "
+                + ratio(
+                    "peagle_replica_accepted_tokens_total", "peagle_replica_draft_tokens_total", OF_REPLICA, _BY_REPLICA
+                ),
+                "{{model}} {{replica}}",
+            ),
+        ),
+        width=12,
+        highest=1,
+    ),
+)
+
+DEPTH = (
+    Panel(
+        "Steps by K",
+        "Decode steps at each K over time.",
+        units.Short,
+        (Query(f"sum by (depth) (increase(peagle_replica_depth_steps_total{{{OF_REPLICA}}}[{WINDOW}]))", "{{depth}}"),),
+        Shape.ROWS,
+        12,
+    ),
+    Panel(
+        "Requested and effective K",
+        "Draft tokens for each draft: as the table asked, and as verified. They differ only near the end of answers "
+        "and where a grammar cuts drafts.",
+        units.Short,
+        (
+            Query(_per_draft("peagle_replica_requested_draft_tokens_total"), "{{replica}} requested"),
+            Query(_per_draft("peagle_replica_draft_tokens_total"), "{{replica}} effective"),
+            _gauge("peagle_replica_depth_planned", "{{replica}} planned"),
+        ),
+        width=12,
+    ),
+    Panel(
+        "Changes of K by cause",
+        "How often K changed for a run of batch sizes, and why. Probes come in pairs.",
+        units.Short,
+        (
+            Query(
+                f"sum by (cause) (increase(peagle_replica_depth_changes_total{{{OF_REPLICA}}}[{WINDOW}]))", "{{cause}}"
+            ),
+        ),
+        Shape.STACK,
+    ),
+    Panel(
+        "What governs",
+        "Replicas by what governs their table: the rule, a probe, an operator, or the guard's fallback.",
+        units.Short,
+        (Query(f"sum by (mode) (peagle_replica_depth_mode{{{OF_REPLICA}}})", "{{mode}}"),),
+        Shape.STACK,
+    ),
+    Panel(
+        "Age of the plan",
+        "Since the Router last confirmed it. A replica without the Router keeps its last plan.",
+        units.Seconds,
+        (_gauge("peagle_replica_plan_age_seconds"),),
+        limits=((10, "orange"), (60, "red")),
+    ),
+    Panel(
+        "Version of the table",
+        "Rises with every change of the plan.",
+        units.Short,
+        (_gauge("peagle_replica_depth_version"),),
+        width=12,
+    ),
+    Panel(
+        "Fallbacks",
+        "Times that the guard went back to the configured K because predictions did not hold.",
+        units.Short,
+        (
+            Query(
+                f"sum by (model, replica) (increase(peagle_replica_depth_fallbacks_total{{{OF_REPLICA}}}[{WINDOW}]))",
+                "{{model}} {{replica}}",
+            ),
+        ),
+        width=12,
+        limits=((1, "red"),),
+    ),
+)
+
+WORTH = (
+    Panel(
+        "Goodput and its prediction",
+        "Tokens per second of the whole batch at the batch sizes with the most load.",
+        units.Short,
+        (
+            _gauge("peagle_replica_predicted_tokens_per_second", "{{replica}} predicted"),
+            _gauge("peagle_replica_measured_tokens_per_second", "{{replica}} measured"),
+        ),
+    ),
+    Panel(
+        "Goodput over its prediction",
+        "Lately; the guard acts when it stays under 0.97.",
+        units.PercentUnit,
+        (_gauge("peagle_replica_goodput_ratio"),),
+    ),
+    Panel(
+        "Speed-up over K = 0",
+        "Estimated by the rule from step times and acceptance; K = 0 itself is 1.",
+        "suffix:x",
+        (_gauge("peagle_replica_speedup_ratio"),),
+    ),
+)
+
+BOARD = Board(
+    "peagle-speculation",
+    "peagle / Speculation",
+    "What drafting yields, which K is chosen and why, and whether the predictions behind it hold.",
+    (Row("Yield", YIELD), Row("Depth", DEPTH), Row("Worth", WORTH)),
+)

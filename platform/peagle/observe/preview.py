@@ -1,0 +1,147 @@
+"""`peagle dashboards preview`: every panel of every dashboard, drawn from what Prometheus answers now."""
+
+import html
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from peagle.errors import ConfigError
+from peagle.observe.draw import draw
+from peagle.observe.prometheus import Answer, Prometheus, Span, filled_in
+
+COLUMNS, UNIT_INCHES = 24, 0.55
+FIRST = "peagle-overview"
+INSTANT = ("stat", "bargauge")
+STYLE = """
+body { font-family: sans-serif; margin: 1em; background: #f4f5f5; }
+section { display: grid; grid-template-columns: repeat(24, 1fr); gap: 6px; }
+figure { margin: 0; background: white; border: 1px solid #ddd; }
+figure svg { width: 100%; height: auto; }
+figcaption { font-size: 11px; color: #555; padding: 2px 6px; }
+h3 { grid-column: 1 / -1; margin: 0.5em 0 0; font-size: 14px; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A panel with its answers."""
+
+    panel: dict[str, Any]
+    answers: tuple[Answer, ...]
+
+    @property
+    def problem(self) -> str | None:
+        return next((answer.problem for answer in self.answers if answer.problem), None)
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(answer.lines for answer in self.answers)
+
+
+Boards = Sequence[tuple[dict[str, Any], Sequence[Drawn]]]
+
+
+def read_boards(folder: Path) -> list[dict[str, Any]]:
+    """The dashboards in `folder`.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    boards = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    if not boards:
+        raise ConfigError("--dashboards", str(folder), "it holds none", "Name the folder dashboards/generated.")
+    return sorted(boards, key=lambda board: (board["uid"] != FIRST, board["title"]))
+
+
+def ask(board: dict[str, Any], prometheus: Prometheus, span: Span, price: float) -> list[Drawn]:
+    """Ask every query of every panel; rows come along without an answer."""
+
+    def answers(panel: dict[str, Any]) -> Iterator[Answer]:
+        question = prometheus.now if panel["type"] in INSTANT else prometheus.over
+        for target in panel.get("targets", ()):
+            expr = filled_in(target["expr"], span, {"price": f"{price:g}"})
+            yield question(expr, target["legendFormat"], span)
+
+    return [Drawn(panel, tuple(answers(panel))) for panel in board["panels"]]
+
+
+def png(boards: Boards, span: Span) -> bytes:
+    """One picture of all dashboards, one below the other."""
+    heights = [max(each.panel["gridPos"]["y"] + each.panel["gridPos"]["h"] for each in panels) for _, panels in boards]
+    total = sum(heights) + 2 * len(heights)
+    figure = Figure(figsize=(COLUMNS * UNIT_INCHES, total * UNIT_INCHES), dpi=80)
+    top = 0.0
+    for (board, panels), height in zip(boards, heights, strict=True):
+        figure.text(0.01, 1 - (top + 1) / total, board["title"], fontsize=15, weight="bold")
+        top += 2
+        for each in panels:
+            place = each.panel["gridPos"]
+            x, y = place["x"] / COLUMNS, 1 - (top + place["y"] + place["h"]) / total
+            w, h = place["w"] / COLUMNS, place["h"] / total
+            if each.panel["type"] == "row":
+                figure.text(0.01, y + h * 0.2, each.panel["title"], fontsize=11)
+            else:
+                inner = (x + 0.045, y + 0.9 / total, w - 0.06, h - 1.9 / total)
+                draw(figure.add_axes(inner), each.panel, each.answers, span)
+        top += height
+    sink = io.BytesIO()
+    figure.savefig(sink, format="png")
+    return sink.getvalue()
+
+
+def page(boards: Boards, span: Span) -> str:
+    """One HTML page of all dashboards, each panel a picture of its own that can be enlarged."""
+    parts = [f"<!doctype html><meta charset='utf-8'><title>peagle dashboards</title><style>{STYLE}</style>"]
+    for board, panels in boards:
+        parts.append(f"<h2>{html.escape(board['title'])}</h2><p>{html.escape(board['description'])}</p><section>")
+        parts += [_figure(each, span) for each in panels]
+        parts.append("</section>")
+    return "\n".join(parts)
+
+
+def _figure(each: Drawn, span: Span) -> str:
+    panel, place = each.panel, each.panel["gridPos"]
+    if panel["type"] == "row":
+        return f"<h3>{html.escape(panel['title'])}</h3>"
+    figure = Figure(figsize=(place["w"] * UNIT_INCHES, place["h"] * UNIT_INCHES * 0.8), layout="tight")
+    draw(figure.add_subplot(), panel, each.answers, span)
+    sink = io.StringIO()
+    # Without a salt of its own the parts of one picture would be named like those of another on the same page.
+    with matplotlib.rc_context({"svg.hashsalt": str(panel["id"]) + panel["title"]}):
+        figure.savefig(sink, format="svg")
+    picture = sink.getvalue()
+    picture = picture[picture.index("<svg") :]
+    queries = html.escape("\n".join(target["expr"] for target in panel["targets"]))
+    return (
+        f"<figure style='grid-column: span {place['w']}' title='{queries}'>{picture}"
+        f"<figcaption>{html.escape(panel['description'])}</figcaption></figure>"
+    )
+
+
+def run_preview(url: str, folder: Path, out: Path, minutes: float, price: float) -> int:
+    """Write preview.html and preview.png into `out`; returns 1 if Prometheus refused a query, else 0."""
+    boards, span = read_boards(folder), Span.of_last(minutes)
+    with Prometheus(url) as prometheus:
+        drawn = [(board, ask(board, prometheus, span, price)) for board in boards]
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "preview.html").write_text(page(drawn, span), encoding="utf-8")
+    (out / "preview.png").write_bytes(png(drawn, span))
+    refused = 0
+    for board, panels in drawn:
+        asked = [each for each in panels if each.panel["type"] != "row"]
+        empty = [each.panel["title"] for each in asked if each.is_empty and not each.problem]
+        print(
+            f"{board['title']}: {len(asked)} panels, {len(empty)} without data{': ' if empty else ''}{', '.join(empty)}"
+        )
+        for each in asked:
+            if each.problem:
+                refused += 1
+                print(f"  refused: {each.panel['title']}: {each.problem}")
+    print(f"Written: {out / 'preview.html'}, {out / 'preview.png'}")
+    return 1 if refused else 0

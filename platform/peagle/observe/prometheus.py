@@ -1,0 +1,104 @@
+"""What Prometheus answers to a dashboard's queries."""
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import httpx
+
+from peagle.errors import StartupError
+
+_LABEL = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One series of an answer: what the legend calls it, and (Unix seconds, value) of each sample."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All series of one query; `problem` is why Prometheus refused it."""
+
+    lines: tuple[Line, ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The time that a picture shows: Unix seconds, and the distance of its samples."""
+
+    start_s: float
+    end_s: float
+    step_s: float
+
+    @classmethod
+    def of_last(cls, minutes: float) -> "Span":
+        end_s = time.time()
+        return cls(end_s - 60.0 * minutes, end_s, max(5.0, minutes * 60.0 / 120.0))
+
+    @property
+    def window(self) -> str:
+        """What Grafana would put in for `$__rate_interval`: at least four scrapes, 15 s apart as the chart has them."""
+        return f"{max(60, round(self.step_s * 4))}s"
+
+
+def filled_in(expr: str, span: Span, variables: Mapping[str, str]) -> str:
+    """`expr` with Grafana's variables filled in; those that are not named stand for everything."""
+    expr = expr.replace("$__rate_interval", span.window)
+    return re.sub(r"\$([a-z]+)", lambda found: variables.get(found[1], ".*"), expr)
+
+
+def legend(form: str, labels: Mapping[str, str]) -> str:
+    """The name of a series, as Grafana makes it of `form`."""
+    if form == "__auto":
+        return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()) if name != "__name__")
+    return _LABEL.sub(lambda found: labels.get(found[1], ""), form).strip()
+
+
+class Prometheus:
+    """Asks the Prometheus at `url`, while this is entered.
+
+    Raises:
+        StartupError: Nothing answers there.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._client = httpx.Client(base_url=url.rstrip("/"), timeout=30.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def over(self, expr: str, form: str, span: Span) -> Answer:
+        """Every series of `expr` over `span`."""
+        asked = {"query": expr, "start": span.start_s, "end": span.end_s, "step": span.step_s}
+        return self._answer("query_range", asked, form)
+
+    def now(self, expr: str, form: str, span: Span) -> Answer:
+        """Every series of `expr` at the end of `span`."""
+        return self._answer("query", {"query": expr, "time": span.end_s}, form)
+
+    def _answer(self, path: str, asked: Mapping[str, Any], form: str) -> Answer:
+        try:
+            answer = self._client.post(f"/api/v1/{path}", data=asked)
+            body = answer.json()
+        except (httpx.HTTPError, ValueError) as error:
+            url = str(self._client.base_url)
+            raise StartupError(f"no Prometheus answers at {url} ({error})", "Start one with make observe.") from None
+        if body.get("status") != "success":
+            return Answer(problem=str(body.get("error", answer.status_code)))
+        rows = body["data"]["result"]
+        return Answer(tuple(_line(row, form) for row in rows) if body["data"]["resultType"] != "scalar" else ())
+
+
+def _line(row: Mapping[str, Any], form: str) -> Line:
+    samples = row["values"] if "values" in row else [row["value"]]
+    return Line(legend(form, row["metric"]), tuple((float(at), float(value)) for at, value in samples))

@@ -1,0 +1,115 @@
+"""Dashboards: current, of Grafana's own schema, and asking only for what is exported."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from dashboards.generate import BOARDS, CHART, HERE, generated
+from promql_names import wrong_names
+
+FILES = sorted((HERE / "generated").glob("*.json"))
+TEXTS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FILES}
+
+board = pytest.mark.parametrize("board", TEXTS.values(), ids=TEXTS)
+
+
+def panels(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    return (panel for panel in board["panels"] if panel["type"] != "row")
+
+
+def queries(board: dict[str, Any]) -> Iterator[str]:
+    for panel in panels(board):
+        yield from (target["expr"] for target in panel["targets"])
+    yield from (annotation["expr"] for annotation in board["annotations"].get("list", ()))
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query":
+            # label_values(SERIES, LABEL)
+            asked, _, label = (
+                variable["query"]["query"].removeprefix("label_values(").removesuffix(")").rpartition(", ")
+            )
+            yield f"sum by ({label}) ({asked})"
+
+
+def test_the_generated_files_are_current_and_no_other_lies_there() -> None:
+    expected = generated()
+    for path, text in expected.items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run make dashboards"
+    for folder in (HERE / "generated", CHART / "dashboards", CHART / "alerts"):
+        assert {path for path in folder.iterdir() if path.suffix in (".json", ".yaml")} <= set(expected)
+
+
+@board
+def test_every_query_names_only_what_is_exported(board: dict[str, Any]) -> None:
+    asked = list(queries(board))
+    assert len(asked) >= len(list(panels(board)))
+    assert {query: wrong for query in asked if (wrong := wrong_names(query))} == {}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "peagle_no_such_series",
+        "rate(peagle_requests[5m])",
+        'sum(peagle_replicas{outcome="ok"})',
+        "sum by (outcome) (peagle_replicas)",
+        "sum by (model) (sum by (outcome) (rate(peagle_replica_drafts_total[5m])))",
+    ],
+)
+def test_a_query_that_names_what_is_not_exported_is_found(query: str) -> None:
+    assert wrong_names(query)
+
+
+@board
+def test_the_dashboard_is_one_of_grafana_s_schema(board: dict[str, Any]) -> None:
+    register_default_plugins()
+    read_back = json.loads(json.dumps(Dashboard.from_json(board), cls=JSONEncoder))
+    assert read_back == board
+
+
+@board
+def test_every_panel_says_what_it_shows_and_in_which_unit(board: dict[str, Any]) -> None:
+    for panel in panels(board):
+        assert panel["title"]
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+
+
+@board
+def test_panels_lie_side_by_side_within_the_grid(board: dict[str, Any]) -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24, panel["title"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+@board
+def test_a_query_uses_only_variables_that_its_dashboard_has(board: dict[str, Any]) -> None:
+    known = {variable["name"] for variable in board["templating"]["list"]}
+    for query in queries(board):
+        used = set(re.findall(r"\$([a-z]+)", query))
+        assert used <= known, query
+
+
+def test_dashboards_have_stable_and_different_addresses() -> None:
+    assert [each.uid for each in BOARDS] == [
+        "peagle-overview",
+        "peagle-speculation",
+        "peagle-router",
+        "peagle-engine",
+        "peagle-nodes",
+    ]
+    assert {Path(each.file).stem for each in BOARDS} == set(TEXTS)

@@ -1,0 +1,193 @@
+"""Recording rules and alerts: Prometheus loads them, and each alert fires on what it is for and on nothing less."""
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dashboards.alerts import ALERTS, RECORDINGS
+from dashboards.generate import HERE
+from dashboards.objectives import OBJECTIVES
+from peagle.metrics import METRICS
+from prometheus_tools import program
+from promql_names import SCRAPED, aggregations, nodes, wrong_names
+
+FILES = sorted((HERE / "generated").glob("*.yaml"))
+RULES: list[dict[str, Any]] = [
+    rule
+    for path in FILES
+    for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+]
+Series = Mapping[str, str]
+
+M, R = 'model="m"', 'model="m",replica="r"'
+
+
+@dataclass(frozen=True)
+class Case:
+    """One sample a minute, in promtool's words, of what makes an alert fire by `at`, and of what does not."""
+
+    alert: str
+    fires: Series
+    quiet: Series
+    at: str = "50m"
+
+
+def outcomes(outcome: str, others: int, these: int) -> Series:
+    return {
+        f'peagle_requests_total{{{M},outcome="ok"}}': f"0+{others}x60",
+        f'peagle_requests_total{{{M},outcome="{outcome}"}}': f"0+{these}x60",
+    }
+
+
+def slow(name: str, share: float) -> Series:
+    """So much of what an objective counts is too slow."""
+    objective = next(each for each in OBJECTIVES if each.name == name)
+    every = 1000
+    return {
+        f'{objective.histogram}_bucket{{{M},le="{float(objective.within_s)}"}}': f"0+{every * (1 - share):.0f}x300",
+        f"{objective.histogram}_count{{{M}}}": f"0+{every}x300",
+    }
+
+
+def first_position(before: int, now: int) -> Series:
+    """Of 100 drafts a minute so many are right at position 1, in six hours and then in one."""
+    return {
+        f'peagle_replica_position_draft_tokens_total{{{R},position="1"}}': "0+100x420",
+        f'peagle_replica_position_accepted_tokens_total{{{R},position="1"}}': f"0+{before}x360 {before * 360}+{now}x60",
+        f"peagle_replica_drafts_total{{{R}}}": "0+100x420",
+    }
+
+
+def verified(share: float) -> Series:
+    return {
+        f"peagle_replica_requested_draft_tokens_total{{{R}}}": "0+1000x60",
+        f"peagle_replica_draft_tokens_total{{{R}}}": f"0+{1000 * share:.0f}x60",
+        f"peagle_replica_drafts_total{{{R}}}": "0+200x60",
+    }
+
+
+def queue(waiting: str) -> Series:
+    return {
+        f"peagle_replica_waiting_requests{{{R}}}": waiting,
+        f"peagle_replica_running_requests{{{R}}}": "32x60",
+    }
+
+
+def planned(depths: str, running: str) -> Series:
+    return {
+        f"peagle_replica_depth_planned{{{R}}}": depths,
+        f"peagle_replica_running_requests{{{R}}}": running,
+    }
+
+
+def goodput(ratio: float, running: int) -> Series:
+    return {
+        f"peagle_replica_goodput_ratio{{{R}}}": f"{ratio}x60",
+        f"peagle_replica_running_requests{{{R}}}": f"{running}x60",
+    }
+
+
+ANSWERING = f"peagle_replicas_answering{{{M}}}"
+CASES = (
+    Case("PeagleNoReplica", {ANSWERING: "1x20 0x40"}, {ANSWERING: "2x20 1x40"}),
+    Case("PeagleReplicaFlaps", {ANSWERING: " ".join(["2 1"] * 30)}, {ANSWERING: "2x20 1 2 3 2x40"}),
+    Case("PeagleScrapeLost", {ANSWERING: "1x20"}, {ANSWERING: "1x60"}),
+    Case("PeagleScrapeGaps", {ANSWERING: "1x60 " + "1 _ " * 30}, {ANSWERING: "1x60 1x8 _ 1x50"}, "110m"),
+    Case("PeagleRequestsFail", outcomes("failed", 90, 10), outcomes("failed", 1000, 1)),
+    Case("PeagleRequestsShed", outcomes("shed", 90, 10), outcomes("shed", 990, 10)),
+    Case("PeagleQueueGrows", queue("0+2x60"), queue("30x60")),
+    Case(
+        "PeagleCacheFull",
+        {f"peagle_replica_kv_usage_ratio{{{R}}}": "0.99x60"},
+        {f"peagle_replica_kv_usage_ratio{{{R}}}": "0.8x40 0.99x10 0.8x10"},
+    ),
+    Case("PeagleAcceptanceCollapses", first_position(70, 20), first_position(70, 50), "385m"),
+    Case("PeagleDepthIsNotApplied", verified(0.5), verified(0.9)),
+    Case("PeagleDepthOscillates", planned("3 5 " * 30, "8x60"), planned("3 5 " * 30, "2 32 " * 30)),
+    Case(
+        "PeaglePlanStale",
+        {f"peagle_replica_plan_age_seconds{{{R}}}": "0+60x60"},
+        {f"peagle_replica_plan_age_seconds{{{R}}}": "0.4x60"},
+    ),
+    Case("PeagleGoodputUnderPrediction", goodput(0.8, 4), goodput(0.8, 0)),
+    Case(
+        "PeagleDepthFallsBack",
+        {f"peagle_replica_depth_fallbacks_total{{{R}}}": "0x10 1x10 2x10 4x30"},
+        {f"peagle_replica_depth_fallbacks_total{{{R}}}": "0x10 1x50"},
+    ),
+    Case("PeagleTtftBudgetBurnsFast", slow("ttft", 0.8), slow("ttft", 0.2), "60m"),
+    Case("PeagleTtftBudgetBurnsSlowly", slow("ttft", 0.2), slow("ttft", 0.04), "200m"),
+    Case("PeagleItlBudgetBurnsFast", slow("itl", 0.2), slow("itl", 0.02), "60m"),
+    Case("PeagleItlBudgetBurnsSlowly", slow("itl", 0.04), slow("itl", 0.005), "200m"),
+)
+
+
+def run_promtool(*arguments: str) -> None:
+    done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def series_of(recorded: list[dict[str, Any]]) -> dict[str, frozenset[str]]:
+    """The labels of recorded series: those that their expression groups by."""
+    return {
+        rule["record"]: frozenset().union(*(labels for labels, _ in aggregations(nodes(rule["expr"])))) | SCRAPED
+        for rule in recorded
+    }
+
+
+RECORDED = series_of([rule for rule in RULES if "record" in rule])
+
+
+def test_prometheus_loads_the_rules() -> None:
+    run_promtool("check", "rules", *map(str, FILES))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("record") or rule["alert"])
+def test_a_rule_names_only_what_is_exported_or_recorded(rule: dict[str, Any]) -> None:
+    assert wrong_names(rule["expr"], RECORDED) == []
+
+
+def test_what_is_recorded_is_used_or_shown() -> None:
+    named = "\n".join(alert.expr for alert in ALERTS)
+    unused = {rule.record for rule in RECORDINGS if rule.record not in named}
+    assert unused == {"model:peagle_generation_tokens:rate5m"}
+
+
+def test_an_objective_s_bound_is_one_of_its_histogram_s_buckets() -> None:
+    buckets = {metric.name: metric.buckets for metric in METRICS}
+    for objective in OBJECTIVES:
+        assert objective.within_s in buckets[objective.histogram]
+
+
+def test_every_alert_tells_what_to_do_and_has_a_case() -> None:
+    assert {case.alert for case in CASES} == {alert.name for alert in ALERTS}
+    for alert in ALERTS:
+        assert alert.severity in ("critical", "warning")
+        assert len(alert.runbook.split(". ")) >= 2, alert.name
+        assert alert.summary.endswith(".")
+
+
+@pytest.mark.parametrize("fires", [True, False], ids=["fires", "quiet"])
+def test_an_alert_fires_on_what_it_is_for_and_on_nothing_less(fires: bool, tmp_path: Path) -> None:
+    path = tmp_path / "test.yaml"
+    tests = [promtool_test(case, fires) for case in CASES]
+    rules = {"rule_files": [str(path) for path in FILES], "evaluation_interval": "1m", "tests": tests}
+    path.write_text(yaml.safe_dump(rules), encoding="utf-8")
+    run_promtool("test", "rules", str(path))
+
+
+def promtool_test(case: Case, fires: bool) -> dict[str, Any]:
+    series = case.fires if fires else case.quiet
+    expected = [{"labels": "{}", "value": 1}] if fires else []
+    firing = f'count(ALERTS{{alertname="{case.alert}", alertstate="firing"}})'
+    return {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [{"expr": firing, "eval_time": case.at, "exp_samples": expected}],
+    }

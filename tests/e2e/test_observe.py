@@ -1,0 +1,108 @@
+"""Watching a served model: its metrics are those that are declared, and dashboards show it under load."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from peagle.metrics import METRICS
+from prometheus_tools import REPOSITORY, program
+from served import Served, free_port, up, write_deployment
+
+pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
+
+GENERATED = REPOSITORY / "dashboards" / "generated"
+PATIENCE_S = 60.0
+# What one replica that works has no reason to show.
+UNEVENTFUL_SERIES = {
+    "peagle_request_retries_total",
+    "peagle_dispatch_decisions_total",
+    "peagle_replica_depth_changes_total",
+    "peagle_replica_goodput_ratio",  # unknown while the guard's fallback holds
+}
+# What a machine that is busy with other things may miss.
+OF_SPEED = (
+    "Peagle(Ttft|Itl)Budget.*|PeagleGoodputUnderPrediction|PeagleQueueGrows|PeagleDepthFallsBack|PeagleScrapeGaps"
+)
+UNEVENTFUL_PANELS = {"Dispatch by reason", "Shed and failed", "Retries", "Clients that left", "Changes of K by cause"}
+
+
+@pytest.fixture(scope="module")
+def adaptive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One replica whose depth the Router chooses."""
+    folder = tmp_path_factory.mktemp("observed")
+    deployment = write_deployment(folder, engine={"enforce_eager": True}, speculation={"adaptive": True})
+    with up(folder, deployment) as platform:
+        yield platform
+
+
+@pytest.fixture(scope="module")
+def prometheus(adaptive: Served) -> Iterator[str]:
+    """What `peagle observe` starts, after half a minute of `peagle load`."""
+    port, folder = free_port(), str(Path(program("prometheus")).parent)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "XDG_STATE_HOME": str(adaptive.state)}
+    places = ["--dashboards", str(GENERATED), "--prometheus-port", str(port)]
+    command = [sys.executable, "-m", "peagle.cli", "observe", "--url", adaptive.url, *places]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as running:
+        try:
+            assert running.stdout is not None
+            assert f"http://127.0.0.1:{port}" in running.stdout.readline()
+            print(peagle("load", "--url", adaptive.url, "--per-second", "1,4", "--seconds", "20"))
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            running.send_signal(signal.SIGINT)
+            assert running.wait(20) == 0
+
+
+def peagle(*arguments: str) -> str:
+    command = [sys.executable, "-m", "peagle.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+
+
+def asked(prometheus: str, query: str) -> list[dict[str, Any]]:
+    answer = httpx.get(f"{prometheus}/api/v1/query", params={"query": query}).raise_for_status()
+    found: list[dict[str, Any]] = answer.json()["data"]["result"]
+    return found
+
+
+def test_a_server_exports_every_declared_series_that_it_has_reason_to(adaptive: Served, prometheus: str) -> None:
+    text = httpx.get(f"{adaptive.url}/metrics", timeout=60).raise_for_status().text
+    (adaptive.state / "metrics.txt").write_text(text, encoding="utf-8")
+    exported = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
+    declared = {series for metric in METRICS for series in metric.series}
+    assert exported <= declared
+    assert declared - exported <= UNEVENTFUL_SERIES
+
+
+def test_every_panel_of_the_platform_has_something_to_show(adaptive: Served, prometheus: str) -> None:
+    pytest.importorskip("matplotlib")
+    folder = str(adaptive.state / "preview")
+    options = ["--dashboards", str(GENERATED), "--out", folder, "--minutes", "2"]
+    lines = peagle("dashboards", "preview", "--prometheus", prometheus, *options)
+    print(lines)
+    for title in ("Overview", "Speculation", "Router"):
+        line = next(line for line in lines.splitlines() if line.startswith(f"peagle / {title}:"))
+        empty = {name for name in line.partition("without data")[2].removeprefix(": ").split(", ") if name}
+        assert empty <= UNEVENTFUL_PANELS
+
+
+def test_vllm_s_and_ray_s_own_series_stay_available(prometheus: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := asked(prometheus, "ray_vllm_num_requests_running")):
+        assert time.monotonic() < deadline, asked(prometheus, "up")
+        time.sleep(1.0)
+    assert found[0]["metric"]["model_name"]
+    assert asked(prometheus, "ray_node_cpu_utilization")
+
+
+def test_a_server_that_is_well_fires_no_alert_but_those_of_speed(prometheus: str) -> None:
+    assert {target["metric"]["job"] for target in asked(prometheus, "up == 1")} == {"peagle", "ray"}
+    assert asked(prometheus, f'ALERTS{{alertstate="firing", alertname!~"{OF_SPEED}"}}') == []

@@ -1,0 +1,62 @@
+"""What a PromQL expression names, read from its syntax tree: a label or a function is never taken for a series."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import promql_parser
+
+from dashboards import external
+from peagle.metrics import METRICS
+
+# What Grafana puts in before it asks.
+_WINDOW, _NUMBER = re.compile(r"\$__rate_interval\b"), re.compile(r"\$price\b")
+# What a scrape adds to every series.
+SCRAPED = frozenset({"namespace", "job", "instance", "pod"})
+
+DECLARED = {
+    series: frozenset(metric.label_names) | SCRAPED | ({"le"} if series.endswith("_bucket") else set())
+    for metric in METRICS
+    for series in metric.series
+}
+"""Every series that the platform exports, with its labels."""
+
+
+def nodes(expr: str) -> list[Any]:
+    """Every node of the syntax tree of `expr`; raises ValueError where Prometheus would refuse it."""
+    found: list[Any] = []
+    promql_parser.walk(promql_parser.parse(_NUMBER.sub("1", _WINDOW.sub("5m", expr))), found.append)
+    return found
+
+
+def selectors(nodes: list[Any]) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield each series that is selected, with the labels that it is filtered by."""
+    for node in nodes:
+        if isinstance(node, promql_parser.VectorSelector):
+            yield node.name, frozenset(matcher.name for matcher in node.matchers.matchers)
+
+
+def aggregations(nodes: list[Any]) -> Iterator[tuple[frozenset[str], set[str]]]:
+    """Yield the labels by which each aggregation groups, and the series inside it."""
+    for node in nodes:
+        if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
+            inside: list[Any] = []
+            promql_parser.walk(node.expr, inside.append)
+            yield frozenset(node.modifier.labels), {name for name, _ in selectors(inside)}
+
+
+def wrong_names(expr: str, recorded: dict[str, frozenset[str]] | None = None) -> list[str]:
+    """Series that `expr` names and nothing exports, and labels that they do not have."""
+    known = {**DECLARED, **(recorded or {})}
+    tree = nodes(expr)
+    wrong = []
+    for name, filters in selectors(tree):
+        if name in known:
+            wrong += [f"{name} has no label {label}" for label in sorted(filters - known[name])]
+        elif name not in external.SERIES:
+            wrong.append(f"nothing exports {name}")
+    for labels, names in aggregations(tree):
+        if names <= set(known):
+            having = frozenset().union(*(known[name] for name in names))
+            wrong += [f"none of {sorted(names)} has the label {label}" for label in sorted(labels - having)]
+    return wrong

@@ -1,0 +1,195 @@
+"""Pictures of the dashboards: every panel, from what a real Prometheus answers."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from xml.etree import ElementTree
+
+import httpx
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from metrics_sample import whole_scrape
+from peagle.api.metrics import exposition
+from peagle.observe.draw import _by_bucket, shown
+from peagle.observe.prometheus import Line, Span, filled_in, legend
+from peagle.observe.provision import write_grafana, write_prometheus
+from peagle.observe.run import Child
+from prometheus_tools import REPOSITORY, program
+from served import free_port
+
+GENERATED = REPOSITORY / "dashboards" / "generated"
+EVERY_S = 15
+BEFORE, AFTER = 40, 40  # samples until the test begins, and while it runs
+OF_THE_PLATFORM = ("peagle / Overview", "peagle / Speculation", "peagle / Router", "peagle / Engine")
+ENGINE_S_OWN = "Requests, as vLLM counts them, Prefill, p95, Decode, p95"
+
+
+def samples(start_s: float) -> str:
+    """A whole answer of `/metrics` every 15 s for twenty minutes, as OpenMetrics; what counts grows."""
+    families = list(text_string_to_metric_families(exposition(whole_scrape()).decode()))
+    lines = []
+    for family in families:
+        grows = family.type in ("counter", "histogram")
+        for sample in family.samples:
+            labels = ",".join(f"{name}={json.dumps(value)}" for name, value in sample.labels.items())
+            lines += [
+                f"{sample.name}{{{labels}}} {sample.value * (number if grows else 1)} {start_s + number * EVERY_S}"
+                for number in range(1, BEFORE + AFTER + 1)
+            ]
+    return "\n".join([*lines, "# EOF", ""])
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real Prometheus that has scraped a little fleet for ten minutes."""
+    folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
+    text = folder / "samples.txt"
+    text.write_text(samples(time.time() - BEFORE * EVERY_S), encoding="utf-8")
+    blocks = ["tsdb", "create-blocks-from", "openmetrics", str(text), str(folder / "prometheus")]
+    subprocess.run([program("promtool"), *blocks], check=True, capture_output=True)
+    config = write_prometheus(folder, "http://127.0.0.1:1", [])
+    command = [
+        program("prometheus"),
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder / 'prometheus'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    url = f"http://127.0.0.1:{port}"
+    with Child(command, f"{url}/-/ready", folder / "log"):
+        yield url
+
+
+def test_every_panel_is_drawn_from_what_prometheus_answers(prometheus: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    command = [sys.executable, "-m", "peagle.cli", "dashboards", "preview", "--prometheus", prometheus]
+    options = ["--dashboards", str(GENERATED), "--out", str(tmp_path), "--minutes", "10"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    empty = {
+        title: line.partition("without data")[2].removeprefix(": ")
+        for title, _, line in (line.partition(": ") for line in done.stdout.splitlines())
+        if title in OF_THE_PLATFORM
+    }
+    # vLLM's own series come from Ray's agents, of which there are none here.
+    assert empty == {**dict.fromkeys(OF_THE_PLATFORM, ""), "peagle / Engine": ENGINE_S_OWN}
+    page = (tmp_path / "preview.html").read_text(encoding="utf-8")
+    panels = [
+        panel
+        for path in GENERATED.glob("*.json")
+        for panel in json.loads(path.read_text(encoding="utf-8"))["panels"]
+        if panel["type"] != "row"
+    ]
+    pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(pictures) == len(panels)
+    assert all(ElementTree.fromstring(picture) is not None for picture in pictures)
+    assert (tmp_path / "preview.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_query_that_prometheus_refuses_is_told(prometheus: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from peagle.observe.preview import run_preview
+
+    board = json.loads((GENERATED / "router.json").read_text(encoding="utf-8"))
+    board["panels"] = board["panels"][1:2]
+    board["panels"][0]["targets"][0]["expr"] = "rate(("
+    (tmp_path / "broken.json").write_text(json.dumps(board), encoding="utf-8")
+    assert run_preview(prometheus, tmp_path, tmp_path / "out", 10.0, 1.0) == 1
+
+
+class Metrics(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(exposition(whole_scrape()))
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """Something that answers `/metrics` as the platform does."""
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Metrics)
+    threading.Thread(target=listening.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{listening.server_port}"
+    listening.shutdown()
+    listening.server_close()
+
+
+def until_scraped(api: str) -> set[str]:
+    """Wait for the server's series; return the names of the rule groups."""
+    deadline = time.monotonic() + 60
+    while not httpx.get(f"{api}/query", params={"query": 'peagle_replicas{state="running"}'}).json()["data"]["result"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    return {group["name"] for group in httpx.get(f"{api}/rules").json()["data"]["groups"]}
+
+
+def test_observe_scrapes_the_server_loads_the_rules_and_leaves_nothing_behind(server: str) -> None:
+    folder, port = str(Path(program("prometheus")).parent), free_port()
+    command = [sys.executable, "-m", "peagle.cli", "observe", "--url", server, "--dashboards", str(GENERATED)]
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    command += ["--prometheus-port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as running:
+        try:
+            assert running.stdout is not None
+            assert f"http://127.0.0.1:{port}" in running.stdout.readline()
+            children = psutil.Process(running.pid).children()
+            scraped = until_scraped(f"http://127.0.0.1:{port}/api/v1")
+        finally:
+            running.send_signal(signal.SIGINT)
+            assert running.wait(20) == 0
+    assert scraped >= {"peagle.recorded", "peagle.serving", "peagle.objectives"}
+    assert not any(child.is_running() for child in children)
+
+
+def test_the_configuration_is_one_that_prometheus_takes(tmp_path: Path) -> None:
+    path = write_prometheus(tmp_path, "http://127.0.0.1:8000", sorted(GENERATED.glob("*.yaml")))
+    subprocess.run([program("promtool"), "check", "config", str(path)], check=True, capture_output=True)
+
+
+def test_grafana_finds_its_data_source_and_the_dashboards(tmp_path: Path) -> None:
+    environment = write_grafana(tmp_path, "http://127.0.0.1:9090", GENERATED)
+    provisioned = Path(environment["GF_PATHS_PROVISIONING"])
+    (source,) = json.loads((provisioned / "datasources" / "peagle.yaml").read_text())["datasources"]
+    assert (source["type"], source["url"]) == ("prometheus", "http://127.0.0.1:9090")
+    (provider,) = json.loads((provisioned / "dashboards" / "peagle.yaml").read_text())["providers"]
+    assert list(Path(provider["options"]["path"]).glob("*.json"))
+
+
+def test_what_grafana_fills_in_is_filled_in() -> None:
+    span = Span(0.0, 600.0, 5.0)
+    expr = 'rate(a{model=~"$model"}[$__rate_interval]) * $price'
+    assert filled_in(expr, span, {"price": "2"}) == 'rate(a{model=~".*"}[60s]) * 2'
+    assert legend("{{model}} p95", {"model": "m"}) == "m p95"
+    assert legend("__auto", {"__name__": "a", "x": "1"}) == "x=1"
+
+
+def test_buckets_are_drawn_alone() -> None:
+    lines = [Line("+Inf", ((0.0, 9.0),)), Line("0.5", ((0.0, 7.0),)), Line("0.1", ((0.0, 4.0),))]
+    assert [(line.name, line.points[0][1]) for line in _by_bucket(lines)] == [("0.1", 4.0), ("0.5", 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.1234, "percentunit", "12.3%"),
+        (0.0421, "s", "42.1 ms"),
+        (2.5, "s", "2.5 s"),
+        (12_345, "short", "12.3k"),
+        (float("nan"), "short", "-"),
+        (1.416, "suffix:x", "1.42x"),
+    ],
+)
+def test_values_are_shown_in_their_unit(value: float, unit: str, text: str) -> None:
+    assert shown(value, unit) == text
