@@ -205,7 +205,7 @@ def test_a_damaged_line_is_named(prompts: Path, tmp_path: Path) -> None:
 
 
 KILLED = """
-import asyncio, sys, types
+import asyncio, signal, sys, types
 from pathlib import Path
 import generator_engine, test_resume
 class Slow(generator_engine.started()):
@@ -214,6 +214,8 @@ class Slow(generator_engine.started()):
         await super().prepare(depth)
 async def idle_cpu_ratio(seconds):
     return 0.0
+# Started where it is ignored, as by `nohup`, it would not end.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.modules["peagle.bench.engines"] = types.SimpleNamespace(Engine=Slow, idle_cpu_ratio=idle_cpu_ratio)
 folder = Path(sys.argv[2])
 folder.mkdir(exist_ok=True)
