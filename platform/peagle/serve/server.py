@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -123,6 +124,25 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             {"prompt_token_ids": [0]}, SamplingParams(max_tokens=2, temperature=0.0), request_id="peagle-readiness"
         ):
             pass
+
+    async def _run_request(self, *args: Any, **options: Any) -> AsyncGenerator[Any, None]:
+        return self._while_alive(await super()._run_request(*args, **options))
+
+    async def _while_alive(self, replies: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        """Pass on `replies`; raise where the engine is dead, which vLLM reports as it does any request's failure.
+
+        Raised, it is a lost replica's error, and the request goes to another.
+        """
+        async with aclosing(replies):
+            try:
+                async for reply in replies:
+                    if self._client.errored:
+                        raise self._client.dead_error
+                    yield reply
+            except Exception as error:
+                if self._client.errored:
+                    raise self._client.dead_error from error
+                raise
 
     async def set_depths(self, version: int, depths: list[int]) -> None:
         """Apply a depth table from the next step on: `depths[b]` is K for a step of b requests."""
