@@ -25,7 +25,7 @@ from peagle.router.depth import (
     step,
     view,
 )
-from peagle.router.snapshot import DepthTable, StepCell
+from peagle.router.snapshot import DepthTable, RequestRates, StepCell
 
 
 def limited(**limits: object) -> DepthSettings:
@@ -279,9 +279,9 @@ def test_a_view_tells_what_lies_behind_the_plan() -> None:
     assert set(mine.predicted_tokens_per_s) == {0, 1, 2, 3, 5, 7}
     assert shown.log[-1].at_s <= 3.0
     rates = request_tokens_per_s(state, SETTINGS, 3.0)
-    assert len(rates) == 33
-    assert rates[16] == pytest.approx(mine.predicted_tokens_per_s[mine.depth] / 16)
-    assert request_tokens_per_s(start(SETTINGS), SETTINGS, 0.0) == ()
+    assert rates.at(16) == pytest.approx(mine.predicted_tokens_per_s[mine.depth] / 16)
+    assert len(rates.batch_sizes) == len(shown.ranges)
+    assert request_tokens_per_s(start(SETTINGS), SETTINGS, 0.0) == RequestRates()
 
 
 limits = st.builds(
