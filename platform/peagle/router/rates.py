@@ -73,7 +73,12 @@ class EngineRates:
         self._between.add(batch_size, seconds / tokens)
 
     def finished(self, prompt_tokens: int, prefill_s: float, output_tokens: int) -> None:
-        """Note a finished request; `prompt_tokens` are those that were not cached."""
+        """Note a finished request; `prompt_tokens` are those that were not cached.
+
+        One without output says nothing: it failed before its prefill, and vLLM takes that to have begun with the clock.
+        """
+        if output_tokens < 1:
+            return
         kept = 0.5 ** (1.0 / REQUESTS_HALF_LIFE)
         self._prefill.add(prompt_tokens, prefill_s)
         self._answers = self._answers * kept + 1.0

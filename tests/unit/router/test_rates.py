@@ -77,6 +77,15 @@ def test_what_cannot_be_a_step_is_left_out() -> None:
     assert rates.request_tokens_per_s(4) == UNKNOWN
 
 
+def test_a_request_that_failed_before_its_prefill_does_not_make_the_replica_look_slow() -> None:
+    rates = EngineRates()
+    for _ in range(10):
+        rates.finished(prompt_tokens=100, prefill_s=0.05, output_tokens=20)
+    rates.finished(prompt_tokens=100, prefill_s=400_000.0, output_tokens=0)
+    assert rates.prefill_tokens_per_s == pytest.approx(2000.0)
+    assert rates.output_tokens_mean == pytest.approx(20.0)
+
+
 def test_an_engine_that_slows_down_is_believed_after_some_hundred_steps_and_requests() -> None:
     rates = EngineRates()
     for between_s, prefill_s, tokens in ((0.010, 0.1, 40), (0.030, 0.4, 160)):
