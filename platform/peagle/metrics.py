@@ -114,9 +114,7 @@ MODE = Label(
 CAUSE = Label(
     "cause",
     "why a depth may change",
-    frozenset(
-        {"gain", "latency", "probe", "probe_adopted", "probe_reverted", "limits", "pin", "guard", "stale", "resumed"}
-    ),
+    frozenset({"gain", "latency", "probe", "probe_adopted", "probe_reverted", "limits", "pin", "guard", "resumed"}),
 )
 DISPATCH = Label(
     "reason",

@@ -114,13 +114,11 @@ class StepReport:
 
     Attributes:
         added: Counts of that time, and the table that the engine applies now.
-        age_s: Seconds since the engine's sums were read.
         reading: Number of the reading that this report ends with, from 1; 0 where readings are not numbered.
         since: Number of the one that it begins after, the last whose report was answered; 0 for the engine's start.
     """
 
     added: StepStats
-    age_s: float = 0.0
     reading: int = 0
     since: int = 0
 
