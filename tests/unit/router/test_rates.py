@@ -58,6 +58,17 @@ def test_one_batch_size_alone_says_nothing_of_others_and_none_is_ever_faster_in_
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(speeds))
 
 
+def test_times_that_grow_faster_than_their_cause_are_a_line_through_the_origin() -> None:
+    rates = EngineRates()
+    for _ in range(50):
+        for batch, between_s in ((1, 0.001), (8, 0.080)):
+            rates.stepped(batch, batch, batch * between_s)
+        for tokens, prefill_s in ((100, 0.01), (1000, 1.0)):
+            rates.finished(tokens, prefill_s, 10)
+    assert rates.request_tokens_per_s(8).at(8) == pytest.approx((1 + 64) / (1 * 0.001 + 8 * 0.080) / 8, rel=0.01)
+    assert rates.prefill_tokens_per_s == pytest.approx((100**2 + 1000**2) / (100 * 0.01 + 1000 * 1.0), rel=0.02)
+
+
 def test_a_first_slow_step_or_request_claims_nothing() -> None:
     rates = EngineRates()
     rates.stepped(1, 1, 5.0)

@@ -9,6 +9,7 @@ import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
 from ray.serve.request_router import PendingRequest
 
+from peagle.api.attempt import attempt_id
 from peagle.router.snapshot import ReplicaSnapshot, ReplicaState
 from peagle.serve import dispatch
 from peagle.serve.dispatch import SoonestRouter
@@ -38,9 +39,10 @@ async def router(monkeypatch: pytest.MonkeyPatch) -> SoonestRouter:
     return made
 
 
-def pending(request_id: str) -> PendingRequest:
+def pending(request_id: str, attempt: int = 0) -> PendingRequest:
     metadata = RequestMetadata(request_id=request_id, internal_request_id=request_id)
-    return PendingRequest(args=[SimpleNamespace(prompt="hello")], kwargs={}, metadata=metadata)
+    body = SimpleNamespace(prompt="hello", request_id=attempt_id(request_id, attempt))
+    return PendingRequest(args=[body], kwargs={}, metadata=metadata)
 
 
 async def turns(until: Callable[[], bool] = lambda: False, most: int = 5) -> None:
@@ -82,3 +84,16 @@ async def test_a_client_that_leaves_while_nothing_can_take_its_request_leaves_no
     await asyncio.gather(asked, return_exceptions=True)
     await turns()
     assert router._dispatcher.open_requests == len(router._open) == 0
+
+
+async def test_each_try_at_a_request_goes_elsewhere_until_all_have_had_it(router: SoonestRouter) -> None:
+    asked = []
+    for attempt in range(3):
+        replica: Any = await router._choose_replica_for_request(pending("1", attempt))
+        await turns()
+        asked.append(replica.replica_id.unique_id)
+        router.on_request_completed(replica.replica_id, "1")
+        await turns()
+    assert set(asked[:2]) == {"a", "b"}
+    assert asked[2] in {"a", "b"}
+    assert router._dispatcher.open_requests == 0
