@@ -63,7 +63,7 @@ BATCH = (
     ),
     Panel(
         "Requests by reason of their end",
-        "`abort` is a client that left, `length` an answer cut at its bound.",
+        "`length` is an answer cut at its bound. Those whose client left are not among them: see Router.",
         units.RequestsPerSecond,
         (Query(rate("peagle_replica_requests_total", OF_REPLICA, "reason"), "{{reason}}"),),
         Shape.STACK,

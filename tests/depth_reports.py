@@ -9,8 +9,8 @@ SETTINGS = DepthSettings(
 STATIC = DepthTable(0, (5,))
 
 
-def report(*cells: StepCell, table: DepthTable = STATIC, age_s: float = 0.0) -> StepReport:
-    return StepReport(StepStats(table, 7, cells), age_s)
+def report(*cells: StepCell, table: DepthTable = STATIC) -> StepReport:
+    return StepReport(StepStats(table, 7, cells))
 
 
 def good_cell(batch_size: int = 1, depth: int = 5, steps: int = 100, seconds: float = 0.5) -> StepCell:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from peagle.router.dispatch import Dispatcher, Route
-from peagle.router.snapshot import ReplicaSnapshot, RouteRequest
+from peagle.router.snapshot import ReplicaSnapshot, RequestRates, RouteRequest
 from peagle.testing.timed_engine import take_step
 
 STEP_S, REQUEST_STEP_S, PREFILL_TOKENS_PER_S = 0.010, 0.0005, 8000.0
@@ -51,7 +51,7 @@ class Replica:
         return len(self.running) + len(self.waiting)
 
     def snapshot(self, now_s: float) -> ReplicaSnapshot:
-        rates = [self.speed / (STEP_S + batch * REQUEST_STEP_S) for batch in range(MAX_RUNNING + 1)]
+        rates = {batch: self.speed / (STEP_S + batch * REQUEST_STEP_S) for batch in (1, MAX_RUNNING)}
         return ReplicaSnapshot(
             replica_id=self.replica_id,
             taken_at_s=now_s,
@@ -61,7 +61,7 @@ class Replica:
             max_running_requests=MAX_RUNNING,
             max_ongoing_requests=MAX_ONGOING,
             prefill_tokens_per_s=self.speed * PREFILL_TOKENS_PER_S,
-            request_tokens_per_s=tuple(rates),
+            request_tokens_per_s=RequestRates.of(rates),
             output_tokens_mean=120.0,
         )
 

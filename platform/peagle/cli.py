@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from peagle import __version__
+from peagle.cli_url import http_url
 from peagle.errors import ConfigError, PeagleError
 
 EXIT_STARTUP, EXIT_CONFIGURATION = 1, 2
@@ -31,7 +32,9 @@ app = typer.Typer(
 )
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Deployment files, one for each model.")]
-Url = Annotated[str, typer.Option(help="Where the server listens.", envvar="PEAGLE_URL")]
+Url = Annotated[
+    str, typer.Option(help="Where the server listens.", envvar="PEAGLE_URL", parser=http_url, metavar="URL")
+]
 FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 

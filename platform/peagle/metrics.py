@@ -114,9 +114,7 @@ MODE = Label(
 CAUSE = Label(
     "cause",
     "why a depth may change",
-    frozenset(
-        {"gain", "latency", "probe", "probe_adopted", "probe_reverted", "limits", "pin", "guard", "stale", "resumed"}
-    ),
+    frozenset({"gain", "latency", "probe", "probe_adopted", "probe_reverted", "limits", "pin", "guard", "resumed"}),
 )
 DISPATCH = Label(
     "reason",
@@ -166,7 +164,11 @@ REQUESTS_OPEN = _gauge(
 )
 REQUEST_TTFT = _seconds("peagle_request_ttft", (INGRESS, MODEL), "From a request's arrival to its first token.")
 REQUEST_ITL = _seconds(
-    "peagle_request_itl", (INGRESS, MODEL), "Between two pieces of a stream, as they are sent.", None, TOKEN_SECONDS
+    "peagle_request_itl",
+    (INGRESS, MODEL),
+    "Between two pieces of a streamed answer, as they are sent.",
+    None,
+    TOKEN_SECONDS,
 )
 REQUEST_E2E = _seconds(
     "peagle_request_e2e", (INGRESS, MODEL), "From a request's arrival to its last byte, if all well."
@@ -212,7 +214,13 @@ REPLICA_METRICS = (
         "Accelerators it runs on; the CPUs of one without are one.",
         "devices",
     ),
-    _counter("peagle_replica_requests", Unit.REQUESTS, (*OF_REPLICA, FINISH), "Requests ended.", "finished"),
+    _counter(
+        "peagle_replica_requests",
+        Unit.REQUESTS,
+        (*OF_REPLICA, FINISH),
+        "Requests that the engine ended; not those whose client left.",
+        "finished",
+    ),
     _counter("peagle_replica_prompt_tokens", Unit.TOKENS, OF_REPLICA, "Tokens of prompts.", "prompt_tokens"),
     _counter("peagle_replica_generation_tokens", Unit.TOKENS, OF_REPLICA, "Tokens generated.", "generation_tokens"),
     _counter(

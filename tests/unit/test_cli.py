@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from peagle import cli
 from peagle.cli_chat import Answer, Piece, acceptance_between, draft_counts, parse_event
 from peagle.cli_status import fleet_table
-from peagle.errors import RequestError
+from peagle.cli_url import http_url
+from peagle.errors import ConfigError, RequestError
 from peagle.serve import launch
 
 COMMANDS = (
@@ -124,6 +125,22 @@ def test_no_server_is_one_line_that_says_how_to_start_one(command: str) -> None:
     assert len(done.stderr.splitlines()) == 1
     assert f"no server answers at {url}" in done.stderr
     assert "peagle serve" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["chat --url", "status --url", "load --url", "observe --url", "dashboards preview --prometheus"]
+)
+def test_an_address_that_is_none_is_one_line_and_exit_2(command: str) -> None:
+    done = peagle(*command.split(), "http://127.0.0.1:80a0")
+    assert done.returncode == 2
+    assert done.stderr.startswith("peagle: URL = 'http://127.0.0.1:80a0'")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:8000", "ftp://a", "http://", "http://a:b", "http://a:99999999", "a\n"])
+def test_only_what_can_be_asked_is_an_address(text: str) -> None:
+    with pytest.raises(ConfigError):
+        http_url(text)
 
 
 def test_serve_names_a_keys_file_that_is_not_there(tmp_path: Path) -> None:

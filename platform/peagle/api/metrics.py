@@ -74,7 +74,7 @@ class HttpMetrics:
         self._at(metrics.REQUESTS_OPEN, exchange.model).inc()
 
     def sent(self, exchange: Exchange, now_s: float) -> None:
-        """Time a piece of a stream from the one before; an answer that is no stream has no first token to wait for."""
+        """Time a piece of an answer from the one before; an answer that is no stream has no first token to wait for."""
         if exchange.sent_s is not None and exchange.ttft_s is not None:
             self._at(metrics.REQUEST_ITL, exchange.model).observe(now_s - exchange.sent_s)
         exchange.sent_s = now_s

@@ -5,10 +5,12 @@ import time
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peagle.api.errors import describe
 from peagle.api.metrics import http_metrics
+from peagle.api.relay import has_choices
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +45,8 @@ class Guard:
                     MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
             whole = message["type"] == "http.response.body" and not message.get("more_body", False)
-            if message.get("body") and (exchange := scope["state"].get("exchange")) is not None:
+            # What ends a stream comes with the last token's piece or right behind it: nobody waits for that.
+            if (exchange := scope["state"].get("exchange")) is not None and has_choices(message.get("body", b"")):
                 http_metrics().sent(exchange, time.monotonic())
 
         try:
@@ -52,6 +55,8 @@ class Guard:
             logger.exception("Request %s failed.", request_id)
             if status is not None:
                 # Its status is sent: only a broken connection can still say that the answer is not whole.
+                if (exchange := scope["state"].get("exchange")) is not None and not isinstance(error, ClientDisconnect):
+                    exchange.fail()
                 raise
             await describe(error).response()(scope, receive, observe)
         finally:

@@ -44,9 +44,10 @@ def split_events(reply: Any) -> list[str]:
     return [reply] if isinstance(reply, str) else list(reply)
 
 
-def has_choices(event: str) -> bool:
+def has_choices(event: str | bytes) -> bool:
     """Whether the event carries a part of an answer, be it empty; `[DONE]` and an event of usage alone do not."""
-    return event.startswith("data: {") and '"choices":[]' not in event
+    text = event if isinstance(event, str) else event.decode()
+    return text.startswith("data: {") and '"choices":[]' not in text
 
 
 def engine_error(event: str, asked: Asked) -> EngineError | None:

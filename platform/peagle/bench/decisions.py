@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from peagle.bench.statistics import percentile
 from peagle.router.dispatch import Dispatcher
-from peagle.router.snapshot import ReplicaSnapshot, RouteRequest
+from peagle.router.snapshot import ReplicaSnapshot, RequestRates, RouteRequest
 
 DECISIONS_PER_REPORT = 1000
 _WARM_UP = 500
@@ -62,7 +62,7 @@ def _dispatcher(names: list[str], chance: random.Random) -> Dispatcher:
     dispatcher = Dispatcher()
     dispatcher.set_members(names)
     dispatcher.set_dispatchers(4)
-    rates = tuple(100.0 / (1.0 + batch / 32) for batch in range(257))
+    rates = RequestRates.of({batch: 100.0 / (1.0 + batch / 32) for batch in (1, 256)})
     base = ReplicaSnapshot("", -1.0, prefill_tokens_per_s=8000.0, request_tokens_per_s=rates, output_tokens_mean=200.0)
     dispatcher.report(
         replace(base, replica_id=name, kv_capacity_tokens=chance.randrange(10**5, 10**6)) for name in names

@@ -33,7 +33,7 @@ class GeneratedText:
         try:
             arrays = np.load(path)
             text = cls(arrays["tokens"], arrays["prompt_tokens"])
-        except (ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
+        except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
             raise ConfigError("generated", str(path), "it holds no generated text", REMEDY) from None
         if text.tokens.ndim != 2 or not len(text.tokens) or text.prompt_tokens.shape != text.tokens.shape[:1]:
             raise ConfigError("generated", str(path), "its rows and prompt lengths do not belong together", REMEDY)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from peagle.cli_url import http_url
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
@@ -15,7 +17,9 @@ def _group() -> None:
 
 @app.command()
 def preview(
-    prometheus: Annotated[str, typer.Option(help="Where Prometheus listens.")] = "http://127.0.0.1:9090",
+    prometheus: Annotated[
+        str, typer.Option(help="Where Prometheus listens.", parser=http_url, metavar="URL")
+    ] = "http://127.0.0.1:9090",
     dashboards: Annotated[Path, typer.Option(help="Folder of the dashboards.")] = Path("dashboards/generated"),
     out: Annotated[Path, typer.Option(help="Folder for preview.html and preview.png.")] = Path("bench-results/preview"),
     minutes: Annotated[float, typer.Option(min=1, max=10_080, help="How far back to look.")] = 15.0,

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from peagle.router.snapshot import RequestRates
+
 STEPS_HALF_LIFE = 500.0
 REQUESTS_HALF_LIFE = 50.0
 STEPS_MIN, REQUESTS_MIN = 20.0, 3.0
@@ -71,7 +73,12 @@ class EngineRates:
         self._between.add(batch_size, seconds / tokens)
 
     def finished(self, prompt_tokens: int, prefill_s: float, output_tokens: int) -> None:
-        """Note a finished request; `prompt_tokens` are those that were not cached."""
+        """Note a finished request; `prompt_tokens` are those that were not cached.
+
+        One without output says nothing: it failed before its prefill, and vLLM takes that to have begun with the clock.
+        """
+        if output_tokens < 1:
+            return
         kept = 0.5 ** (1.0 / REQUESTS_HALF_LIFE)
         self._prefill.add(prompt_tokens, prefill_s)
         self._answers = self._answers * kept + 1.0
@@ -97,13 +104,13 @@ class EngineRates:
         """Tokens of a usual answer; 0 before any."""
         return self._answer_tokens / self._answers if self._answers else 0.0
 
-    def request_tokens_per_s(self, batch_max: int) -> tuple[float, ...]:
-        """Tokens/s of one request at each batch size up to `batch_max`, 0 at none; empty before `STEPS_MIN`."""
+    def request_tokens_per_s(self, batch_max: int) -> RequestRates:
+        """Tokens/s of one request in batches up to `batch_max`; none before `STEPS_MIN`."""
         line = self._between
         if line.count < STEPS_MIN - 0.5:
-            return ()
+            return RequestRates()
         slope = max(0.0, line.slope or 0.0)
         base = line.base(slope)
         if base < 0.0:
             base, slope = 0.0, line.proportion
-        return (0.0, *(1.0 / (base + slope * batch_size) for batch_size in range(1, batch_max + 1)))
+        return RequestRates.of({size: 1.0 / (base + slope * size) for size in (1, batch_max)})

@@ -1,7 +1,10 @@
 """What a replica knows about itself, as frozen values with units in their names."""
 
+from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +114,11 @@ class StepReport:
 
     Attributes:
         added: Counts of that time, and the table that the engine applies now.
-        age_s: Seconds since the engine's sums were read.
         reading: Number of the reading that this report ends with, from 1; 0 where readings are not numbered.
         since: Number of the one that it begins after, the last whose report was answered; 0 for the engine's start.
     """
 
     added: StepStats
-    age_s: float = 0.0
     reading: int = 0
     since: int = 0
 
@@ -149,6 +150,34 @@ class ReplicaState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class RequestRates:
+    """Output tokens/s that one request gets: known at a few `batch_sizes`, which rise; nowhere before any is known.
+
+    Between two of them the seconds for one token follow a line, as an engine's step time does (see
+    `peagle.router.rates`); beyond the first and the last, that one holds.
+    """
+
+    batch_sizes: tuple[int, ...] = ()
+    tokens_per_s: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, tokens_per_s: Mapping[int, float]) -> Self:
+        """Rates by batch size."""
+        sizes = tuple(sorted(tokens_per_s))
+        return cls(sizes, tuple(tokens_per_s[size] for size in sizes))
+
+    def at(self, batch_size: int) -> float:
+        """The rate at `batch_size`; at least one has to be known."""
+        sizes, rates = self.batch_sizes, self.tokens_per_s
+        above = bisect_left(sizes, batch_size)
+        if above in (0, len(sizes)):
+            return rates[min(above, len(sizes) - 1)]
+        before_s, after_s = 1.0 / rates[above - 1], 1.0 / rates[above]
+        share = (batch_size - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
+        return 1.0 / (before_s + share * (after_s - before_s))
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaSnapshot:
     """What a dispatcher weighs of one replica, as of `taken_at_s`.
 
@@ -165,9 +194,8 @@ class ReplicaSnapshot:
         kv_usage_ratio: Share of the KV cache that running requests hold, 0 to 1.
         kv_capacity_tokens: Tokens that the whole KV cache holds; 0 where that is not known.
         prefill_tokens_per_s: Prompt tokens prefilled each second while there are any; 0 before it is known.
-        request_tokens_per_s: Output tokens each second that one request gets, by batch size, under the depth plan
-            that the replica applies now; the last entry holds for any larger batch, and the one at 0 for none. Empty
-            before it is known.
+        request_tokens_per_s: Output tokens each second that one request gets, under the depth plan that the replica
+            applies now.
         output_tokens_mean: Output tokens of its usual request; 0 before it is known.
     """
 
@@ -182,7 +210,7 @@ class ReplicaSnapshot:
     kv_usage_ratio: float = 0.0
     kv_capacity_tokens: int = 0
     prefill_tokens_per_s: float = 0.0
-    request_tokens_per_s: tuple[float, ...] = ()
+    request_tokens_per_s: RequestRates = RequestRates()
     output_tokens_mean: float = 0.0
 
     @property
@@ -192,10 +220,7 @@ class ReplicaSnapshot:
     @property
     def has_rates(self) -> bool:
         """Whether a time to finish can be predicted here."""
-        return self.prefill_tokens_per_s > 0 and bool(self.request_tokens_per_s)
-
-    def request_tokens_per_s_at(self, batch_size: int) -> float:
-        return self.request_tokens_per_s[min(batch_size, len(self.request_tokens_per_s) - 1)]
+        return self.prefill_tokens_per_s > 0 and bool(self.request_tokens_per_s.batch_sizes)
 
 
 @dataclass(frozen=True, slots=True)

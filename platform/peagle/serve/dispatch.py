@@ -46,7 +46,7 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         self._draining = draining_nodes()
         self._members: frozenset[str] = frozenset()
         self._usual_output_tokens: float = OUTPUT_TOKENS
-        self._open: dict[str, tuple[RouteRequest, asyncio.Future[Any]]] = {}
+        self._open: dict[str, asyncio.Future[Any]] = {}
         self._sent_to: dict[str, frozenset[str]] = {}
         self._decisions: Counter[str] = Counter()
         self._handle: DeploymentHandle | None = None
@@ -78,6 +78,18 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             self._decisions["failed"] += 1
             ranked = tuple(random.sample(list(candidates), len(candidates)))
         return [[candidates[name]] for name in ranked]
+
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> RunningReplica:
+        try:
+            return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
+        except asyncio.CancelledError:
+            # Serve sends it nowhere and tells nobody, even where a replica was chosen in this very turn of the loop.
+            request_id = pending_request.metadata.internal_request_id
+            self._dispatcher.ended(request_id)
+            self._open.pop(request_id, None)
+            raise
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         # Called from a thread of Ray's; the dispatcher belongs to the loop.
@@ -114,18 +126,16 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         """Keep an open request until it is over, or given up before it was sent."""
 
         def settled(future: "asyncio.Future[Any]") -> None:
-            if future.cancelled() or future.exception() is not None:
-                self._dispatcher.ended(request.request_id)
-                self._open.pop(request.request_id, None)
-            else:  # Serve may have found the first choice full
-                replica_id = future.result().replica_id.unique_id
-                self._dispatcher.moved(request, replica_id, time.monotonic())
-                self._note_sent(client, request.tried | {replica_id})
+            if self._open.get(request.request_id) is not future:
+                return  # given up
+            # Serve may have found the first choice full.
+            replica_id = future.result().replica_id.unique_id
+            self._dispatcher.moved(request, replica_id, time.monotonic())
+            self._note_sent(client, request.tried | {replica_id})
 
-        _, known = self._open.get(request.request_id, (None, None))
-        if known is not future:  # Serve gives a request that was refused a new one
+        if self._open.get(request.request_id) is not future:  # Serve gives a request that was refused a new one
             future.add_done_callback(settled)
-        self._open[request.request_id] = request, future
+        self._open[request.request_id] = future
 
     def _note_sent(self, client: str, replica_ids: frozenset[str]) -> None:
         """Remember who had a client's request, should it come again; the oldest are forgotten."""

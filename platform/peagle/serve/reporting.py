@@ -97,9 +97,10 @@ class DepthReporter:
         standing = self._plan.standing if self._plan is not None else None
         plan = await asyncio.wait_for(self._ask(report, standing), self._timeout_s)
         self._answered, self._answered_reading = stats, reading
-        if plan.table.version > stats.table.version:
-            await self._apply(plan.table)
+        # First, since no later plan tells of them again: a table that cannot be applied now comes with the next plan.
         for change in plan.changes:
             logger.info("Depth table %d: %s", plan.table.version, change)
             self._changes[change.cause.value] += 1
+        if plan.table.version > stats.table.version:
+            await self._apply(plan.table)
         self._plan, self._plan_at_s = plan, self._now_s()

@@ -40,7 +40,8 @@ class Router:
             depths, replica_id = self._models[model], snapshot.replica_id
             plan = depths.report(replica_id, steps, now_s, standing)
             # The plan may just have changed what the replica's own past steps say of its speed.
-            if rates := depths.request_tokens_per_s(replica_id, now_s):
+            rates = depths.request_tokens_per_s(replica_id, now_s)
+            if rates.batch_sizes:
                 snapshot = replace(snapshot, request_tokens_per_s=rates)
         self._boards[model].report(snapshot, now_s)
         return plan

@@ -90,7 +90,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         return ReplicaSnapshot(
             replica_id=replica_id(),
             taken_at_s=0.0,  # whoever receives it sets this, on its own clock
-            state=ReplicaState.DEAD if client.errored else ReplicaState.READY,
+            state=self._state,
             running_requests=load.running_requests,
             waiting_requests=load.waiting_requests,
             queued_prompt_tokens=queued_prompt_tokens(client),
@@ -116,6 +116,10 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
     @property
     def _client(self) -> Any:
         return self.engine._engine_client
+
+    @property
+    def _state(self) -> ReplicaState:
+        return ReplicaState.DEAD if self._client.errored else ReplicaState.READY
 
     async def _answer_once(self) -> None:
         from vllm import SamplingParams
@@ -190,7 +194,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         return {
             "id": replica_id(),
             "node": get_node_ip_address(),
-            "state": ReplicaState.READY.value,
+            "state": self._state.value,
             "running_requests": load.running_requests,
             "waiting_requests": load.waiting_requests,
             "kv_usage_ratio": load.kv_usage_ratio,

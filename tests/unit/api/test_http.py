@@ -9,6 +9,7 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 
 from peagle.api.app import build_http
@@ -179,17 +180,21 @@ async def test_a_request_to_a_model_counts_by_how_it_ended(monkeypatch: pytest.M
     monkeypatch.setattr("peagle.api.middleware.http_metrics", lambda: counters)
     app = application()
 
-    async def chunks(fails: bool) -> AsyncIterator[bytes]:
-        yield b"start"
-        yield b"more"
-        if fails:
+    async def chunks(ends: str) -> AsyncIterator[bytes]:
+        yield b'data: {"choices":[{"text":"a"}]}\n\n'
+        yield b'data: {"choices":[{"text":"b"}]}\n\n'
+        if ends == "failed":
             raise RuntimeError("secret")
+        if ends == "left":
+            raise ClientDisconnect
+        yield b'data: {"choices":[],"usage":{}}\n\n'
+        yield b"data: [DONE]\n\n"
 
-    async def generate(request: Request, fails: bool) -> StreamingResponse:
+    async def generate(request: Request, ends: str) -> StreamingResponse:
         request.state.exchange = Exchange("m")
         counters.opened(request.state.exchange)
         request.state.exchange.ttft_s = time.monotonic() - request.state.started_s
-        return StreamingResponse(chunks(fails))
+        return StreamingResponse(chunks(ends))
 
     async def shed(request: Request) -> None:
         request.state.exchange = Exchange("m")
@@ -200,14 +205,14 @@ async def test_a_request_to_a_model_counts_by_how_it_ended(monkeypatch: pytest.M
     app.get("/shed")(shed)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-        for path in ("/generate?fails=false", "/generate?fails=true", "/shed"):
+        for path in ("/generate?ends=ok", "/generate?ends=failed", "/generate?ends=left", "/shed"):
             await http.get(path)
     text = exposition(Scrape({"me": counters.values()})).decode()
-    for outcome in ("ok", "left", "shed"):
+    for outcome in ("ok", "failed", "left", "shed"):
         assert f'peagle_requests_total{{ingress="me",model="m",outcome="{outcome}"}} 1.0' in text
     assert 'peagle_requests_open{ingress="me",model="m"} 0.0' in text
-    assert 'peagle_request_ttft_seconds_count{ingress="me",model="m"} 2.0' in text
-    assert 'peagle_request_itl_seconds_count{ingress="me",model="m"} 2.0' in text
+    assert 'peagle_request_ttft_seconds_count{ingress="me",model="m"} 3.0' in text
+    assert 'peagle_request_itl_seconds_count{ingress="me",model="m"} 3.0' in text
     assert 'peagle_request_e2e_seconds_count{ingress="me",model="m"} 1.0' in text
 
 

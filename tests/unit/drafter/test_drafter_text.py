@@ -29,6 +29,11 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert (loaded.prompt_tokens == 3).all()
 
 
+def test_a_folder_is_no_generated_text(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no generated text"):
+        GeneratedText.load(tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["text", "another array", "other lengths", "nothing"])
 def test_a_file_of_something_else_is_named_with_the_command_that_writes_it(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "wrong.npz"

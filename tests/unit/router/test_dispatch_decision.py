@@ -24,7 +24,7 @@ from peagle.router.dispatch import (
 )
 from peagle.router.dispatch.decision import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S, RETRY_AFTER_UNKNOWN_S
 from peagle.router.dispatch.homes import HOMES
-from peagle.router.snapshot import ReplicaSnapshot, ReplicaState, RouteRequest
+from peagle.router.snapshot import ReplicaSnapshot, ReplicaState, RequestRates, RouteRequest
 
 NOW_S = 100.0
 KEY = 12345
@@ -37,7 +37,7 @@ SNAPSHOT = ReplicaSnapshot(
     max_running_requests=16,
     max_ongoing_requests=32,
     prefill_tokens_per_s=1000.0,
-    request_tokens_per_s=tuple(105.0 - 5.0 * max(1, batch) for batch in range(17)),
+    request_tokens_per_s=RequestRates.of({batch: 105.0 - 5.0 * batch for batch in range(1, 17)}),
     output_tokens_mean=200.0,
     kv_capacity_tokens=100_000,
 )
@@ -76,7 +76,7 @@ def test_it_takes_the_replica_that_finishes_soonest(draw: int) -> None:
 
 
 def test_a_slower_replica_is_weighed_with_its_own_rates() -> None:
-    slow = {"prefill_tokens_per_s": 500.0, "request_tokens_per_s": (50.0,)}
+    slow = {"prefill_tokens_per_s": 500.0, "request_tokens_per_s": RequestRates.of({1: 50.0})}
     assert routed(REQUEST, fleet_of(slow=slow, busy={"running_requests": 5})).replica_id == "busy"
     assert routed(REQUEST, fleet_of(slow=slow, busy={"queued_prompt_tokens": 9000})).replica_id == "slow"
 
@@ -171,7 +171,7 @@ def test_a_client_is_told_to_come_back_when_the_shortest_queue_has_drained() -> 
 
 @pytest.mark.parametrize(
     "blind",
-    [None, {"taken_at_s": NOW_S - 10.0}, {"request_tokens_per_s": ()}, {"prefill_tokens_per_s": 0.0}],
+    [None, {"taken_at_s": NOW_S - 10.0}, {"request_tokens_per_s": RequestRates()}, {"prefill_tokens_per_s": 0.0}],
     ids=["no report", "old report", "no decode rate", "no prefill rate"],
 )
 def test_where_a_report_cannot_be_used_the_least_in_flight_wins(blind: dict[str, object] | None) -> None:
@@ -308,7 +308,9 @@ LOADS = st.fixed_dictionaries(
         "state": st.sampled_from(ReplicaState),
         "taken_at_s": st.floats(NOW_S - 5, NOW_S + 1),
         "prefill_tokens_per_s": st.sampled_from([0.0, 10.0, 1000.0]),
-        "request_tokens_per_s": st.sampled_from([(), (0.0,), (100.0, 50.0)]),
+        "request_tokens_per_s": st.sampled_from(
+            [RequestRates(), RequestRates.of({1: 0.0}), RequestRates.of({1: 100.0, 2: 50.0})]
+        ),
         "output_tokens_mean": st.sampled_from([0.0, 100.0]),
     }
 )

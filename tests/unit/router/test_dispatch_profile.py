@@ -5,7 +5,7 @@ import pytest
 
 from peagle.router.dispatch import SOONEST, Candidate
 from peagle.router.dispatch.profile import Exclusion, decode_s, kv_room, not_full, prefill_s, wait_s
-from peagle.router.snapshot import ReplicaSnapshot, RouteRequest
+from peagle.router.snapshot import ReplicaSnapshot, RequestRates, RouteRequest
 
 REQUEST = RouteRequest("r", prompt_tokens=1000, output_tokens=100)
 # At batch size b each request gets 100 ÷ b tokens/s.
@@ -14,7 +14,7 @@ SNAPSHOT = ReplicaSnapshot(
     taken_at_s=0.0,
     max_running_requests=4,
     prefill_tokens_per_s=500.0,
-    request_tokens_per_s=(100.0, 100.0, 50.0, 100 / 3, 25.0),
+    request_tokens_per_s=RequestRates.of({batch: 100.0 / batch for batch in (1, 2, 3, 4)}),
     output_tokens_mean=400.0,
 )
 IDLE = Candidate("a", SNAPSHOT, True, 0, 0, 0, 0.0, math.inf, 0)
@@ -69,7 +69,7 @@ def test_rates_that_are_not_known_are_no_division_by_zero() -> None:
     unknown = replace(IDLE, snapshot=replace(SNAPSHOT, prefill_tokens_per_s=0.0), queued_prompt_tokens=1.0)
     assert wait_s(REQUEST, unknown) == math.inf
     assert not replace(SNAPSHOT, prefill_tokens_per_s=0.0).has_rates
-    assert not replace(SNAPSHOT, request_tokens_per_s=()).has_rates
+    assert not replace(SNAPSHOT, request_tokens_per_s=RequestRates()).has_rates
 
 
 def test_only_what_is_certain_makes_a_replica_full() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from peagle.router.dispatch import Dispatcher, Fleet, InFlight, Route
 from peagle.router.dispatch.in_flight import ARRIVAL_S, PREFIXES_REMEMBERED
-from peagle.router.snapshot import ReplicaSnapshot, RouteRequest
+from peagle.router.snapshot import ReplicaSnapshot, RequestRates, RouteRequest
 
 REQUEST = RouteRequest("first", prompt_tokens=100, output_tokens=20)
 
@@ -164,7 +164,9 @@ def test_an_old_report_that_comes_late_does_not_make_seen_work_unseen() -> None:
     dispatcher = Dispatcher()
     dispatcher.set_members(["a"])
     dispatcher.dispatch(REQUEST, now_s=5.0, draw=0)
-    rated = ReplicaSnapshot("a", 6.0, running_requests=1, prefill_tokens_per_s=100.0, request_tokens_per_s=(1.0,))
+    rated = ReplicaSnapshot(
+        "a", 6.0, running_requests=1, prefill_tokens_per_s=100.0, request_tokens_per_s=RequestRates.of({1: 1.0})
+    )
     dispatcher.report([rated])
     dispatcher.report([replace(rated, taken_at_s=4.0, running_requests=0)])
     decision = dispatcher.dispatch(replace(REQUEST, request_id="next", prompt_tokens=200), now_s=6.0, draw=0)

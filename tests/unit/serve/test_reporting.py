@@ -109,6 +109,25 @@ async def test_a_router_that_comes_back_empty_goes_on_from_the_replicas_table() 
     assert set(engine.table.depths) == {3}
 
 
+async def test_a_change_is_counted_once_though_its_table_could_not_be_applied_at_first() -> None:
+    engine = Engine()
+    failures = iter([TimeoutError])
+
+    async def apply(table: DepthTable) -> None:
+        for error in failures:
+            raise error
+        await engine.apply(table)
+
+    reporter = DepthReporter(engine.read, apply, engine.ask, now_s=lambda: engine.now_s)
+    assert engine.router is not None
+    engine.router.limit(DepthLimits(pin=0))
+    with pytest.raises(TimeoutError):
+        await reporter.report()
+    await reporter.report()
+    assert set(engine.table.depths) == {0}
+    assert reporter.changes == {"pin": 1}
+
+
 async def test_what_a_late_answer_was_given_for_is_learned_once() -> None:
     engine = Engine()
     reporter = engine.reporter()

@@ -8,7 +8,7 @@ from peagle.router.depth.settings import DepthLimits, DepthSettings, StandingLim
 from peagle.router.depth.state import DepthState, FleetPrior, fleet_prior, start
 from peagle.router.depth.tuner import step
 from peagle.router.depth.view import DepthEstimate, DepthView, estimate, request_tokens_per_s, view
-from peagle.router.snapshot import StepReport
+from peagle.router.snapshot import RequestRates, StepReport
 
 FORGET_AFTER_S = 120.0
 """A replica that has been silent for this long is gone."""
@@ -99,10 +99,12 @@ class ModelDepths:
         }
         return {replica_id: each for replica_id, each in found.items() if each is not None}
 
-    def request_tokens_per_s(self, replica_id: str, now_s: float) -> tuple[float, ...]:
-        """What one request gets at each batch size under the replica's plan; empty where that is not known."""
+    def request_tokens_per_s(self, replica_id: str, now_s: float) -> RequestRates:
+        """What one request gets under the replica's plan; none where that is not known."""
         state = self._states.get(replica_id)
-        return request_tokens_per_s(state, self._settings_of(replica_id), now_s) if state is not None else ()
+        return (
+            request_tokens_per_s(state, self._settings_of(replica_id), now_s) if state is not None else RequestRates()
+        )
 
     def _settings_of(self, replica_id: str) -> DepthSettings:
         return replace(self.settings, limits=self.limits_of(replica_id))

@@ -28,7 +28,6 @@ class Cause(StrEnum):
     LIMITS = "limits"
     PIN = "pin"
     GUARD = "guard"
-    STALE = "stale"
     RESUMED = "resumed"
 
 

@@ -70,7 +70,6 @@ class DepthSettings:
         changes_at_once: how many of these may come together after a quiet time.
         probe_wait_s: Least and most time between two probes; each one that brings nothing makes it longer.
         probe_s_max: A probe that has seen too little by then is given up.
-        stale_after_s: A report older than this, or none for this long, means the static K.
         guard_hold_s: Least and most time at the static K after the guard; each time doubles it.
     """
 
@@ -90,5 +89,4 @@ class DepthSettings:
     changes_at_once: float = 4.0
     probe_wait_s: tuple[float, float] = (5.0, 60.0)
     probe_s_max: float = 3.0
-    stale_after_s: float = 3.0
     guard_hold_s: tuple[float, float] = (30.0, 600.0)

@@ -20,14 +20,12 @@ _TURNS = 3
 Item = TypeVar("Item")
 
 
-def step(
-    state: DepthState, report: StepReport | None, settings: DepthSettings, now_s: float
-) -> tuple[DepthState, DepthPlan]:
-    """Decide the depths of one replica.
+def step(state: DepthState, report: StepReport, settings: DepthSettings, now_s: float) -> tuple[DepthState, DepthPlan]:
+    """Decide the depths of one replica. One that is silent gets no plan, and keeps the last.
 
     Args:
         state: What the last call returned, or `start(...)`.
-        report: What the replica says; None to ask what holds while it is silent.
+        report: What the replica says.
         settings: May change between calls; limits take effect at once.
         now_s: The caller's clock, monotonic and the same in every call.
 
@@ -35,10 +33,8 @@ def step(
         What to pass next time, and the plan to apply. Its version rises only if its depths change, and is above the
         one that the replica applies.
     """
-    if state.plan is None or (state.reported_s is None and report is not None):
-        state = _adopted(state, report, settings)
-    if report is None or report.age_s > settings.stale_after_s:
-        return _without_news(state, report, settings, now_s)
+    if state.plan is None:
+        state = _adopted(state, report.added.table, settings)
     wrong = guards.impossible(report.added.cells, settings.depth_max)
     cells = () if wrong else tuple(cell for cell in report.added.cells if cell.batch_size > 0)
     before = state.forecast(settings, now_s)
@@ -194,24 +190,8 @@ def _probing(state: DepthState, trial: Probe, causes: Causes) -> tuple[DepthStat
     }
 
 
-def _without_news(
-    state: DepthState, report: StepReport | None, settings: DepthSettings, now_s: float
-) -> tuple[DepthState, DepthPlan]:
-    """What holds while a replica is silent, or tells of long ago: its plan for a while, then the static K."""
-    assert state.plan is not None
-    silent_s = report.age_s if report else now_s - state.reported_s if state.reported_s is not None else 0.0
-    if silent_s <= settings.stale_after_s or settings.limits.pin is not None or settings.limits.paused:
-        return state, replace(state.plan, changes=())
-    applied = report.added.table if report else state.plan.table
-    static = _static(settings)
-    reason = f"the last report is {silent_s:.1f} s old; K = {static} as configured"
-    forecast = state.forecast(settings, now_s)
-    return publish_uniform(state, static, Mode.FALLBACK, reason, Cause.STALE, forecast, applied)
-
-
-def _adopted(state: DepthState, report: StepReport | None, settings: DepthSettings) -> DepthState:
+def _adopted(state: DepthState, table: DepthTable, settings: DepthSettings) -> DepthState:
     """Start from what the replica applies now: a tuner that was lost and comes back changes nothing by that."""
-    table = report.added.table if report else DepthTable(0, (settings.depth_static,))
     ranges = tuple(
         replace(one, depth=_on_ladder(table.depth_at(batches.at), settings))
         for one, batches in zip(state.ranges, batch_ranges(settings.batch_max), strict=True)

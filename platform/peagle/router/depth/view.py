@@ -6,6 +6,7 @@ from peagle.router.depth.ladder import depth_ladder
 from peagle.router.depth.plan import DepthChange, DepthPlan
 from peagle.router.depth.settings import DepthSettings
 from peagle.router.depth.state import DepthState
+from peagle.router.snapshot import RequestRates
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +121,18 @@ def view(state: DepthState, settings: DepthSettings, now_s: float) -> DepthView:
     )
 
 
-def request_tokens_per_s(state: DepthState, settings: DepthSettings, now_s: float) -> tuple[float, ...]:
-    """Predict the tokens/s of one request at each batch size under the present plan; index 0 is no batch at all.
+def request_tokens_per_s(state: DepthState, settings: DepthSettings, now_s: float) -> RequestRates:
+    """Predict the tokens/s of one request under the present plan, at the batch size that stands for each range.
 
-    Empty before the first step was measured: the prior alone says nothing of this machine.
+    None before the first step was measured: the prior alone says nothing of this machine.
     """
     if state.plan is None or not state.cost.steps:
-        return ()
+        return RequestRates()
     forecast = state.forecast(settings, now_s)
-    rates = [0.0]
-    for index, batches in enumerate(forecast.ranges):
-        rate = forecast.tokens_per_s(index, state.plan.table.depth_at(batches.at)) / batches.at
-        rates.extend([rate] * (batches.last - batches.first + 1))
-    return tuple(rates)
+    depth_at = state.plan.table.depth_at
+    return RequestRates.of(
+        {
+            batches.at: forecast.tokens_per_s(index, depth_at(batches.at)) / batches.at
+            for index, batches in enumerate(forecast.ranges)
+        }
+    )

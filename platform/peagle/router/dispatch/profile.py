@@ -139,7 +139,7 @@ def wait_s(request: RouteRequest, candidate: Candidate) -> float:
     if ahead <= 0:
         return prefill_s
     batch = seen.max_running_requests
-    place_s = _seconds(ahead * seen.output_tokens_mean, batch * seen.request_tokens_per_s_at(batch))
+    place_s = _seconds(ahead * seen.output_tokens_mean, batch * seen.request_tokens_per_s.at(batch))
     return max(prefill_s, place_s)
 
 
@@ -162,8 +162,8 @@ def decode_s(request: RouteRequest, candidate: Candidate) -> float:
         return math.inf
     batch = min(candidate.requests + 1, seen.max_running_requests)
     now = min(request.output_tokens, seen.output_tokens_mean / 2) if seen.output_tokens_mean else request.output_tokens
-    alone_s = _seconds(request.output_tokens - now, seen.request_tokens_per_s_at(1))
-    return _seconds(now, seen.request_tokens_per_s_at(batch)) + alone_s
+    alone_s = _seconds(request.output_tokens - now, seen.request_tokens_per_s.at(1))
+    return _seconds(now, seen.request_tokens_per_s.at(batch)) + alone_s
 
 
 def in_flight_requests(request: RouteRequest, candidate: Candidate) -> float:

@@ -1,0 +1,20 @@
+"""Addresses of servers, as the command line takes them."""
+
+from peagle.errors import ConfigError
+
+
+def http_url(text: str) -> str:
+    """Return `text`, an address that can be asked.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    import httpx  # takes a while, and help has no use for it
+
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in ("http", "https") or not url.host or (url.port or 0) > 65_535:
+        raise ConfigError("URL", text, "it is no address of a server", "Write one such as http://127.0.0.1:8000.")
+    return text

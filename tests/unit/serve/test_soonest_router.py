@@ -1,0 +1,99 @@
+"""The request router under Serve's own routing: what it counts in flight is what Serve sends."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
+from ray.serve.request_router import PendingRequest
+
+from peagle.api.attempt import attempt_id
+from peagle.router.snapshot import ReplicaSnapshot, ReplicaState
+from peagle.serve import dispatch
+from peagle.serve.dispatch import SoonestRouter
+
+DEPLOYMENT = DeploymentID("m", "app")
+
+
+class Replica:
+    """As much of a running replica as routing reads."""
+
+    node_id, max_ongoing_requests = "node", 4
+
+    def __init__(self, name: str) -> None:
+        self.replica_id = ReplicaID(name, DEPLOYMENT)
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        return 0
+
+
+@pytest.fixture
+async def router(monkeypatch: pytest.MonkeyPatch) -> SoonestRouter:
+    monkeypatch.setattr(dispatch, "draining_nodes", lambda: SimpleNamespace(ids=frozenset()))
+    made = SoonestRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
+    made.initialize_state(model="m")
+    made._following = asyncio.create_task(asyncio.sleep(0))  # there is no Router to ask
+    made.update_replicas([Replica("a"), Replica("b")])
+    return made
+
+
+def pending(request_id: str, attempt: int = 0) -> PendingRequest:
+    metadata = RequestMetadata(request_id=request_id, internal_request_id=request_id)
+    body = SimpleNamespace(prompt="hello", request_id=attempt_id(request_id, attempt))
+    return PendingRequest(args=[body], kwargs={}, metadata=metadata)
+
+
+async def turns(until: Callable[[], bool] = lambda: False, most: int = 5) -> None:
+    """Let the loop turn until something holds, or so often."""
+    for _ in range(most):
+        if until():
+            return
+        await asyncio.sleep(0)
+
+
+async def test_a_request_is_in_flight_from_the_choice_to_its_end(router: SoonestRouter) -> None:
+    replica: Any = await router._choose_replica_for_request(pending("1"))
+    await turns()
+    assert router._dispatcher.where("1") == replica.replica_id.unique_id
+    router.on_request_completed(replica.replica_id, "1")
+    await turns()
+    assert router._dispatcher.open_requests == len(router._open) == 0
+
+
+async def test_a_client_that_leaves_as_its_replica_is_chosen_leaves_nothing_in_flight(router: SoonestRouter) -> None:
+    request = pending("1")
+    asked = asyncio.create_task(router._choose_replica_for_request(request))
+    await turns(request.future.done, most=1000)
+    assert not asked.done()
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    await turns()
+    assert router._dispatcher.open_requests == len(router._open) == 0
+
+
+async def test_a_client_that_leaves_while_nothing_can_take_its_request_leaves_nothing(router: SoonestRouter) -> None:
+    dead = [ReplicaSnapshot(name, 0.0, ReplicaState.DEAD) for name in router._dispatcher.fleet.replica_ids]
+    router._dispatcher.report(dead)
+    asked = asyncio.create_task(router._choose_replica_for_request(pending("1")))
+    await turns(lambda: bool(router._open), most=1000)
+    assert router._open
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    await turns()
+    assert router._dispatcher.open_requests == len(router._open) == 0
+
+
+async def test_each_try_at_a_request_goes_elsewhere_until_all_have_had_it(router: SoonestRouter) -> None:
+    asked = []
+    for attempt in range(3):
+        replica: Any = await router._choose_replica_for_request(pending("1", attempt))
+        await turns()
+        asked.append(replica.replica_id.unique_id)
+        router.on_request_completed(replica.replica_id, "1")
+        await turns()
+    assert set(asked[:2]) == {"a", "b"}
+    assert asked[2] in {"a", "b"}
+    assert router._dispatcher.open_requests == 0
