@@ -68,7 +68,9 @@ def serve(
     ] = None,
     traces_ratio: Annotated[
         float,
-        typer.Option(min=0.0, max=1.0, help="Share of requests traced, where the client's traceparent is silent."),
+        typer.Option(
+            min=0.0, max=1.0, help="Share of requests that are traced; a client's traceparent decides for its own."
+        ),
     ] = 1.0,
 ) -> None:
     """Serve models over an OpenAI-compatible API.

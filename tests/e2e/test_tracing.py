@@ -24,10 +24,10 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Served]:
-    """A platform that traces only what its client traces, and whose dispatcher may have a choice."""
+    """A platform that traces whatever its client does not decline, and whose dispatcher may have a choice."""
     folder = tmp_path_factory.mktemp("traced")
     deployment = write_deployment(folder, engine={"enforce_eager": True}, replicas={"min": 1, "max": 2})
-    with up(folder, deployment, arguments=["--traces-to", collector.url, "--traces-ratio", "0"]) as platform:
+    with up(folder, deployment, arguments=["--traces-to", collector.url]) as platform:
         yield platform
 
 
@@ -40,10 +40,8 @@ def post(served: Served, path: str, body: dict[str, Any], traceparent: str | Non
 
 
 def usage_of_chat(served: Served, traceparent: str | None) -> dict[str, Any]:
-    messages = [{"role": "user", "content": "def f(x):"}]
-    usage: dict[str, Any] = json.loads(post(served, "/v1/chat/completions", {"messages": messages}, traceparent))[
-        "usage"
-    ]
+    body = {"messages": [{"role": "user", "content": "def f(x):"}]}
+    usage: dict[str, Any] = json.loads(post(served, "/v1/chat/completions", body, traceparent))["usage"]
     return usage
 
 
@@ -55,13 +53,16 @@ def usage_of_stream(served: Served, traceparent: str | None) -> dict[str, Any]:
 
 
 def way_up(spans: list[Span], trace_id: str) -> list[Span]:
-    """vLLM's span of a trace, the span that it is a child of, and so on."""
+    """vLLM's span of a trace, the span that it is a child of, and so on, as far as they have come."""
     by_id = {span.span_id: span for span in spans if span.trace_id == trace_id}
-    (span,) = [span for span in by_id.values() if span.name == ENGINE]
-    way = [span]
-    while (parent := by_id.get(way[-1].parent_id)) is not None:
+    way = engines(list(by_id.values()))
+    while way and (parent := by_id.get(way[-1].parent_id)) is not None:
         way.append(parent)
     return way
+
+
+def engines(spans: list[Span]) -> list[Span]:
+    return [span for span in spans if span.name == ENGINE]
 
 
 @pytest.mark.parametrize(
@@ -73,9 +74,7 @@ def test_a_request_is_one_trace_from_the_client_to_the_engine(
 ) -> None:
     trace_id, client = secrets.token_hex(16), secrets.token_hex(8)
     usage = ask(traced, f"00-{trace_id}-{client}-01")
-    spans = collector.wait_for(
-        lambda spans: {ENGINE, f"POST {path}"} <= {span.name for span in spans if span.trace_id == trace_id}
-    )
+    spans = collector.wait_for(lambda spans: client in {span.parent_id for span in way_up(spans, trace_id)})
     engine, replica, dispatch, *rest = way_up(spans, trace_id)
     server = f"PeagleServer:{traced.model}"
     assert [span.name for span in (engine, replica, dispatch, *rest)] == [
@@ -97,13 +96,15 @@ def test_a_request_is_one_trace_from_the_client_to_the_engine(
     assert {span.service for span in spans} == {"peagle"}
 
 
-def test_a_client_decides_and_nothing_begins_in_the_middle(traced: Served, collector: Collector) -> None:
-    """Neither what a client does not trace, nor what Serve's processes say to each other."""
-    usage_of_chat(traced, None)
+def test_a_trace_begins_with_a_request_that_its_client_does_not_decline(traced: Served, collector: Collector) -> None:
+    """And with nothing else: neither in the middle of one, nor with what the platform's processes tell each other."""
     usage_of_chat(traced, f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00")
-    last = secrets.token_hex(16)
-    usage_of_chat(traced, f"00-{last}-{secrets.token_hex(8)}-01")
-    spans = collector.wait_for(lambda spans: any(span.trace_id == last and span.name == ENGINE for span in spans))
-    begun = [span.name for span in spans if not span.parent_id]
-    assert begun == []
-    assert len({span.trace_id for span in spans if span.name == ENGINE}) == sum(span.name == ENGINE for span in spans)
+    asked = len(engines(collector.spans))
+    usage_of_chat(traced, None)
+    spans = collector.wait_for(lambda spans: any(not span.parent_id for span in spans) and len(engines(spans)) > asked)
+    (begun,) = [span for span in spans if not span.parent_id]
+    assert begun.name == "POST /v1/chat/completions"
+    spans = collector.wait_for(lambda spans: begun in way_up(spans, begun.trace_id))
+    assert len(engines(spans)) == asked + 1
+    ways = [way_up(spans, trace_id) for trace_id in {span.trace_id for span in spans}]
+    assert sum(map(len, ways)) == len(spans), [(span.name, span.trace_id) for span in spans]
