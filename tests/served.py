@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,13 +145,15 @@ def _stop_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def start(folder: Path, deployment: Path, port: int | None = None, replicas: int = 1) -> Served:
-    """Start `peagle serve` on `deployment`; its state and output go under `folder`."""
+def start(
+    folder: Path, deployment: Path, port: int | None = None, replicas: int = 1, arguments: Sequence[str] = ()
+) -> Served:
+    """Start `peagle serve` on `deployment` with more `arguments`; its state and output go under `folder`."""
     port = port or free_port()
     output = folder / "output.txt"
     with output.open("wb") as sink:
         process = subprocess.Popen(
-            [str(Path(sys.executable).with_name("peagle")), "serve", str(deployment), "--port", str(port)],
+            [str(Path(sys.executable).with_name("peagle")), "serve", str(deployment), "--port", str(port), *arguments],
             stdout=sink,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -163,9 +165,9 @@ def start(folder: Path, deployment: Path, port: int | None = None, replicas: int
 
 
 @contextmanager
-def up(folder: Path, deployment: Path, replicas: int = 1) -> Iterator[Served]:
+def up(folder: Path, deployment: Path, replicas: int = 1, arguments: Sequence[str] = ()) -> Iterator[Served]:
     """A platform that is ready; stopped as a user would stop it, with no process left."""
-    platform = start(folder, deployment, replicas=replicas)
+    platform = start(folder, deployment, replicas=replicas, arguments=arguments)
     try:
         platform.wait_until_ready()
         yield platform

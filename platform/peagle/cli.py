@@ -60,6 +60,21 @@ def serve(
             resolve_path=True,
         ),
     ] = None,
+    traces_to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Collector to send OpenTelemetry spans to: http://collector:4317 for gRPC, or "
+            "http://collector:4318/v1/traces for HTTP. OTEL_EXPORTER_OTLP_TRACES_PROTOCOL (grpc or http/protobuf) "
+            "decides; where it is not set, a path or port 4318 says HTTP. No spans by default.",
+        ),
+    ] = None,
+    traces_ratio: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="Share of requests that are traced; a client's traceparent decides for its own."
+        ),
+    ] = 1.0,
 ) -> None:
     """Serve models over an OpenAI-compatible API.
 
@@ -71,7 +86,8 @@ def serve(
     from peagle.serve import launch
 
     api = {"cors_origins": cors_origin or [], "keys_file": str(keys_file) if keys_file else None}
-    raise typer.Exit(launch.run(files, host=host, port=port, api=api, address=address))
+    traces = (traces_to, traces_ratio) if traces_to is not None else None
+    raise typer.Exit(launch.run(files, host=host, port=port, api=api, address=address, traces=traces))
 
 
 @app.command()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from peagle.tracing import EXPORTER, environment
 from rendered_chart import CHART, FULLNAME, MINIMAL, Rendered, at, laid_over, render, schema
 
 ABSENT = object()
@@ -39,6 +40,7 @@ ROUTE = {"gatewayRoute": {"enabled": True, "gateway": {"name": "g"}}}
 MONITORS = at("monitoring.podMonitors.enabled", True)
 ALERTS, DASHBOARDS = at("monitoring.alerts.enabled", True), at("monitoring.dashboards.enabled", True)
 BOARDS = sorted(path.stem for path in (CHART / "files" / "dashboards").glob("*.json"))
+TRACED = at("tracing.endpoint", "http://collector:4317")
 SCALED = at("autoscaling.enabled", True)
 PEERS = [{"podSelector": {"matchLabels": {"a": "b"}}}]
 RESOURCES = {"requests": {"cpu": "3", "memory": "3Gi"}, "limits": {"memory": "3Gi"}}
@@ -112,6 +114,12 @@ GENERAL = (
     Knob("drain.watcher.enabled", False, "names Deployment ClusterRole ClusterRoleBinding Role RoleBinding", []),
     Knob("drain.watcher.resources", LIMITS,
          "Deployment/-drain spec template spec containers 0 resources limits memory", "3Gi"),
+    Knob("tracing.endpoint", "http://c:4317", "env OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
+    Knob("tracing.endpoint", "http://c:4317", "env RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH", EXPORTER),
+    Knob("tracing.endpoint", "", "env RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH", ABSENT),
+    Knob("tracing.protocol", "http/protobuf", "env OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+         given=at("tracing.endpoint", "http://c:4318/v1/traces")),
+    Knob("tracing.samplingRatio", 0.5, "env OTEL_TRACES_SAMPLER_ARG", "0.5", TRACED),
     Knob("tests.timeoutSeconds", 7, "Pod/-test spec containers 0 args 1", "7"),
 )  # fmt: skip
 
@@ -201,6 +209,9 @@ ACCESS = (
     Knob("networkPolicy.download", PEERS, "NetworkPolicy/-ray spec egress 1 to"),
     Knob("networkPolicy.control", PEERS, "NetworkPolicy/-drain spec egress 1 to"),
     Knob("networkPolicy.control", PEERS, "NetworkPolicy/-head spec egress 1 to", given=SCALED),
+    Knob("networkPolicy.collector", PEERS, "NetworkPolicy/-ray spec egress 2 to", given=TRACED),
+    Knob("networkPolicy.collector", [], "NetworkPolicy/-ray spec egress 2 to", ABSENT, TRACED),
+    Knob("tracing.endpoint", "https://[fd00::1]:4317", "NetworkPolicy/-ray spec egress 2 ports 0 port", 4317),
     Knob("monitoring.podMonitors.enabled", True, "names PodMonitor", [f"{FULLNAME}-head", f"{FULLNAME}-worker"]),
     Knob("monitoring.podMonitors.interval", "7s", "PodMonitor/-worker spec podMetricsEndpoints 0 interval",
          given=MONITORS),
@@ -282,3 +293,10 @@ def test_every_value_that_a_template_reads_is_in_the_schema() -> None:
     }
     assert len(read) > 50
     assert {path for path in read if not resolves(path)} == set()
+
+
+def test_the_chart_traces_as_peagle_serve_does() -> None:
+    url = "http://collector:4318/v1/traces"
+    settings = {"endpoint": url, "protocol": "http/protobuf", "samplingRatio": 0.25}
+    traced, plain = render(laid_over(MINIMAL, {"tracing": settings})), render(MINIMAL)
+    assert dict(traced.env.items() - plain.env.items()) == environment(url, 0.25, {})

@@ -78,6 +78,14 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
     "an Ingress without its host": (
         at("ingress", {"enabled": True, "host": ""}), "ingress.host is empty while ingress.enabled is true"
     ),
+    "spans over gRPC to a path": (
+        at("tracing.endpoint", "http://c:4318/v1/traces"),
+        "tracing.endpoint is http://c:4318/v1/traces, and gRPC knows no path. Write tracing.protocol: http/protobuf",
+    ),
+    "spans over HTTP to no path": (
+        at("tracing", {"endpoint": "http://c:4318", "protocol": "http/protobuf"}),
+        "tracing.endpoint is http://c:4318, without the path that spans are posted to. Add it",
+    ),
 }  # fmt: skip
 
 
@@ -112,6 +120,8 @@ FIELDS: dict[str, tuple[Mapping[str, Any], str]] = {
     "a digest that is none": (at("image.digest", "sha256:1"), "/image/digest"),
     "an unknown choice": (at("gcs.store", "memory"), "/gcs/store"),
     "a setting of the API that there is not": (at("api.max_body", 1), "/api"),
+    "a collector without its port": (at("tracing.endpoint", "http://collector"), "/tracing/endpoint"),
+    "a share beyond all requests": (at("tracing.samplingRatio", 1.5), "/tracing/samplingRatio"),
     "a name too long for KubeRay": (at("fullnameOverride", "x" * 41), "/fullnameOverride"),
 }
 

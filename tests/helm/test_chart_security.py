@@ -169,6 +169,13 @@ def test_the_network_is_open_for_what_is_needed(
     assert allowed(closed, labels_of(closed, source), labels_of(closed, target), port) is open_
 
 
+@pytest.mark.parametrize("endpoint", ["", "http://collector.tracing:4317"])
+def test_ray_pods_reach_a_collector_only_where_there_is_one(endpoint: str) -> None:
+    opened = render(laid_over(MINIMAL, at("tracing.endpoint", endpoint))).policy("ray")["egress"]
+    assert ({"ports": [{"port": 4317, "protocol": "TCP"}]} in opened) is bool(endpoint)
+    assert len(opened) == (3 if endpoint else 2)
+
+
 def test_the_network_is_closed_to_every_pod_of_the_release_by_default(closed: Rendered) -> None:
     deny = closed.policy("deny")
     assert deny["policyTypes"] == ["Ingress", "Egress"]

@@ -42,6 +42,17 @@ imagePullSecrets:
   "XDG_CACHE_HOME" "/var/cache/peagle"
   "HF_HOME" "/var/cache/peagle/huggingface"
 -}}
+{{- with $values.tracing.endpoint }}
+{{- $env = merge $env (dict
+  "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" .
+  "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL" $values.tracing.protocol
+  "OTEL_SERVICE_NAME" "peagle"
+  "OTEL_TRACES_SAMPLER" "parentbased_traceidratio"
+  "OTEL_TRACES_SAMPLER_ARG" (toString $values.tracing.samplingRatio)
+  "RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH" "peagle.tracing:processors"
+  "RAY_SERVE_TRACING_SAMPLING_RATIO" "0"
+) }}
+{{- end }}
 {{- range $name, $value := $values.env }}{{- $_ := set $env $name $value }}{{- end -}}
 {{- range $name, $value := .env }}{{- $_ := set $env $name $value }}{{- end -}}
 {{- range $name, $value := $env }}

@@ -9,6 +9,7 @@ fix. What one field alone can have wrong is the schema's business.
   (include "peagle.problems.groups" . | fromYamlArray)
   (include "peagle.problems.storage" . | fromYamlArray)
   (include "peagle.problems.access" . | fromYamlArray)
+  (include "peagle.problems.tracing" . | fromYamlArray)
 -}}
 {{- if $problems -}}
 {{- fail (printf "these values cannot work:\n  %s" (join "\n  " $problems)) -}}
@@ -133,5 +134,16 @@ fix. What one field alone can have wrong is the schema's business.
 {{- end }}
 {{- if and .Values.ingress.enabled (not .Values.ingress.host) }}
 - "ingress.host is empty while ingress.enabled is true. Name the host that clients ask for."
+{{- end }}
+{{- end -}}
+
+{{- define "peagle.problems.tracing" -}}
+{{- with .Values.tracing }}
+{{- $path := (urlParse .endpoint).path | trimAll "/" -}}
+{{- if and .endpoint $path (eq .protocol "grpc") }}
+- {{ printf "tracing.endpoint is %s, and gRPC knows no path. Write tracing.protocol: http/protobuf, or take the path away." .endpoint | quote }}
+{{- else if and .endpoint (not $path) (eq .protocol "http/protobuf") }}
+- {{ printf "tracing.endpoint is %s, without the path that spans are posted to. Add it: /v1/traces for most collectors." .endpoint | quote }}
+{{- end }}
 {{- end }}
 {{- end -}}

@@ -12,6 +12,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peagle.api.reply import SERVER_ERROR, ErrorReply, from_status, overloaded
+from peagle.tracing import is_on, request_tracer
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +27,13 @@ _PROXY_PATHS, _HEALTH = "/-/", "/-/healthz"
 
 
 def middlewares() -> list[Middleware]:
-    """What Serve's proxy is wrapped in."""
-    return [Middleware(Edge)]
+    """What Serve's proxy is wrapped in, the outermost last."""
+    if not is_on():
+        return [Middleware(Edge)]
+    # Imported here: it imports OpenTelemetry.
+    from peagle.api.traced import Traced
+
+    return [Middleware(Edge), Middleware(Traced, tracer=request_tracer())]
 
 
 class Edge:

@@ -7,12 +7,13 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ray import serve
+from ray.serve._private.tracing_utils import is_span_recording, set_span_attributes
 from ray.serve.handle import DeploymentHandle
-from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
 from peagle.api.attempt import client_request
 from peagle.router.dispatch import Dispatcher, DispatcherReport, FleetNews, Route, Shed, ShedReason
@@ -32,6 +33,15 @@ SENT_REMEMBERED = 4096
 """Requests whose replicas are remembered for a retry: more than one process has open."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A request that is not over, Serve's future of its replica, and why the last decision went as it did."""
+
+    request: RouteRequest
+    future: asyncio.Future[Any]
+    reason: str
+
+
 class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
     """Sends each request to the replica that is expected to finish it first; see `peagle.router.dispatch`.
 
@@ -46,7 +56,7 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         self._draining = draining_nodes()
         self._members: frozenset[str] = frozenset()
         self._usual_output_tokens: float = OUTPUT_TOKENS
-        self._open: dict[str, asyncio.Future[Any]] = {}
+        self._open: dict[str, _Open] = {}
         self._sent_to: dict[str, frozenset[str]] = {}
         self._decisions: Counter[str] = Counter()
         self._handle: DeploymentHandle | None = None
@@ -86,10 +96,14 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
         except asyncio.CancelledError:
             # Serve sends it nowhere and tells nobody, even where a replica was chosen in this very turn of the loop.
-            request_id = pending_request.metadata.internal_request_id
-            self._dispatcher.ended(request_id)
-            self._open.pop(request_id, None)
+            self._forget(pending_request.metadata.internal_request_id)
             raise
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
+        # Unlike a decision, this runs in the request's own context, whose span is Serve's span of this try.
+        request = self._open.get(pending_request.metadata.internal_request_id)
+        if request is not None and is_span_recording():
+            set_span_attributes(route_attributes(request.request, replica_id.unique_id, request.reason))
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         # Called from a thread of Ray's; the dispatcher belongs to the loop.
@@ -100,6 +114,10 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         self._dispatcher.ended(request_id, at=replica_id)
         if self._dispatcher.where(request_id) is None:
             self._open.pop(request_id, None)
+
+    def _forget(self, request_id: str) -> None:
+        self._dispatcher.ended(request_id)
+        self._open.pop(request_id, None)
 
     def _dispatch(self, pending: PendingRequest) -> tuple[str, ...]:
         """Decide; return the replicas to try in turn, none where the request has to wait."""
@@ -116,26 +134,31 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         waits = not isinstance(decision, Route)
         if not waits or request.request_id not in self._open:
             self._decisions[f"{'wait-' if waits else ''}{decision.reason}"] += 1
-        self._remember(request, pending.future, client)
+        self._remember(_Open(request, pending.future, decision.reason), client)
         return decision.ranked if isinstance(decision, Route) else ()
 
     def _decide(self, request: RouteRequest) -> Route | Shed:
         return self._dispatcher.dispatch(request, time.monotonic(), random.getrandbits(DRAW_BITS))
 
-    def _remember(self, request: RouteRequest, future: "asyncio.Future[Any]", client: str) -> None:
+    def _remember(self, new: _Open, client: str) -> None:
         """Keep an open request until it is over, or given up before it was sent."""
+        request = new.request
 
         def settled(future: "asyncio.Future[Any]") -> None:
-            if self._open.get(request.request_id) is not future:
+            known = self._open.get(request.request_id)
+            if known is None or known.future is not future:
                 return  # given up
-            # Serve may have found the first choice full.
-            replica_id = future.result().replica_id.unique_id
-            self._dispatcher.moved(request, replica_id, time.monotonic())
-            self._note_sent(client, request.tried | {replica_id})
+            if future.cancelled() or future.exception() is not None:
+                self._forget(request.request_id)
+            else:  # Serve may have found the first choice full
+                replica_id = future.result().replica_id.unique_id
+                self._dispatcher.moved(request, replica_id, time.monotonic())
+                self._note_sent(client, request.tried | {replica_id})
 
-        if self._open.get(request.request_id) is not future:  # Serve gives a request that was refused a new one
-            future.add_done_callback(settled)
-        self._open[request.request_id] = future
+        known = self._open.get(request.request_id)
+        if known is None or known.future is not new.future:  # Serve gives a request that was refused a new one
+            new.future.add_done_callback(settled)
+        self._open[request.request_id] = new
 
     def _note_sent(self, client: str, replica_ids: frozenset[str]) -> None:
         """Remember who had a client's request, should it come again; the oldest are forgotten."""
@@ -174,6 +197,15 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             response.cancel()  # or Serve would keep it for a Router to come
             raise
         return news
+
+
+def route_attributes(request: RouteRequest, replica_id: str, reason: str) -> dict[str, Any]:
+    """What the span of one try tells of its decision: who has it, why, and who has failed it before."""
+    return {
+        "peagle.dispatch.replica_id": replica_id,
+        "peagle.dispatch.reason": reason,
+        "peagle.dispatch.tried": sorted(request.tried),
+    }
 
 
 def _ids(replicas: Iterable[RunningReplica]) -> Iterable[str]:

@@ -1,14 +1,17 @@
 """Ray Serve LLM's engine, with what Ray 2.60 loses on the way to vLLM 0.29. Importing this module imports vLLM."""
 
+import os
 from typing import Any
 
 from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
+
+from peagle import tracing
 
 EXECUTOR = "distributed_executor_backend"
 
 
 class PeagleEngine(VLLMEngine):  # type: ignore[misc]  # Ray ships no types
-    """An engine that runs its model where its arguments say, and finds vLLM's tokenizer endpoints."""
+    """An engine that runs its model where its arguments say, finds vLLM's tokenizer endpoints, and traces requests."""
 
     def _prepare_engine_config(self, callback_ctx: Any) -> Any:
         arguments, frontend, config = super()._prepare_engine_config(callback_ctx)
@@ -20,6 +23,10 @@ class PeagleEngine(VLLMEngine):  # type: ignore[misc]  # Ray ships no types
 
     async def start(self) -> None:
         await super().start()
+        if tracing.is_on():
+            # As an engine argument it would have vLLM set up a second exporter, which gets nothing beside Serve's.
+            self._engine_client.observability_config.otlp_traces_endpoint = os.environ.get(tracing.ENDPOINT, "")
+            self._engine_client.output_processor.tracing_enabled = True
         if getattr(self, "_oai_serving_tokenization", None) is None:
             # Ray looks for it under the name it had before vLLM 0.29.
             self._oai_serving_tokenization = getattr(self._app_state, "serving_tokenization", None)

@@ -14,9 +14,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from peagle import tracing
 from peagle.api.settings import ApiSettings
 from peagle.config import Deployment
-from peagle.errors import StartupError
+from peagle.errors import ConfigError, StartupError
 from peagle.serve import cluster, processes
 from peagle.serve.arguments import read_deployments, read_settings
 from peagle.serve.diagnosis import root_cause_in
@@ -66,6 +67,7 @@ def run(
     port: int = DEFAULT_PORT,
     api: ApiSettings | Mapping[str, Any] | None = None,
     address: str | None = None,
+    traces: tuple[str, float] | None = None,
 ) -> int:
     """Serve deployment files until Ctrl-C or SIGTERM.
 
@@ -75,6 +77,7 @@ def run(
         port: Port to listen on.
         api: HTTP settings, or their fields.
         address: A running Ray cluster to deploy to; without one a cluster is started here and ends with this call.
+        traces: Where spans go, and the share of requests that are traced; see `peagle.tracing.environment`.
 
     Returns:
         The process's exit status: 0 after a requested stop.
@@ -85,9 +88,11 @@ def run(
     """
     deployments = read_deployments([str(path) for path in paths])
     settings = read_settings(api)
+    spans = trace_environment(traces, address)
     if address is None:
         check_machine(deployments, host, port)
     cluster.prepare_environment()
+    os.environ.update(spans)
     processes.adopt_orphans()
     signals = StopSignals(force=_end_now)
     with Terminal(log_path(port)) as terminal:
@@ -106,6 +111,23 @@ def run(
                 processes.end_descendants(PATIENCE_S)
                 agents_path(port).unlink(missing_ok=True)
     return 0
+
+
+def trace_environment(traces: tuple[str, float] | None, address: str | None) -> dict[str, str]:
+    """The variables by which the cluster's processes trace; none without `traces`.
+
+    Raises:
+        ConfigError: No spans can be sent there, or the cluster's processes have their environment already.
+    """
+    if traces is None:
+        return {}
+    url, ratio = traces
+    found = tracing.environment(url, ratio, os.environ)
+    if address is not None:
+        told = " ".join(f"{name}={value}" for name, value in found.items())
+        problem = f"the cluster at {address} has an environment of its own"
+        raise ConfigError("--traces-to", url, problem, f"Start its nodes with {told}, and leave the option out.")
+    return found
 
 
 def _start(

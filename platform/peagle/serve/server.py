@@ -9,11 +9,13 @@ from typing import Any
 
 from ray import serve
 from ray.llm._internal.common.callbacks.base import CallbackBase
+from ray.llm._internal.serve.core.protocol import RawRequestInfo
 from ray.serve.handle import DeploymentHandle
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import LLMServer
 from ray.util import get_node_ip_address
 
+from peagle import tracing
 from peagle.config import Deployment
 from peagle.router.depth import DepthPlan, StandingLimits
 from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats
@@ -129,7 +131,14 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         ):
             pass
 
-    async def _run_request(self, *args: Any, **options: Any) -> AsyncGenerator[Any, None]:
+    async def _run_request(
+        self, *args: Any, raw_request_info: RawRequestInfo | None = None, **options: Any
+    ) -> AsyncGenerator[Any, None]:
+        if tracing.is_on():
+            headers = dict(raw_request_info.headers) if raw_request_info else {}
+            tracing.continue_in(headers)  # Serve's span of this replica, rather than the request's first one
+            raw_request_info = RawRequestInfo(headers=headers)
+        options["raw_request_info"] = raw_request_info
         return self._while_alive(await super()._run_request(*args, **options))
 
     async def _while_alive(self, replies: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:

@@ -1,0 +1,85 @@
+"""A collector of OpenTelemetry spans over OTLP/HTTP, in this process."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a test looks at; ids are hexadecimal."""
+
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    attributes: dict[str, Any]
+    service: str
+
+
+@dataclass
+class Collector:
+    """Spans in the order in which they came. `url` is what to send them to."""
+
+    url: str = ""
+    spans: list[Span] = field(default_factory=list)
+
+    def wait_for(self, what: Callable[[list[Span]], bool]) -> list[Span]:
+        """Return all spans once `what` holds of them; they come in batches, some seconds after they ended."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not what(self.spans):
+            assert time.monotonic() < deadline, [(span.name, span.trace_id) for span in self.spans]
+            time.sleep(0.2)
+        return list(self.spans)
+
+
+def _spans(request: ExportTraceServiceRequest) -> Iterator[Span]:
+    for resource in request.resource_spans:
+        service = next(each.value.string_value for each in resource.resource.attributes if each.key == "service.name")
+        for scope in resource.scope_spans:
+            for span in scope.spans:
+                attributes = {each.key: _plain(each.value) for each in span.attributes}
+                ids = span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()
+                yield Span(span.name, *ids, attributes, service)
+
+
+def _plain(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [_plain(each) for each in value.array_value.values]
+    return getattr(value, kind) if kind else None
+
+
+@contextmanager
+def collecting() -> Iterator[Collector]:
+    collector = Collector()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            collector.spans += _spans(ExportTraceServiceRequest.FromString(body))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    collector.url = f"http://127.0.0.1:{server.server_port}/v1/traces"
+    try:
+        yield collector
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
