@@ -57,6 +57,9 @@ def serve(
             resolve_path=True,
         ),
     ] = None,
+    metrics: Annotated[
+        bool, typer.Option("--metrics/--no-metrics", help="Count and time requests; /metrics has the figures.")
+    ] = True,
 ) -> None:
     """Serve models over an OpenAI-compatible API.
 
@@ -67,7 +70,8 @@ def serve(
     """
     from peagle.serve import launch
 
-    api = {"cors_origins": cors_origin or [], "keys_file": str(keys_file) if keys_file else None}
+    keys = str(keys_file) if keys_file else None
+    api = {"cors_origins": cors_origin or [], "keys_file": keys, "metrics": metrics}
     raise typer.Exit(launch.run(files, host=host, port=port, api=api, address=address))
 
 
