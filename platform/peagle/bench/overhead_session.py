@@ -121,7 +121,7 @@ async def _measure(job: OverheadJob, journal: Journal, folder: Path, terminal: T
     processes.adopt_orphans()
     servers: list[Server] = []
     try:
-        _start(job, servers, folder / LOGS, terminal)
+        await _start(job, servers, folder / LOGS, terminal)
         journal.sit(Sitting(load_before, await _idle_cores(servers, terminal)))
         async with AsyncExitStack() as stack:
             subjects = {}
@@ -145,13 +145,13 @@ async def _measure(job: OverheadJob, journal: Journal, folder: Path, terminal: T
             processes.end_descendants(PATIENCE_S)
 
 
-def _start(job: OverheadJob, servers: list[Server], logs: Path, terminal: Terminal) -> None:
+async def _start(job: OverheadJob, servers: list[Server], logs: Path, terminal: Terminal) -> None:
     """Append each side's server to `servers`, so that a failure leaves those that did start to be stopped."""
     for number, side in enumerate(job.sides, start=1):
         with terminal.stage(f"Start server {number} of {len(job.sides)}: {side.name}"):
             server = Server.start(side, job.deployment, logs)
             servers.append(server)
-            server.wait_until_ready()
+            await server.wait_until_ready()
 
 
 async def _idle_cores(servers: Sequence[Server], terminal: Terminal) -> float:

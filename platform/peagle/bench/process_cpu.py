@@ -16,8 +16,8 @@ _ROLES = tuple(
     for pattern, role in (
         (r"^VLLM::EngineCore", "engine core"),
         (r"^VLLM::", "engine worker"),
-        (r"^ray::ServeReplica:.*:Ingress\b", "ingress"),
-        (r"^ray::ServeReplica:.*:Router\b", "Router"),
+        (r"^ray::ServeReplica:[^:]*:Ingress([. ]|$)", "ingress"),
+        (r"^ray::ServeReplica:[^:]*:Router([. ]|$)", "Router"),
         (r"^ray::ServeReplica:", "model replica"),
         (r"^ray::ProxyActor", "Serve's proxy"),
         (r"^ray::ServeController", "Serve's controller"),

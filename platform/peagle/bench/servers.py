@@ -1,5 +1,6 @@
 """The servers that `peagle bench overhead` holds against each other, each with all its processes below one."""
 
+import asyncio
 import json
 import os
 import signal
@@ -100,7 +101,9 @@ class Server:
         log = folder / f"{side.name}.log"
         given = environment(deployment, list(os.sched_getaffinity(0)))
         if side.name == VLLM:
-            command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags(engine_settings(deployment))]
+            arguments = engine_settings(deployment)
+            del arguments["disable_log_stats"]  # off is how the server starts, and it has no flag that says so
+            command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags(arguments)]
             command += ["--host", HOST, "--port", str(port)]
         else:
             file = folder / "deployment.yaml"
@@ -121,13 +124,13 @@ class Server:
             )
         return cls(side, process, f"http://{HOST}:{port}", log)
 
-    def wait_until_ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         """Raises StartupError where it ends, or does not answer in time."""
         deadline = time.monotonic() + START_S
         while not self._is_well():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise StartupError(f"{self.side.name} did not start ({self._last_word()})", f"{self.log} says more.")
-            time.sleep(POLL_S)
+            await asyncio.sleep(POLL_S)
 
     def _is_well(self) -> bool:
         try:
