@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from peagle.bench.journal import RESULT
-from peagle.bench.overhead_report import overhead_markdown, overhead_table, verdict_line
+from peagle.bench.overhead_report import busy_line, overhead_markdown, overhead_table, verdict_line
 from peagle.bench.report import best_line, fastest_line, markdown, result_table, shifting_line
 from peagle.errors import ConfigError
 from peagle.serve.terminal import Terminal
@@ -31,6 +31,7 @@ def write_results(result: Mapping[str, Any], folder: Path, terminal: Terminal) -
 def write_overhead(result: Mapping[str, Any], folder: Path, terminal: Terminal) -> None:
     """The same of a comparison of servers."""
     lines = [verdict_line(row) for row in result["verdicts"]]
+    lines += filter(None, [busy_line(result["hardware"])])
     table = overhead_table(result["rows"])
     _write(result, folder, terminal, _Form(overhead_markdown, "overhead_plots", table, lines))
 

@@ -12,6 +12,9 @@ from peagle.bench.report import markdown_table, median_cell, spread_cell
 from peagle.bench.rows import PERCENTILES, Row
 from peagle.bench.servers import UNMETERED, VLLM
 
+BUSY_LOAD_RATIO = 0.25
+"""Load for each core, before the start, above which others decide what is measured."""
+
 _PROMISES = {
     "throughput_ratio": ("{} of vllm's output tokens/s", "{:.3f}"),
     "ttft_added_ms": ("{} ms added to the median TTFT", "{:.1f}"),
@@ -44,6 +47,17 @@ def overhead_table(rows: Sequence[Row]) -> Table:
     return table
 
 
+def busy_line(hardware: Mapping[str, Any]) -> str | None:
+    """What a reader has to know of a machine that had other work; None of one that had none."""
+    load, cores = hardware["load_before"], hardware["cores"]
+    if load <= BUSY_LOAD_RATIO * cores:
+        return None
+    return (
+        f"The machine was busy (load {load} on {cores} cores): how its scheduler shares cores out between processes, of "
+        "which the platform has more, weighs as much as what a side needs of them. Measure on an idle one."
+    )
+
+
 def verdict_line(row: Row) -> str:
     """One row of `verdict_rows` in words."""
     words, form = _PROMISES[row["promise"]]
@@ -67,6 +81,7 @@ def overhead_markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -
         "",
         *(f"- {verdict_line(row)}" for row in result["verdicts"]),
         "",
+        *([busy, ""] if (busy := busy_line(result["hardware"])) else []),
         *markdown_table(_HEADINGS, [_cells(row) for row in result["rows"]]),
         "",
         *chain.from_iterable((f"![{name.partition('.')[0].replace('_', ' ')}]({name})", "") for name in pictures),

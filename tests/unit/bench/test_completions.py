@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def test_parts_that_arrive_together_are_one_output() -> None:
 def test_wherever_the_stream_is_cut_the_answer_is_the_same(cuts: list[int]) -> None:
     stream = b"".join(WHOLE)
     places = [0, *sorted(cuts), len(stream)]
-    chunks = [(float(end), stream[start:end]) for start, end in zip(places, places[1:], strict=False)]
+    chunks = [(float(end), stream[start:end]) for start, end in pairwise(places)]
     reply = read_reply(chunks)
     assert reply is not None
     assert (reply.text, reply.tokens) == ("".join(PIECES), 7)
@@ -101,7 +102,7 @@ async def test_a_completion_is_streamed_with_usage_and_a_salt_for_the_prompt_cac
 
 async def test_an_error_and_a_missing_server_are_said_in_a_line() -> None:
     async with client(busy) as (completions, _):
-        with pytest.raises(StartupError, match="429: .*no room"):
+        with pytest.raises(StartupError, match=r"429: .*no room"):
             await completions.ask("import", "salt")
         with pytest.raises(StartupError, match="failed under load"):
             await completions.count_tokens("import")

@@ -17,7 +17,7 @@ from peagle.bench.difference import difference
 from peagle.bench.journal import JOURNAL
 from peagle.bench.options import LoadOptions, OverheadOptions
 from peagle.bench.overhead import CLIENT, SCRAPE_EVERY_S, Passes, Run, select_texts
-from peagle.bench.overhead_report import overhead_markdown, overhead_table, verdict_line
+from peagle.bench.overhead_report import busy_line, overhead_markdown, overhead_table, verdict_line
 from peagle.bench.overhead_rows import overhead_rows, verdict_rows
 from peagle.bench.overhead_session import OverheadJob, compare_servers
 from peagle.bench.process_cpu import Reading
@@ -100,6 +100,11 @@ def test_the_table_fits_a_terminal_of_80_columns() -> None:
         console.print(overhead_table(overhead_rows(runs(), 7)))
     assert "peagle-unmetered" in shown.get()
     assert "…" not in shown.get()
+
+
+def test_a_machine_with_other_work_is_no_place_to_measure_on() -> None:
+    assert busy_line({"load_before": 0.4, "cores": 2}) is None
+    assert "load 8 on 2 cores" in str(busy_line({"load_before": 8, "cores": 2}))
 
 
 @dataclass
@@ -285,10 +290,10 @@ def test_what_cannot_be_measured_is_said_before_anything_starts(change: dict[str
         OverheadJob.of(deployment(), OverheadOptions(**options))
 
 
-async def test_a_server_that_ends_at_once_is_named_with_its_last_word(tmp_path: Path) -> None:
+def test_a_server_that_ends_at_once_is_named_with_its_last_word(tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
     log.write_text("loading\nValueError: no such dtype\n")
     process = subprocess.Popen(["true"])
     process.wait()
-    with pytest.raises(StartupError, match="vllm did not start .no such dtype"):
-        await Server(Side("vllm"), process, "http://127.0.0.1:1", log).wait_until_ready()
+    with pytest.raises(StartupError, match=r"vllm did not start \(no such dtype"):
+        asyncio.run(Server(Side("vllm"), process, "http://127.0.0.1:1", log).wait_until_ready())
