@@ -53,8 +53,8 @@ def busy_line(hardware: Mapping[str, Any]) -> str | None:
     if load <= BUSY_LOAD_RATIO * cores:
         return None
     return (
-        f"The machine was busy (load {load} on {cores} cores): how its scheduler shares cores out between processes, of "
-        "which the platform has more, weighs as much as what a side needs of them. Measure on an idle one."
+        f"The machine was busy (load {load} on {cores} cores): how its scheduler shares cores out between processes, "
+        "of which the platform has more, weighs as much as what a side needs of them. Measure on an idle one."
     )
 
 

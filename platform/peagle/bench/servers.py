@@ -107,6 +107,7 @@ class Server:
             command += ["--host", HOST, "--port", str(port)]
         else:
             file = folder / "deployment.yaml"
+            file.touch(mode=0o600)  # its environment may hold a secret
             file.write_text(yaml.safe_dump(deployment.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8")
             command = [sys.executable, "-m", "peagle.cli", "serve", str(file), "--port", str(port)]
             command += [] if side.is_counted else ["--no-metrics"]
@@ -134,7 +135,7 @@ class Server:
 
     def _is_well(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/health", timeout=10.0).status_code == 200
+            return httpx.get(f"{self.url}/health", timeout=10.0, trust_env=False).status_code == 200
         except httpx.TransportError:
             return False
 
