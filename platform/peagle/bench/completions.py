@@ -14,6 +14,9 @@ from peagle.errors import StartupError
 TIMEOUT_S = 300.0
 """Longest wait for the next bytes of an answer."""
 
+KEEP_ALIVE_S = 1.0
+"""How long a connection may idle: less than at any server, or a request would be sent as the server closes it."""
+
 Chunk = tuple[float, bytes]
 """Seconds from the request's start, and what came then."""
 
@@ -99,7 +102,9 @@ class Completions:
 def client_session() -> aiohttp.ClientSession:
     """Connections to the servers, as many as are needed; close it."""
     timeout = aiohttp.ClientTimeout(total=None, sock_read=TIMEOUT_S)
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S), timeout=timeout
+    )
 
 
 def read_reply(chunks: Sequence[Chunk]) -> Reply | None:

@@ -28,7 +28,7 @@ VLLM, PEAGLE, UNMETERED = "vllm", "peagle", "peagle-unmetered"
 SIDES = (VLLM, PEAGLE, UNMETERED)
 HOST = "127.0.0.1"
 START_S, STOP_S, POLL_S = 900.0, 90.0, 0.5
-CORES = "VLLM_CPU_OMP_THREADS_BIND"
+CORES, THREADS = "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def environment(deployment: Deployment, cores: Sequence[int]) -> dict[str, str]:
-    """What every side's processes find in theirs, so that every engine computes on the same cores.
+    """What every side's processes find in theirs, so that every engine computes on the same cores in as many threads.
 
     They are those that a replica claims on a machine without others; who has set them keeps them.
     """
@@ -83,6 +83,8 @@ def environment(deployment: Deployment, cores: Sequence[int]) -> dict[str, str]:
     if deployment.resources.accelerator == "cpu":
         count = max(1, int(deployment.resources.cpus))
         given.setdefault(CORES, ",".join(map(str, sorted(cores)[:count])))
+        # Ray sets this for its workers, vLLM's server for nobody.
+        given.setdefault(THREADS, str(count))
     return given | deployment.environment
 
 
