@@ -143,7 +143,7 @@ class Server:
 
     def _last_word(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return root_cause_in(self.log) or (lines[-1] if lines else "it says nothing")
+        return root_cause_in(self.log) or (lines[-1].removeprefix("peagle: ") if lines else "it says nothing")
 
     def cpu(self) -> Reading:
         """What its processes have used so far."""
