@@ -75,6 +75,9 @@ def serve(
             min=0.0, max=1.0, help="Share of requests that are traced; a client's traceparent decides for its own."
         ),
     ] = 1.0,
+    metrics: Annotated[
+        bool, typer.Option("--metrics/--no-metrics", help="Count and time requests; /metrics has the figures.")
+    ] = True,
 ) -> None:
     """Serve models over an OpenAI-compatible API.
 
@@ -85,7 +88,8 @@ def serve(
     """
     from peagle.serve import launch
 
-    api = {"cors_origins": cors_origin or [], "keys_file": str(keys_file) if keys_file else None}
+    keys = str(keys_file) if keys_file else None
+    api = {"cors_origins": cors_origin or [], "keys_file": keys, "metrics": metrics}
     traces = (traces_to, traces_ratio) if traces_to is not None else None
     raise typer.Exit(launch.run(files, host=host, port=port, api=api, address=address, traces=traces))
 

@@ -76,6 +76,7 @@ def test_help_loads_no_heavy_library() -> None:
         "dashboards preview",
         "bench speculation",
         "bench depth",
+        "bench overhead",
         "bench compare",
         "cluster preflight",
         "cluster status",
@@ -157,6 +158,14 @@ def test_serve_hands_the_keys_file_on_by_its_whole_path(tmp_path: Path, monkeypa
     monkeypatch.setattr(launch, "run", lambda files, **options: given.update(options) or 0)
     CliRunner().invoke(cli.app, ["serve", "x.yaml", "--keys-file", "keys.txt"], catch_exceptions=False)
     assert given["api"]["keys_file"] == str(tmp_path / "keys.txt")
+
+
+@pytest.mark.parametrize(("given", "counts"), [([], True), (["--no-metrics"], False)])
+def test_serve_counts_unless_told_not_to(given: list[str], counts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: dict[str, Any] = {}
+    monkeypatch.setattr(launch, "run", lambda files, **options: handed.update(options) or 0)
+    CliRunner().invoke(cli.app, ["serve", "x.yaml", *given], catch_exceptions=False)
+    assert handed["api"]["metrics"] is counts
 
 
 def test_validate_checks_every_file_and_fails_if_one_is_wrong(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def build_http(settings: ApiSettings) -> FastAPI:
     if settings.keys_file is not None:
         app.add_middleware(KeyCheck, keys_file=settings.keys_file)
     # The one added last is the outermost: an answer of the guard, too, carries what a browser needs to read it.
-    app.add_middleware(Guard)
+    app.add_middleware(Guard, counts=settings.metrics)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

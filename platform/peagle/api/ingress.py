@@ -128,7 +128,7 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
         settings, asked = _settings(request), Asked(prompt_field, _constraint(body))
         model = await self._get_model_id(body.model)
         exchange = metrics.Exchange(model)
-        if method in GENERATING:
+        if settings.metrics and method in GENERATING:
             metrics.http_metrics().opened(exchange)
             request.state.exchange = exchange
         handle = self._handle(request, model)
@@ -147,7 +147,8 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
                 if not retries_left or not is_lost_replica(error):
                     raise _final(error, asked, settings.retry_after_s) from error
                 logger.warning("A replica was lost before its first token; another is asked.", exc_info=error)
-                metrics.http_metrics().retried(model)
+                if settings.metrics:
+                    metrics.http_metrics().retried(model)
                 continue
             if isinstance(first, BaseModel):
                 await finish(rest)
@@ -207,7 +208,13 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
         return JSONResponse({"status": "ok", "replicas": {model: len(well) for model, well in answers.items()}})
 
     async def metrics(self, request: Request) -> Response:
-        """GET /metrics: Prometheus text."""
+        """GET /metrics: Prometheus text.
+
+        Raises:
+            NotFoundError: Nothing is counted here.
+        """
+        if not _settings(request).metrics:
+            raise NotFoundError("Metrics are off here; peagle serve without --no-metrics has them.", code="metrics_off")
         ingress, replicas, estimates, decisions, states = await asyncio.gather(
             self._ask_ingresses(request),
             self._ask_all(request, "replica_metrics"),

@@ -20,10 +20,11 @@ LEFT = 499
 
 
 class Guard:
-    """Gives each request an id, counts it, and answers for exceptions that nothing else caught."""
+    """Gives each request an id, counts it unless told not to, and answers for exceptions that nothing else caught."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, counts: bool = True) -> None:
         self._app = app
+        self._counts = counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -60,9 +61,13 @@ class Guard:
                 raise
             await describe(error).response()(scope, receive, observe)
         finally:
-            # A request without a status was left by its client.
-            route = getattr(scope.get("route"), "path", "unmatched")
-            status, seconds = status or LEFT, time.monotonic() - started
-            http_metrics().observe(scope["method"], route, status, seconds)
-            if (exchange := scope["state"].get("exchange")) is not None:
-                http_metrics().closed(exchange, status if whole else LEFT, seconds)
+            if self._counts:
+                _count(scope, status, whole, time.monotonic() - started)
+
+
+def _count(scope: Scope, status: int | None, whole: bool, seconds: float) -> None:
+    # A request without a status was left by its client.
+    status = status or LEFT
+    http_metrics().observe(scope["method"], getattr(scope.get("route"), "path", "unmatched"), status, seconds)
+    if (exchange := scope["state"].get("exchange")) is not None:
+        http_metrics().closed(exchange, status if whole else LEFT, seconds)

@@ -19,6 +19,8 @@ class ApiSettings(BaseModel):
         replica_retries: How often a request whose replica was lost before the first token is sent to another.
         keys_file: File with the API keys that clients may send, one on each line, read where the ingress runs. Without
             one, anybody may ask.
+        metrics: Whether requests are counted and timed, and `/metrics` and vLLM's own series tell of them. What decides
+            dispatch and depth is known without.
         cors_origins: Browser origins that may call, such as `https://chat.example.org`; `*` is any. None by default.
     """
 
@@ -33,6 +35,7 @@ class ApiSettings(BaseModel):
     retry_after_s: int = Field(default=1, ge=1, le=3600)
     replica_retries: int = Field(default=1, ge=0, le=8)
     keys_file: str | None = Field(default=None, min_length=1)
+    metrics: bool = True
     # Not strict, since YAML and JSON have lists but no tuples.
     cors_origins: Annotated[tuple[str, ...], Field(strict=False, max_length=64)] = ()
 

@@ -6,13 +6,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from peagle.bench.options import Comparison, LoadOptions, take_load
+from peagle.bench.options import Comparison, LoadOptions, OverheadOptions, take_load
 from peagle.bench.plan import NONE, PEAGLE
 from peagle.config import Deployment, load_deployment
 from peagle.errors import ConfigError
@@ -139,6 +140,37 @@ def dispatch(
 
         options = DispatchOptions(replicas, slow, callers, requests, per_second, repeats)
         compare_dispatch(options, folder, terminal)
+
+
+@app.command()
+@partial(take_load, without=("skip_loops",), prompts=96)
+def overhead(
+    file: File,
+    sides: Annotated[str, typer.Option(help="Servers to compare, with commas.")] = "vllm,peagle,peagle-unmetered",
+    concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,8,32",
+    out: GoOn = None,
+    *,
+    load: LoadOptions,
+) -> None:
+    """Compare the platform with vLLM's own server on the same engine.
+
+    Real servers, each with all its processes: vllm, peagle (`peagle serve`) and peagle-unmetered (the same without
+    metrics). All stay up and take turns, prompt set by prompt set: throughput, TTFT, ITL, and which process uses the
+    CPU. One replica at the file's static K, streaming completions, greedy, fixed output length. Writes result.json,
+    report.md, pictures and the servers' logs.
+
+    After Ctrl-C the same command goes on where it stopped.
+
+    Example: peagle bench overhead deployments/embedded.yaml --concurrency 1,8
+    """
+    from peagle.bench.journal import unfinished
+    from peagle.bench.overhead_session import OverheadJob, compare_servers
+
+    names = tuple(name.strip() for name in sides.split(",") if name.strip())
+    options = OverheadOptions(names, _numbers("--concurrency", concurrency), load)
+    job = OverheadJob.of(load_deployment(file), options)
+    with _measuring(out or unfinished(RESULTS, job.settings), "overhead.log") as (folder, terminal):
+        asyncio.run(compare_servers(job, folder, terminal))
 
 
 @app.command()

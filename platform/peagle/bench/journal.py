@@ -16,6 +16,7 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from peagle.bench.overhead import PromptTexts, ServedPass
 from peagle.bench.settings import Settings, refuse_other
 from peagle.bench.shifting import PhaseRun, TakeKey
 from peagle.bench.speculation import MeasuredPass, PassKey, Selection
@@ -59,7 +60,20 @@ class _Take:
     kind: Literal["take"] = "take"
 
 
-_Entry = Annotated[_Settings | Sitting | _Selected | _Pass | _Take, Field(discriminator="kind")]
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    texts: PromptTexts
+    kind: Literal["texts"] = "texts"
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    key: PassKey
+    made: ServedPass
+    kind: Literal["served"] = "served"
+
+
+_Entry = Annotated[_Settings | Sitting | _Selected | _Pass | _Take | _Texts | _Served, Field(discriminator="kind")]
 _ENTRY: TypeAdapter[Any] = TypeAdapter(_Entry)
 
 
@@ -73,6 +87,8 @@ class Journal:
         self.selection: Selection | None = None
         self.passes: dict[PassKey, MeasuredPass] = {}
         self.takes: dict[TakeKey, tuple[PhaseRun, ...]] = {}
+        self.texts: PromptTexts | None = None
+        self.served: dict[PassKey, ServedPass] = {}
 
     @classmethod
     @contextmanager
@@ -111,6 +127,12 @@ class Journal:
     def keep_take(self, key: TakeKey, phases: tuple[PhaseRun, ...]) -> None:
         self._keep(_Take(key, phases))
 
+    def select_texts(self, texts: PromptTexts) -> None:
+        self._keep(_Texts(texts))
+
+    def keep_served(self, key: PassKey, made: ServedPass) -> None:
+        self._keep(_Served(key, made))
+
     def _keep(self, entry: Any) -> None:
         self._file.write(_ENTRY.dump_json(entry) + b"\n")
         self._file.flush()
@@ -140,6 +162,10 @@ class Journal:
                 self.passes[key] = made
             case _Take(key, phases):
                 self.takes[key] = phases
+            case _Texts(texts):
+                self.texts = texts
+            case _Served(key, made):
+                self.served[key] = made
 
 
 def unfinished(root: Path, settings: Settings) -> Path | None:

@@ -2,18 +2,22 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 Stream = Callable[[list[int]], AsyncIterator[Sequence[int]]]
 """Generates from prompt tokens; each item holds the tokens of one output, at least one."""
 
+Prompt = TypeVar("Prompt")
+Answer = TypeVar("Answer")
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+
+class Arrivals:
     """One request. `arrivals_s[i]` is the time from its start to its i-th output, which may carry several tokens."""
 
-    tokens: tuple[int, ...]
+    __slots__ = ()
     arrivals_s: tuple[float, ...]
 
     @property
@@ -28,6 +32,14 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
+class Trace(Arrivals):
+    """One request to an engine, with the tokens that it gave."""
+
+    tokens: tuple[int, ...]
+    arrivals_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Pass:
     """One prompt set through one engine: wall-clock seconds, and a trace for each prompt in order."""
 
@@ -36,20 +48,32 @@ class Pass:
 
 
 async def run_pass(stream: Stream, prompts: Sequence[list[int]], concurrency: int) -> Pass:
-    """Send every prompt, `concurrency` at a time, the next as soon as one ends."""
-    traces: list[Trace | None] = [None] * len(prompts)
+    """Time `closed_loop` over an engine."""
+    seconds, traces = await closed_loop(partial(_timed, stream), prompts, concurrency)
+    return Pass(seconds, traces)
+
+
+async def closed_loop(
+    ask: Callable[[Prompt], Awaitable[Answer]], prompts: Sequence[Prompt], concurrency: int
+) -> tuple[float, tuple[Answer, ...]]:
+    """Send every prompt, `concurrency` at a time, the next as soon as one ends.
+
+    Returns:
+        Wall-clock seconds, and the answers in the order of the prompts.
+    """
+    answers: dict[int, Answer] = {}
     queue = iter(enumerate(prompts))
 
     async def lane() -> None:
         for index, prompt in queue:
-            traces[index] = await _timed(stream, prompt)
+            answers[index] = await ask(prompt)
 
     start = time.perf_counter()
     async with asyncio.TaskGroup() as lanes:
         for _ in range(min(concurrency, len(prompts))):
             lanes.create_task(lane())
     seconds = time.perf_counter() - start
-    return Pass(seconds, tuple(trace for trace in traces if trace is not None))
+    return seconds, tuple(answers[index] for index in range(len(prompts)))
 
 
 async def _timed(stream: Stream, prompt: list[int]) -> Trace:

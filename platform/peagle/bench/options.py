@@ -1,8 +1,8 @@
 """What one comparison is asked to do, and the command line's options for it."""
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,11 +49,27 @@ class Comparison:
     shifting: bool = False
 
 
-def take_load(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command of Typer's, in place of its parameter `load`, an option for each field of `LoadOptions`."""
+@dataclass(frozen=True, slots=True)
+class OverheadOptions:
+    """Which sides are compared under which load."""
+
+    sides: tuple[str, ...]
+    concurrencies: tuple[int, ...]
+    load: LoadOptions
+
+
+def take_load(command: Callable[..., None], *, without: Collection[str] = (), **defaults: Any) -> Callable[..., None]:
+    """Give a command of Typer's, in place of its parameter `load`, an option for each field of `LoadOptions`.
+
+    Fields `without` an option keep their default; the others have their own, or the one in `defaults`.
+    """
     own = [each for each in inspect.signature(command).parameters.values() if each.name != "load"]
-    shared = list(inspect.signature(LoadOptions).parameters.values())
-    names = [field.name for field in fields(LoadOptions)]
+    shared = [
+        each.replace(default=defaults.get(each.name, each.default))
+        for each in inspect.signature(LoadOptions).parameters.values()
+        if each.name not in without
+    ]
+    names = [each.name for each in shared]
 
     @wraps(command)
     def with_options(**given: Any) -> None:

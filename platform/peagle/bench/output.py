@@ -2,11 +2,17 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from peagle.bench.journal import RESULT
+from peagle.bench.overhead_report import busy_line, overhead_markdown, overhead_table, verdict_line
 from peagle.bench.report import best_line, fastest_line, markdown, result_table, shifting_line
 from peagle.errors import ConfigError
 from peagle.serve.terminal import Terminal
@@ -16,19 +22,39 @@ REPORT = "report.md"
 
 def write_results(result: Mapping[str, Any], folder: Path, terminal: Terminal) -> None:
     """Write the pictures, the report and the result, and print the table."""
-    pictures = _draw(result, terminal)
+    lines = chain(
+        map(fastest_line, result["fastest"]), map(best_line, result["best"]), map(shifting_line, result["shifting"])
+    )
+    _write(result, folder, terminal, _Form(markdown, "plots", result_table(result["rows"]), list(lines)))
+
+
+def write_overhead(result: Mapping[str, Any], folder: Path, terminal: Terminal) -> None:
+    """The same of a comparison of servers."""
+    lines = [verdict_line(row) for row in result["verdicts"]]
+    lines += filter(None, [busy_line(result["hardware"])])
+    table = overhead_table(result["rows"])
+    _write(result, folder, terminal, _Form(overhead_markdown, "overhead_plots", table, lines))
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a result is shown: `plots` is the module of this package whose `draw` makes its pictures."""
+
+    markdown: Callable[[Mapping[str, Any], Sequence[str]], str]
+    plots: str
+    table: Table
+    lines: Sequence[str]
+
+
+def _write(result: Mapping[str, Any], folder: Path, terminal: Terminal, form: _Form) -> None:
+    pictures = _draw(result, form.plots, terminal)
     for name, picture in pictures.items():
         replace(folder / name, picture)
-    replace(folder / REPORT, markdown(result, list(pictures)).encode())
+    replace(folder / REPORT, form.markdown(result, list(pictures)).encode())
     replace(folder / RESULT, json.dumps(result, indent=2).encode() + b"\n")
-    terminal.console.print(result_table(result["rows"]), soft_wrap=False)
-    for lines in (
-        map(fastest_line, result["fastest"]),
-        map(best_line, result["best"]),
-        map(shifting_line, result["shifting"]),
-    ):
-        for line in lines:
-            terminal.say(line)
+    terminal.console.print(form.table, soft_wrap=False)
+    for line in form.lines:
+        terminal.say(line)
     terminal.say(f"Written: {', '.join([RESULT, REPORT, *pictures])} in {folder}")
 
 
@@ -55,12 +81,13 @@ def replace(path: Path, content: bytes) -> None:
     os.replace(draft, path)
 
 
-def _draw(result: Mapping[str, Any], terminal: Terminal) -> dict[str, bytes]:
+def _draw(result: Mapping[str, Any], plots: str, terminal: Terminal) -> dict[str, bytes]:
     try:
-        from peagle.bench.plots import draw
+        draw = import_module(f"peagle.bench.{plots}").draw
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
         terminal.say(f"No pictures: {error.name} is not installed. Install peagle[bench], then give the command again.")
         return {}
-    return draw(result)
+    pictures: dict[str, bytes] = draw(result)
+    return pictures

@@ -91,7 +91,7 @@ def plan_engines(
             plans.append(EnginePlan(method, derived, tuple(depths), live=True))
         else:
             plans.extend(EnginePlan(method, _derive(file, depth, eager), (depth,), live=False) for depth in depths)
-    return [_sharing_a_gpu(plan, len(plans)) for plan in plans]
+    return [replace(plan, deployment=sharing_a_gpu(plan.deployment, len(plans))) for plan in plans]
 
 
 def variants_of(plans: Sequence[EnginePlan], *, adaptive: bool = False) -> list[Variant]:
@@ -110,12 +110,12 @@ def rotated(variants: Sequence[T], turn: int) -> list[T]:
     return [*variants[start:], *variants[:start]]
 
 
-def _sharing_a_gpu(plan: EnginePlan, engines: int) -> EnginePlan:
-    """`plan` with its part of the GPU's memory, of which vLLM otherwise gives nearly all to one engine."""
-    if plan.deployment.resources.accelerator == "cpu" or engines == 1:
-        return plan
-    engine = {**plan.deployment.engine, "gpu_memory_utilization": round(GPU_MEMORY_RATIO / engines, 3)}
-    return replace(plan, deployment=plan.deployment.model_copy(update={"engine": engine}))
+def sharing_a_gpu(deployment: Deployment, engines: int) -> Deployment:
+    """`deployment` with its part of the GPU's memory, of which vLLM otherwise gives nearly all to one engine."""
+    if deployment.resources.accelerator == "cpu" or engines == 1:
+        return deployment
+    engine = {**deployment.engine, "gpu_memory_utilization": round(GPU_MEMORY_RATIO / engines, 3)}
+    return deployment.model_copy(update={"engine": engine})
 
 
 def _derive(deployment: Deployment, depth: int | None, eager: bool, adaptive: bool = False) -> Deployment:

@@ -79,43 +79,42 @@ def acceptance_by_depth(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]
 
 def _by_concurrency(rows: Sequence[Row], figure: str, label: str) -> bytes:
     with rc_context(SETTINGS):
-        canvas, axes = _axes("Requests at once", f"{label}\n(each method at its fastest K)")
-        for name, of_method in series_by_concurrency(rows).items():
-            spreads = [row[figure] for row in of_method]
-            medians = [spread["median"] for spread in spreads]
-            below = [spread["median"] - spread["low"] for spread in spreads]
-            above = [spread["high"] - spread["median"] for spread in spreads]
-            color, marker, line = STYLES[name]
-            axes.errorbar(
-                [row["concurrency"] for row in of_method],
-                medians,
-                yerr=[below, above],
-                label=name,
-                color=color,
-                marker=marker,
-                linestyle=line,
-                capsize=3,
-            )
-        levels = sorted({row["concurrency"] for row in rows})
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(FixedLocator(levels))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
-        return _svg(canvas, axes)
+        canvas, axes = new_axes("Requests at once", f"{label}\n(each method at its fastest K)")
+        add_series(axes, series_by_concurrency(rows), figure, STYLES)
+        return svg(canvas, axes)
+
+
+def add_series(
+    axes: Axes, series: Mapping[str, Sequence[Row]], figure: str, styles: Mapping[str, tuple[str, str, str]]
+) -> None:
+    """Draw a line of each name's `figure` by concurrency, with its extremes; `styles` are as `STYLES`."""
+    for name, rows in series.items():
+        spreads = [row[figure] for row in rows]
+        medians = [spread["median"] for spread in spreads]
+        below = [spread["median"] - spread["low"] for spread in spreads]
+        above = [spread["high"] - spread["median"] for spread in spreads]
+        levels = [row["concurrency"] for row in rows]
+        color, marker, line = styles[name]
+        style: Any = {"color": color, "marker": marker, "linestyle": line}
+        axes.errorbar(levels, medians, yerr=[below, above], label=name, capsize=3, **style)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(sorted({row["concurrency"] for rows in series.values() for row in rows})))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
 
 
 def _acceptance_length(rows: Sequence[Row]) -> bytes:
     with rc_context(SETTINGS):
-        canvas, axes = _axes("K", "Acceptance length\n(tokens a step, all concurrencies)")
+        canvas, axes = new_axes("K", "Acceptance length\n(tokens a step, all concurrencies)")
         for method, points in acceptance_by_depth(rows).items():
             color, marker, line = STYLES[method]
             depths, lengths = zip(*points, strict=True)
             axes.plot(depths, lengths, label=method, color=color, marker=marker, linestyle=line)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        return _svg(canvas, axes, bottom=1.0)
+        return svg(canvas, axes, bottom=1.0)
 
 
-def _axes(across: str, up: str) -> tuple[Figure, Axes]:
+def new_axes(across: str, up: str) -> tuple[Figure, Axes]:
     canvas = Figure(figsize=(7, 4), layout="constrained")
     axes = canvas.subplots()
     axes.set_xlabel(across)
@@ -124,7 +123,7 @@ def _axes(across: str, up: str) -> tuple[Figure, Axes]:
     return canvas, axes
 
 
-def _svg(canvas: Figure, axes: Axes, bottom: float = 0.0) -> bytes:
+def svg(canvas: Figure, axes: Axes, bottom: float = 0.0) -> bytes:
     axes.set_ylim(bottom=bottom)
     axes.legend(frameon=False)
     content = BytesIO()

@@ -79,7 +79,7 @@ def markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -> str:
         "",
         *(f"- {fastest_line(row)}" for row in result["fastest"]),
         "",
-        *_markdown_table(headings, [_cells(row, priced) for row in result["rows"]]),
+        *markdown_table(headings, [_cells(row, priced) for row in result["rows"]]),
         "",
         *chain.from_iterable((f"![{name.partition('.')[0].replace('_', ' ')}]({name})", "") for name in pictures),
         "Each method at its fastest K:",
@@ -180,15 +180,15 @@ def _beside_published(best: Sequence[Row]) -> list[str]:
         ]
         if rows:
             lines += [f"P-EAGLE over {rival}, each at its fastest K, beside what is published:", ""]
-            lines += [*_markdown_table(["at once", "here", *(each.name for each in published)], cells), ""]
+            lines += [*markdown_table(["at once", "here", *(each.name for each in published)], cells), ""]
     if lines:
         sources = dict.fromkeys(f"{each.model} on {each.gpu} ({each.source})" for each in published_ratios())
         lines += [f"Published: {'; '.join(sources)}. Other machines, models and texts: for scale.", ""]
     return lines
 
 
-def _markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The first two columns hold words."""
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table whose first two columns hold words."""
     rule = "| --- | --- |" + " ---: |" * (len(headings) - 2)
     return [f"| {' | '.join(headings)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)]
 

@@ -1,11 +1,11 @@
 """What the runs of a comparison came to, as the plain values of `result.json`. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
-from peagle.bench.load import Trace
+from peagle.bench.load import Arrivals, Trace
 from peagle.bench.plan import EAGLE3, NONE, PEAGLE, Variant
 from peagle.bench.speculation import LOOP_GRAM_TOKENS, Cell, Run, reference_variant
 from peagle.bench.statistics import (
@@ -101,8 +101,8 @@ def _figures(variant: Variant, level: int, cell: Sequence[Run]) -> Row:
         "depth": variant.depth_name if variant.adaptive else variant.depth,
         "concurrency": level,
         "output_tokens_per_s": asdict(_speed(cell)) | {"repeats": [run.output_tokens_per_s for run in cell]},
-        **{f"ttft_ms_p{each}": _milliseconds(cell, each, _first) for each in PERCENTILES},
-        **{f"itl_ms_p{each}": _milliseconds(cell, each, _gaps) for each in PERCENTILES},
+        **{f"ttft_ms_p{each}": _milliseconds(cell, each, first_s) for each in PERCENTILES},
+        **{f"itl_ms_p{each}": _milliseconds(cell, each, gaps_s) for each in PERCENTILES},
         "step_ms": asdict(Spread.of([1000 * run.step_s for run in cell])),
         "acceptance_length": counts.acceptance_length,
         "acceptance_by_position": list(counts.acceptance_by_position),
@@ -123,16 +123,22 @@ def _ratio(cell: Sequence[Run], rival: Sequence[Run]) -> Row:
     return asdict(paired_ratio([run.output_tokens_per_s for run in cell], [run.output_tokens_per_s for run in rival]))
 
 
-def _milliseconds(cell: Sequence[Run], percent: int, pick: Callable[[Trace], list[float]]) -> Row:
-    each = [percentile(list(chain.from_iterable(map(pick, run.traces))), percent / 100) for run in cell]
-    return asdict(Spread.of([1000 * seconds for seconds in each]))
+def _milliseconds(cell: Sequence[Run], percent: int, pick: Callable[[Arrivals], list[float]]) -> Row:
+    return asdict(Spread.of([percentile_ms(run.traces, percent, pick) for run in cell]))
 
 
-def _first(trace: Trace) -> list[float]:
+def percentile_ms(traces: Iterable[Arrivals], percent: int, pick: Callable[[Arrivals], list[float]]) -> float:
+    """Of all times that `pick` takes of these requests."""
+    return 1000 * percentile(list(chain.from_iterable(map(pick, traces))), percent / 100)
+
+
+def first_s(trace: Arrivals) -> list[float]:
+    """The one TTFT of a request, for `percentile_ms`."""
     return [trace.ttft_s]
 
 
-def _gaps(trace: Trace) -> list[float]:
+def gaps_s(trace: Arrivals) -> list[float]:
+    """Every ITL of a request, for `percentile_ms`."""
     return trace.gaps_s
 
 

@@ -160,7 +160,7 @@ async def _time_passes(job: Job, journal: Journal, engines: "Sequence[Engine]", 
     todo, _ = job.remaining(journal)
     prompts = journal.selection.prompts
     warmup = warmup_passes(job.variants, prompts, todo, job.comparison.load.warmup)
-    with _progress(terminal, len(journal.passes), len(warmup) + len(todo)) as begin:
+    with progress_bar(terminal, len(journal.passes), len(warmup) + len(todo)) as begin:
         await measure(engines, job.variants, prompts, warmup=warmup, todo=todo, begin=begin, keep=journal.keep_pass)
 
 
@@ -170,7 +170,7 @@ async def _time_takes(job: Job, journal: Journal, engines: "Sequence[Engine]", t
     engine = engines[0]
     longest = engine.context_tokens - job.comparison.load.tokens
     phases = make_phases(job.texts, engine.encode, engine.vocabulary, longest)
-    with _progress(terminal, len(journal.takes) * len(phases), len(todo) * len(phases)) as begin:
+    with progress_bar(terminal, len(journal.takes) * len(phases), len(todo) * len(phases)) as begin:
         await measure_shifting(engines, job.variants, phases, todo=todo, begin=begin, keep=journal.keep_take)
 
 
@@ -222,7 +222,7 @@ def _result(job: Job, journal: Journal, price_per_hour: float | None) -> dict[st
 
 
 @contextmanager
-def _progress(terminal: Terminal, done: int, todo: int) -> Iterator[Callable[[str], None]]:
+def progress_bar(terminal: Terminal, done: int, todo: int) -> Iterator[Callable[[str], None]]:
     """A bar over all steps, `done` of them already; what it yields is called with each one's name as that begins."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=terminal.console) as progress:

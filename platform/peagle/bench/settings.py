@@ -7,13 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from peagle.bench.options import Comparison
+from peagle.bench.options import Comparison, LoadOptions, OverheadOptions
 from peagle.bench.plan import EnginePlan
-from peagle.config import Checkpoint
+from peagle.config import Checkpoint, Deployment
 from peagle.errors import ConfigError
 
 SCHEMA_VERSION = 2
 """Of `result.json` and `passes.jsonl`; it goes up when a reader of the older form would misread the newer."""
+OVERHEAD = "overhead"
 _TAIL_BYTES = 65536
 
 Settings = Mapping[str, Any]
@@ -23,25 +24,47 @@ def settings_of(
     plans: Sequence[EnginePlan], comparison: Comparison, texts: Sequence[str], machine: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The options, every engine's deployment and checkpoints, and the machine; each leaf under its own name."""
-    load = asdict(comparison.load)
-    load["prompts_from"] = digest(list(texts))
     values: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "engines": [plan.name for plan in plans],
         "--concurrency": list(comparison.concurrencies),
         "--depths": list(comparison.depths),
-        **{f"--{name.replace('_', '-')}": value for name, value in load.items()},
+        **_of_load(comparison.load, texts),
         "adaptive": comparison.adaptive,
         "--shifting": comparison.shifting,
         "machine": dict(machine),
     }
     for plan in plans:
-        deployment = plan.deployment
-        values[plan.name] = deployment.model_dump(mode="json") | {
-            "target": fingerprint(deployment.target),
-            "drafter": deployment.drafter and fingerprint(deployment.drafter),
-        }
+        values[plan.name] = _of_deployment(plan.deployment)
     return dict(_leaves("", values))
+
+
+def overhead_settings(
+    deployment: Deployment, options: OverheadOptions, texts: Sequence[str], machine: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The same of a comparison of servers, which all have one deployment."""
+    values: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": OVERHEAD,
+        "--sides": list(options.sides),
+        "--concurrency": list(options.concurrencies),
+        **_of_load(options.load, texts),
+        "machine": dict(machine),
+        "deployment": _of_deployment(deployment),
+    }
+    return dict(_leaves("", values))
+
+
+def _of_load(load: LoadOptions, texts: Sequence[str]) -> dict[str, Any]:
+    values = asdict(load) | {"prompts_from": digest(list(texts))}
+    return {f"--{name.replace('_', '-')}": value for name, value in values.items()}
+
+
+def _of_deployment(deployment: Deployment) -> dict[str, Any]:
+    return deployment.model_dump(mode="json") | {
+        "target": fingerprint(deployment.target),
+        "drafter": deployment.drafter and fingerprint(deployment.drafter),
+    }
 
 
 def refuse_other(asked: Settings, kept: Settings, folder: Path) -> None:

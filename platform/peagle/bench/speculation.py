@@ -1,9 +1,9 @@
 """Compare decoding methods: interleaved passes over the same prompts, so that a drifting machine hits all alike."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from peagle.bench.load import Trace, run_pass
 from peagle.bench.plan import NONE, Variant, rotated
@@ -14,8 +14,17 @@ from peagle.errors import ConfigError
 if TYPE_CHECKING:
     from peagle.bench.engines import Engine
 
+Made = TypeVar("Made")
+
 LOOP_GRAM_TOKENS = 8
 """A loop repeats long runs of tokens; code repeats short ones without looping."""
+
+
+class Named(Protocol):
+    """What takes turns with others of its kind."""
+
+    @property
+    def name(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +116,7 @@ async def select_prompts(
 
 
 def planned_passes(
-    variants: Sequence[Variant], prompts: Sequence[list[int]], concurrencies: Sequence[int], repeats: int
+    variants: Sequence[Named], prompts: Sequence[Any], concurrencies: Sequence[int], repeats: int
 ) -> list[PassKey]:
     """Every measured pass in the order in which they are made.
 
@@ -123,7 +132,7 @@ def planned_passes(
 
 
 def warmup_passes(
-    variants: Sequence[Variant], prompts: Sequence[list[int]], todo: Iterable[PassKey], sets: int
+    variants: Sequence[Named], prompts: Sequence[Any], todo: Iterable[PassKey], sets: int
 ) -> list[PassKey]:
     """The first `sets` prompt sets through every variant, at each concurrency that has passes to make."""
     levels = dict.fromkeys(key.concurrency for key in todo)
@@ -145,10 +154,7 @@ async def measure(
     begin: Callable[[str], None],
     keep: Callable[[PassKey, MeasuredPass], None],
 ) -> None:
-    """Make the passes `warmup` for nothing, then `todo`, each handed to `keep` as soon as it is made.
-
-    `begin` is called with the name of each pass as that begins.
-    """
+    """Make the passes of these engines `in_turn`."""
     named = {variant.name: variant for variant in variants}
 
     async def make(key: PassKey) -> MeasuredPass:
@@ -156,6 +162,21 @@ async def measure(
         prompt_set = prompt_sets(prompts, key.concurrency)[key.prompt_set]
         return await _one_pass(engines[variant.engine], variant, prompt_set, key.concurrency)
 
+    await in_turn(make, warmup=warmup, todo=todo, begin=begin, keep=keep)
+
+
+async def in_turn(
+    make: Callable[[PassKey], Awaitable[Made]],
+    *,
+    warmup: Sequence[PassKey],
+    todo: Sequence[PassKey],
+    begin: Callable[[str], None],
+    keep: Callable[[PassKey, Made], None],
+) -> None:
+    """Make the passes `warmup` for nothing, then `todo`, each handed to `keep` as soon as it is made.
+
+    `begin` is called with the name of each pass as that begins.
+    """
     for key in warmup:
         begin(f"warm-up, {key.variant}, {key.concurrency} at once")
         await make(key)

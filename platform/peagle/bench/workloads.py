@@ -4,8 +4,11 @@ import json
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import TypeVar
 
 from peagle.errors import ConfigError
+
+Prompt = TypeVar("Prompt")
 
 
 def read_prompts(path: Path | None = None) -> list[str]:
@@ -31,8 +34,8 @@ def read_prompts(path: Path | None = None) -> list[str]:
     return prompts
 
 
-def prompt_sets(prompts: Sequence[list[int]], concurrency: int, rounds: int = 3) -> list[list[list[int]]]:
-    """Split tokenised prompts into sets of `rounds` times the concurrency.
+def prompt_sets(prompts: Sequence[Prompt], concurrency: int, rounds: int = 3) -> list[list[Prompt]]:
+    """Split prompts into sets of `rounds` times the concurrency.
 
     Every method runs one set before any runs the next: small enough that drift hits all alike, large enough that
     most of a set runs at the full concurrency.

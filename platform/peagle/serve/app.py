@@ -46,7 +46,8 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
 def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.Application:
     """Bind one server deployment for each model behind one ingress, and a Router where there is something to decide."""
     configs = {
-        each.name: llm_config(each, {**parting_options(settings), **routing_options(each)}) for each in deployments
+        each.name: llm_config(each, {**parting_options(settings), **routing_options(each)}, metrics=settings.metrics)
+        for each in deployments
     }
     routed = {each.name: each for each in deployments if adapts(each) or is_dispatched(each)}
     router = bind_router(routed) if routed else None
@@ -106,8 +107,13 @@ def routing_options(deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def llm_config(deployment: Deployment, serve_options: Mapping[str, Any] | None = None) -> LLMConfig:
-    """Ray Serve LLM's configuration of one deployment; `serve_options` join those that follow from it."""
+def llm_config(
+    deployment: Deployment, serve_options: Mapping[str, Any] | None = None, *, metrics: bool = True
+) -> LLMConfig:
+    """Ray Serve LLM's configuration of one deployment; `serve_options` join those that follow from it.
+
+    With `metrics` vLLM's own series go to Ray's agent.
+    """
     engine = engine_settings(deployment)
     source = engine.pop("model")
     engine.pop("served_model_name", None)
@@ -134,6 +140,7 @@ def llm_config(deployment: Deployment, serve_options: Mapping[str, Any] | None =
             **(serve_options or {}),
         },
         server_cls=PeagleServer,
+        log_engine_metrics=metrics,
         # Ray otherwise holds every token of a stream back for up to 50 ms.
         experimental_configs={"stream_batching_interval_ms": 0},
         **options,

@@ -8,13 +8,19 @@ import time
 
 import psutil  # type: ignore[import-untyped]
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def adopt_orphans() -> None:
     """Have the kernel hand this process every descendant whose own parent ends, so that none slips away (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent() -> None:
+    """Have the kernel ask this process to end when its parent has, however that ends (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def descendants() -> list[psutil.Process]:

@@ -61,7 +61,11 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         from peagle.serve.load import LoadListener
 
         self._listener = LoadListener()
-        self._client.logger_manager.stat_loggers.append(self._listener)
+        loggers = self._client.logger_manager.stat_loggers
+        if not self._llm_config.log_engine_metrics:
+            # Without Ray's, vLLM has put in its own, which nobody could read here.
+            loggers.clear()
+        loggers.append(self._listener)
         await self._answer_once()
         self._listener.sums = EngineSums()  # no client has asked for that one, and it may have waited for a compiler
         if self._router is None:

@@ -90,3 +90,9 @@ def test_the_ingress_holds_what_all_replicas_may_hold() -> None:
 def test_wrong_arguments_are_named_before_anything_is_built(args: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         build_app(args)
+
+
+def test_without_metrics_vllm_s_own_series_are_off_and_its_statistics_stay() -> None:
+    off, on = llm_config(_deployment(), metrics=False), llm_config(_deployment())
+    assert (off.log_engine_metrics, on.log_engine_metrics) == (False, True)
+    assert off.engine_kwargs["disable_log_stats"] is False

@@ -1,0 +1,227 @@
+"""One comparison of servers from start to report: servers up, prompts chosen, passes timed, servers down."""
+
+import asyncio
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+from peagle.bench import machine
+from peagle.bench.completions import Completions, Reply, client_session
+from peagle.bench.journal import Journal, Sitting
+from peagle.bench.options import OverheadOptions
+from peagle.bench.output import write_overhead
+from peagle.bench.overhead import Passes, select_texts, served_runs
+from peagle.bench.overhead_rows import overhead_rows, verdict_rows
+from peagle.bench.process_cpu import Reading, used_s
+from peagle.bench.servers import Server, Side, side_deployment, sides_of
+from peagle.bench.session import IDLE_CORES_ALLOWED, IDLE_SECONDS, progress_bar
+from peagle.bench.settings import OVERHEAD, SCHEMA_VERSION, digest, fingerprint, overhead_settings
+from peagle.bench.speculation import PassKey, in_turn, planned_passes, warmup_passes
+from peagle.bench.workloads import read_prompts
+from peagle.config import Deployment
+from peagle.engine.arguments import drafted_depth
+from peagle.engine.drafter_checks import check_checkpoints
+from peagle.errors import ConfigError, StartupError
+from peagle.serve import processes
+from peagle.serve.preflight import check_engine
+from peagle.serve.terminal import Terminal
+
+LOGS = "logs"
+PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class OverheadJob:
+    """A comparison of servers, worked out."""
+
+    deployment: Deployment
+    options: OverheadOptions
+    sides: Sequence[Side]
+    texts: Sequence[str]
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, deployment: Deployment, options: OverheadOptions) -> Self:
+        """Raises ConfigError where the options do not fit each other or the file."""
+        sides, load, most = sides_of(options.sides), options.load, max(options.concurrencies)
+        served = side_deployment(deployment, len(sides), eager=load.eager)
+        if load.prompts < most:
+            fix = "Ask for as many prompts at least."
+            raise ConfigError("--prompts", load.prompts, f"--concurrency has {most} requests at once", fix)
+        for name, limit in (
+            ("engine.max_num_seqs", served.engine.get("max_num_seqs")),
+            ("routing.max_ongoing_requests", served.routing.max_ongoing_requests),
+        ):
+            if isinstance(limit, int) and limit < most:
+                problem = f"{name} of {served.name} is {limit}"
+                raise ConfigError("--concurrency", most, problem, "Lower the one or raise the other.")
+        texts = read_prompts(load.prompts_from)
+        return cls(served, options, sides, texts, overhead_settings(served, options, texts, machine.identity()))
+
+    def planned(self, journal: Journal) -> list[PassKey]:
+        """Every measured pass; none while the prompts have not been chosen."""
+        if journal.texts is None:
+            return []
+        return planned_passes(self.sides, journal.texts.prompts, self.options.concurrencies, self.options.load.repeats)
+
+    def remaining(self, journal: Journal) -> list[PassKey]:
+        return [key for key in self.planned(journal) if key not in journal.served]
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A server with its client."""
+
+    server: Server
+    client: Completions
+
+    async def ask(self, prompt: str, cache_salt: str) -> Reply:
+        return await self.client.ask(prompt, cache_salt)
+
+    async def scrape(self) -> None:
+        await self.client.scrape()
+
+    def cpu(self) -> Reading:
+        return self.server.cpu()
+
+    def client_cpu_s(self) -> float:
+        times = os.times()
+        return times.user + times.system
+
+
+async def compare_servers(job: OverheadJob, folder: Path, terminal: Terminal) -> None:
+    """Measure what `folder` does not have yet, print the table and write the results beside it.
+
+    Raises:
+        ConfigError: The folder holds a run with other settings, or the options do not fit the model.
+        StartupError: A server does not start, or fails.
+    """
+    with Journal.open(folder, job.settings) as journal:
+        if journal.served:
+            terminal.say(f"Going on in {folder}: {len(journal.served)} measured passes are there.")
+        if journal.texts is None or job.remaining(journal):
+            try:
+                await _measure(job, journal, folder, terminal)
+            finally:
+                _say_what_remains(job, journal, folder, terminal)
+        result = _result(job, journal)
+    write_overhead(result, folder, terminal)
+
+
+async def _measure(job: OverheadJob, journal: Journal, folder: Path, terminal: Terminal) -> None:
+    check_engine([job.deployment])
+    check_checkpoints(job.deployment)
+    load_before = machine.load()
+    processes.adopt_orphans()
+    servers: list[Server] = []
+    try:
+        await _start(job, servers, folder / LOGS, terminal)
+        journal.sit(Sitting(load_before, await _idle_cores(servers, terminal)))
+        async with AsyncExitStack() as stack:
+            subjects = {}
+            for server in servers:
+                http = await stack.enter_async_context(client_session())
+                client = Completions(http, server.url, job.deployment.name, job.options.load.tokens)
+                subjects[server.side.name] = _Subject(server, client)
+            await _time_passes(job, journal, subjects, terminal)
+    except ExceptionGroup as failures:
+        known = failures.subgroup(StartupError)
+        if known is None:
+            raise
+        problem: BaseException = known
+        while isinstance(problem, BaseExceptionGroup):
+            problem = problem.exceptions[0]
+        raise problem from None
+    finally:
+        with terminal.stage("Stop"):
+            for server in servers:
+                server.stop()
+            processes.end_descendants(PATIENCE_S)
+
+
+async def _start(job: OverheadJob, servers: list[Server], logs: Path, terminal: Terminal) -> None:
+    """Append each side's server to `servers`, so that a failure leaves those that did start to be stopped."""
+    for number, side in enumerate(job.sides, start=1):
+        with terminal.stage(f"Start server {number} of {len(job.sides)}: {side.name}"):
+            server = Server.start(side, job.deployment, logs)
+            servers.append(server)
+            await server.wait_until_ready()
+
+
+async def _idle_cores(servers: Sequence[Server], terminal: Terminal) -> float:
+    """CPU time that the servers use while nothing is asked of them, in cores; said where it is much."""
+    before = [server.cpu() for server in servers]
+    await asyncio.sleep(IDLE_SECONDS)
+    cores = {
+        server.side.name: sum(used_s(early, server.cpu()).values()) / IDLE_SECONDS
+        for server, early in zip(servers, before, strict=True)
+    }
+    if sum(cores.values()) > IDLE_CORES_ALLOWED:
+        each = ", ".join(f"{name} {busy:.2f}" for name, busy in cores.items())
+        terminal.say(f"Idle servers keep cores busy, which slows the one that is timed: {each}.")
+    return sum(cores.values())
+
+
+async def _time_passes(
+    job: OverheadJob, journal: Journal, subjects: Mapping[str, _Subject], terminal: Terminal
+) -> None:
+    load = job.options.load
+    if journal.texts is None:
+        count = next(iter(subjects.values())).client.count_tokens
+        with terminal.stage("Choose prompts"):
+            journal.select_texts(await select_texts(job.texts, load.prompts, load.tokens, count))
+    assert journal.texts is not None, "prompts are chosen first"
+    todo, prompts = job.remaining(journal), journal.texts.prompts
+    warmup = warmup_passes(job.sides, prompts, todo, load.warmup)
+    passes = Passes(subjects, frozenset(side.name for side in job.sides if side.is_counted), prompts)
+    with progress_bar(terminal, len(journal.served), len(warmup) + len(todo)) as begin:
+        await in_turn(passes.make, warmup=warmup, todo=todo, begin=begin, keep=journal.keep_served)
+
+
+def _say_what_remains(job: OverheadJob, journal: Journal, folder: Path, terminal: Terminal) -> None:
+    kept, remaining = len(journal.served), len(job.remaining(journal))
+    if kept and remaining:
+        terminal.say(
+            f"{kept} of {kept + remaining} measured passes are kept. "
+            f"Give the same command with --out {folder} to go on."
+        )
+
+
+def _result(job: OverheadJob, journal: Journal) -> dict[str, Any]:
+    texts, load = journal.texts, job.options.load
+    assert texts is not None, "prompts are chosen before anything is complete"
+    sides = [side.name for side in job.sides]
+    runs = served_runs(sides, job.planned(journal), journal.served)
+    depth = min(drafted_depth(job.deployment), job.deployment.speculation.depth_static)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": OVERHEAD,
+        "command": shlex.join(["peagle", *sys.argv[1:]]),
+        "commit": machine.commit(),
+        "versions": machine.versions(),
+        "model": job.deployment.name,
+        "target": fingerprint(job.deployment.target),
+        "hardware": machine.hardware() | {"load_before": max(each.load_before for each in journal.sittings)},
+        "idle_cores": max(each.idle_cores for each in journal.sittings),
+        "sittings": len(journal.sittings),
+        "eager": load.eager,
+        "repeats": load.repeats,
+        "output_tokens": load.tokens,
+        "sides": sides,
+        "depth": depth,
+        "prompts": {
+            "count": len(texts.prompts),
+            "digest": digest(texts.prompts),
+            "tokens_median": int(median(texts.tokens)),
+            "examined": texts.examined,
+            "too_long": texts.too_long,
+        },
+        "rows": overhead_rows(runs, depth),
+        "verdicts": verdict_rows(runs),
+    }
