@@ -205,7 +205,8 @@ class KubernetesApi:
                             await _event(response, change.kind, change.item)
                 async with self._changed:
                     try:
-                        await asyncio.wait_for(self._changed.wait(), min(left_s, 0.05))
+                        async with asyncio.timeout(min(left_s, 0.05)):
+                            await self._changed.wait()
                     except TimeoutError:
                         continue
         except ConnectionError:

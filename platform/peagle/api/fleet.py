@@ -23,9 +23,12 @@ async def ask_replicas(handle: DeploymentHandle, method: str, timeout_s: float) 
     except Exception as error:
         logger.warning("No replica of %s could be asked: %s", handle.deployment_name, error)
         return []
-    answers = await asyncio.gather(
-        *(asyncio.wait_for(call.get_async(), timeout_s) for call in calls), return_exceptions=True
-    )
+
+    async def answer_to(call: Any) -> Any:
+        async with asyncio.timeout(timeout_s):
+            return await call.get_async()
+
+    answers = await asyncio.gather(*map(answer_to, calls), return_exceptions=True)
     for answer in answers:
         if isinstance(answer, Exception):
             logger.warning("A replica of %s did not answer %s: %r", handle.deployment_name, method, answer)

@@ -254,7 +254,8 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
         mine, timeout_s = await self.http_values(), _settings(request).probe_timeout_s
         try:
             if self._ingresses is None:
-                self._ingresses = await asyncio.wait_for(own_handle(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    self._ingresses = await own_handle()
         except Exception as error:  # a scrape without the others' is better than none
             logger.warning("Serve does not tell of other ingress processes: %r", error)
             return dict([mine])

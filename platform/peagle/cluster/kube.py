@@ -121,7 +121,8 @@ class KubeApi:
         if response.status < 400:
             return response
         try:
-            details = await asyncio.wait_for(response.json(content_type=None), REQUEST_TIMEOUT_S)
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                details = await response.json(content_type=None)
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError):
             details = {}
         finally:

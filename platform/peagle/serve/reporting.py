@@ -95,7 +95,8 @@ class DepthReporter:
         added = stats.since(self._answered) if self._answered is not None else stats
         report = StepReport(added, reading=reading, since=self._answered_reading)
         standing = self._plan.standing if self._plan is not None else None
-        plan = await asyncio.wait_for(self._ask(report, standing), self._timeout_s)
+        async with asyncio.timeout(self._timeout_s):
+            plan = await self._ask(report, standing)
         self._answered, self._answered_reading = stats, reading
         # First, since no later plan tells of them again: a table that cannot be applied now comes with the next plan.
         for change in plan.changes:

@@ -81,7 +81,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
                     await self._reporter.report()
                     return
         # An engine that is dead, or in a long step, tells nothing of its steps, but dispatchers must hear how it is.
-        await asyncio.wait_for(self._ask_router(None), TIMEOUT_S)
+        async with asyncio.timeout(TIMEOUT_S):
+            await self._ask_router(None)
 
     async def _ask_router(self, steps: StepReport | None, standing: StandingLimits | None = None) -> DepthPlan:
         assert self._router is not None

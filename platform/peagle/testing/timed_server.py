@@ -44,4 +44,5 @@ class TimedServer:
 
     async def _report(self) -> None:
         assert self._router is not None
-        await asyncio.wait_for(self._router.report.remote(self._model, self._engine.snapshot(self._id)), TIMEOUT_S)
+        async with asyncio.timeout(TIMEOUT_S):
+            await self._router.report.remote(self._model, self._engine.snapshot(self._id))

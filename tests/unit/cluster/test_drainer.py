@@ -206,7 +206,8 @@ async def test_the_command_ends_in_peace_when_it_is_told_to(server: KubernetesAp
     process = await command(server, tmp_path)
     await until(lambda: server.count("watch", "pods") > 0, within_s=60)
     process.terminate()
-    _, said = await asyncio.wait_for(process.communicate(), 30)
+    async with asyncio.timeout(30):
+        _, said = await process.communicate()
     assert process.returncode == 0, said
     assert b"Watching 3 nodes and 3 Ray pods" in said
 
@@ -214,7 +215,8 @@ async def test_the_command_ends_in_peace_when_it_is_told_to(server: KubernetesAp
 async def test_the_command_says_in_one_line_which_right_it_lacks(server: KubernetesApi, tmp_path: Path) -> None:
     server.refused.add(("list", "pods"))
     process = await command(server, tmp_path)
-    _, said = await asyncio.wait_for(process.communicate(), 60)
+    async with asyncio.timeout(60):
+        _, said = await process.communicate()
     assert process.returncode == 1
     (line,) = said.decode().splitlines()
     assert line.startswith("peagle: Kubernetes does not let this account list and watch pods in serving")

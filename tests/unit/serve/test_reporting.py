@@ -176,3 +176,18 @@ async def test_what_was_decided_since_a_router_came_back_wins_over_what_held_bef
     engine.router = ModelDepths(SETTINGS)
     await reporter.report()
     assert engine.router.limits_of("a") == DepthLimits()
+
+
+async def test_reporting_ends_when_it_is_cancelled_in_the_very_turn_in_which_an_answer_comes() -> None:
+    engine = Engine()
+    reporting: asyncio.Task[None]
+
+    async def ask(report: StepReport, standing: StandingLimits | None) -> DepthPlan:
+        reporting.cancel()
+        return await engine.ask(report, standing)
+
+    reporter = DepthReporter(engine.read, engine.apply, ask)
+    reporting = asyncio.create_task(keep_reporting(reporter.report, period_s=0.001))
+    done, _ = await asyncio.wait([reporting], timeout=5.0)
+    assert done
+    assert reporting.cancelled()
