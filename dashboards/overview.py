@@ -97,7 +97,8 @@ FAST = (
     Panel(
         "The platform's own share",
         "Mean time of a request outside the engine: in the API, in dispatch, on the wire. Queues of the engine are the "
-        "engine's.",
+        "engine's. First tokens and outputs: of streams at the API, of all requests in the engine; read them where "
+        "clients stream.",
         units.Seconds,
         (
             Query(

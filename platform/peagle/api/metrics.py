@@ -75,8 +75,11 @@ class HttpMetrics:
 
     def sent(self, exchange: Exchange, now_s: float) -> None:
         """Time a piece of an answer from the one before; an answer that is no stream has no first token to wait for."""
-        if exchange.sent_s is not None and exchange.ttft_s is not None:
-            self._at(metrics.REQUEST_ITL, exchange.model).observe(now_s - exchange.sent_s)
+        if exchange.ttft_s is not None:
+            if exchange.sent_s is None:  # now, as engines do, not when the answer ends
+                self._at(metrics.REQUEST_TTFT, exchange.model).observe(exchange.ttft_s)
+            else:
+                self._at(metrics.REQUEST_ITL, exchange.model).observe(now_s - exchange.sent_s)
         exchange.sent_s = now_s
 
     def closed(self, exchange: Exchange, status: int, seconds: float) -> None:
@@ -84,8 +87,6 @@ class HttpMetrics:
         model, outcome = exchange.model, exchange.outcome(status)
         self._at(metrics.REQUESTS_OPEN, model).dec()
         self._at(metrics.REQUESTS, model, outcome).inc()
-        if exchange.ttft_s is not None:
-            self._at(metrics.REQUEST_TTFT, model).observe(exchange.ttft_s)
         if outcome == metrics.OK:
             self._at(metrics.REQUEST_E2E, model).observe(seconds)
 

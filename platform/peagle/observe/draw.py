@@ -11,6 +11,8 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from peagle.observe.prometheus import Answer, Line, Span
 
 LINES_MAX = 12
+SPARSE_MAX = 4
+"""Samples up to which each has a dot: a line through one of them is not to be seen."""
 _SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -88,13 +90,18 @@ def _curves(axes: Axes, panel: dict[str, Any], lines: Sequence[Line], unit: str,
     custom = panel["fieldConfig"]["defaults"].get("custom", {})
     stacked = custom.get("stacking", {}).get("mode") == "normal"
     if stacked:
-        grid = np.arange(span.start_s, span.end_s, span.step_s)
+        grid = np.arange(span.start_s, span.end_s + span.step_s / 2, span.step_s)
+        # A sample speaks for the time before it, and so shows where it is the only one.
         axes.stackplot(
-            _dates(grid), [_on(line, grid) for line in lines], labels=[line.name for line in lines], alpha=0.7
+            _dates(grid),
+            [_on(line, grid) for line in lines],
+            labels=[line.name for line in lines],
+            alpha=0.7,
+            step="pre",
         )
     for line in lines[: 0 if stacked else LINES_MAX]:
         at, values = np.array(line.points).T
-        axes.plot(_dates(at), values, label=line.name, linewidth=1)
+        axes.plot(_dates(at), values, label=line.name, linewidth=1, marker="." if len(at) <= SPARSE_MAX else None)
     for step in _steps(panel):
         low, high = axes.get_ylim()
         if low <= step["value"] <= high:

@@ -175,13 +175,19 @@ async def test_browsers_of_other_origins_are_refused_unless_configured() -> None
         assert "access-control-allow-origin" not in other.headers
 
 
+def first_tokens(counters: HttpMetrics) -> float:
+    return sum(value for name, _, value in counters.values() if name == "peagle_request_ttft_seconds_count")
+
+
 async def test_a_request_to_a_model_counts_by_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     counters = HttpMetrics()
     monkeypatch.setattr("peagle.api.middleware.http_metrics", lambda: counters)
     app = application()
 
     async def chunks(ends: str) -> AsyncIterator[bytes]:
+        before = first_tokens(counters)
         yield b'data: {"choices":[{"text":"a"}]}\n\n'
+        assert first_tokens(counters) == before + 1  # timed when it is sent, not when the answer ends
         yield b'data: {"choices":[{"text":"b"}]}\n\n'
         if ends == "failed":
             raise RuntimeError("secret")

@@ -1,5 +1,6 @@
 """Pictures of the dashboards: every panel, from what a real Prometheus answers."""
 
+import io
 import json
 import os
 import re
@@ -14,14 +15,15 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from metrics_sample import whole_scrape
 from peagle.api.metrics import exposition
-from peagle.observe.draw import _by_bucket, _colour, shown
-from peagle.observe.prometheus import Line, Span, filled_in, legend
+from peagle.observe.draw import _by_bucket, _colour, draw, shown
+from peagle.observe.prometheus import Answer, Line, Span, filled_in, legend
 from peagle.observe.provision import write_grafana, write_prometheus
 from peagle.observe.run import Child
 from prometheus_tools import REPOSITORY, program
@@ -199,3 +201,19 @@ def test_a_figure_has_the_colour_of_the_highest_limit_that_it_has_reached(value:
 )
 def test_values_are_shown_in_their_unit(value: float, unit: str, text: str) -> None:
     assert shown(value, unit) == text
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_series_of_one_sample_is_to_be_seen(stacked: bool) -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    mode = {"stacking": {"mode": "normal"}} if stacked else {}
+    panel = {"title": "t", "type": "timeseries", "fieldConfig": {"defaults": {"unit": "s", "custom": mode}}}
+    span = Span(0.0, 120.0, 5.0)
+    figure = figures.Figure(dpi=50)
+    axes = figure.subplots()
+    draw(axes, panel, [Answer((Line("", ((120.0, 2.0),)),))], span)
+    axes.set_axis_off()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="rgba")
+    pixels = np.frombuffer(picture.getvalue(), np.uint8).reshape(-1, 4)[:, :3].astype(int)
+    assert (np.ptp(pixels, axis=1) > 60).sum() >= 4  # in colour, which nothing else is
