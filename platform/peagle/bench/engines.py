@@ -144,9 +144,10 @@ class Engine:
         return settled
 
     async def _apply(self, table: DepthTable) -> None:
+        # Before it is sent: cancelled on the way, it may have been applied all the same.
+        self._version = table.version
         await live_depth.set_depths(self._llm, table)
         self._tables.append((time.monotonic(), table))
-        self._version = table.version
 
     async def _ask(self, report: StepReport, standing: StandingLimits | None) -> DepthPlan:
         assert self._depths is not None
