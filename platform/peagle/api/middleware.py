@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peagle.api.errors import describe
 from peagle.api.metrics import http_metrics
-from peagle.api.relay import has_choices
+from peagle.api.relay import any_choices
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Guard:
             await send(message)
             whole = message["type"] == "http.response.body" and not message.get("more_body", False)
             # What ends a stream comes with the last token's piece or right behind it: nobody waits for that.
-            if (exchange := scope["state"].get("exchange")) is not None and has_choices(message.get("body", b"")):
+            if (exchange := scope["state"].get("exchange")) is not None and any_choices(message.get("body", b"")):
                 http_metrics().sent(exchange, time.monotonic())
 
         try:

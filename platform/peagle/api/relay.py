@@ -44,10 +44,14 @@ def split_events(reply: Any) -> list[str]:
     return [reply] if isinstance(reply, str) else list(reply)
 
 
-def has_choices(event: str | bytes) -> bool:
+def has_choices(event: str) -> bool:
     """Whether the event carries a part of an answer, be it empty; `[DONE]` and an event of usage alone do not."""
-    text = event if isinstance(event, str) else event.decode()
-    return text.startswith("data: {") and '"choices":[]' not in text
+    return event.startswith("data: {") and '"choices":[]' not in event
+
+
+def any_choices(packet: bytes) -> bool:
+    """Whether any event of a packet does: `relay` sends what came together as one."""
+    return any(map(has_choices, packet.decode(errors="replace").split("\n\n")))
 
 
 def engine_error(event: str, asked: Asked) -> EngineError | None:

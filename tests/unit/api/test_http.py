@@ -222,6 +222,25 @@ async def test_a_request_to_a_model_counts_by_how_it_ended(monkeypatch: pytest.M
     assert 'peagle_request_e2e_seconds_count{ingress="me",model="m"} 1.0' in text
 
 
+async def test_an_answer_that_comes_in_one_piece_has_a_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = HttpMetrics()
+    monkeypatch.setattr("peagle.api.middleware.http_metrics", lambda: counters)
+    app = application()
+
+    async def whole() -> AsyncIterator[bytes]:
+        yield b'data: {"choices":[{"text":"a"}]}\n\ndata: {"choices":[],"usage":{}}\n\ndata: [DONE]\n\n'
+
+    async def generate(request: Request) -> StreamingResponse:
+        request.state.exchange = Exchange("m", ttft_s=0.1)
+        counters.opened(request.state.exchange)
+        return StreamingResponse(whole())
+
+    app.get("/generate")(generate)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        await http.get("/generate")
+    assert first_tokens(counters) == 1
+
+
 async def test_requests_are_counted_by_route_and_never_by_what_a_client_wrote() -> None:
     async with client() as http:
         await http.post("/echo", json={})
