@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from peagle.bench.overhead import SCRAPE_EVERY_S
-from peagle.bench.report import markdown_table, median_cell, spread_cell
+from peagle.bench.report import by_concurrency, markdown_table, median_cell, spread_cell
 from peagle.bench.rows import PERCENTILES, Row
 from peagle.bench.servers import UNMETERED, VLLM
 
@@ -27,24 +26,18 @@ _PROMISES = {
 def overhead_table(rows: Sequence[Row]) -> Table:
     """The rows for a terminal of 80 columns; `report.md` has the other figures."""
     caption = "medians over repeats, tokens/s with its extremes; TTFT and ITL in ms, CPU in s for 1,000 tokens"
-    table = Table(box=box.SIMPLE_HEAD, caption=caption)
-    for heading in ("at once", "side", "tokens/s", f"x {VLLM}", "TTFT", "ITL", "CPU"):
-        table.add_column(heading, justify="left" if heading == "side" else "right", no_wrap=True)
-    level = None
-    for row in rows:
-        if level not in (None, row["concurrency"]):
-            table.add_section()
-        level = row["concurrency"]
-        table.add_row(
-            str(level),
+
+    def cells(row: Row) -> list[str]:
+        return [
             row["method"],
             spread_cell(row["output_tokens_per_s"], "{:.0f}"),
             median_cell(row.get("ratio_to_vllm"), "{:.2f}"),
             median_cell(row["ttft_ms_p50"], "{:.1f}"),
             median_cell(row["itl_ms_p50"], "{:.1f}"),
             median_cell(row["cpu_s_per_1000_tokens"], "{:.2f}"),
-        )
-    return table
+        ]
+
+    return by_concurrency(("side", "tokens/s", f"x {VLLM}", "TTFT", "ITL", "CPU"), rows, cells, caption)
 
 
 def busy_line(hardware: Mapping[str, Any]) -> str | None:

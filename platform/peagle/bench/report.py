@@ -1,6 +1,6 @@
 """A result as Markdown (`report.md`) and as a table on the terminal, from the values of `result.json`. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -16,24 +16,35 @@ from peagle.bench.speculation import LOOP_GRAM_TOKENS
 def result_table(rows: Sequence[Row]) -> Table:
     """The rows for a terminal of 80 columns; `report.md` has the other figures."""
     caption = "medians over repeats, tokens/s with its extremes; AL: tokens per verification step; ITL in ms"
-    table = Table(box=box.SIMPLE_HEAD, caption=caption)
     ratios = {"x none": "ratio_to_none", "x eagle3": "ratio_to_eagle3"}
     ratios = {heading: name for heading, name in ratios.items() if any(name in row for row in rows)}
-    for heading in ("at once", "method", "tokens/s", *ratios, "AL", "ITL"):
-        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
-    level = None
-    for row in rows:
-        if level not in (None, row["concurrency"]):
-            table.add_section()
-        level = row["concurrency"]
-        table.add_row(
-            str(level),
+
+    def cells(row: Row) -> list[str]:
+        return [
             row["method"] if row["method"] == NONE else f"{row['method']} K={row['depth']}",
             spread_cell(row["output_tokens_per_s"], "{:.0f}"),
             *(median_cell(row.get(name), "{:.2f}") for name in ratios.values()),
             "" if row["acceptance_length"] is None else f"{row['acceptance_length']:.2f}",
             median_cell(row["itl_ms_p50"], "{:.1f}"),
-        )
+        ]
+
+    return by_concurrency(("method", "tokens/s", *ratios, "AL", "ITL"), rows, cells, caption)
+
+
+def by_concurrency(
+    headings: Sequence[str], rows: Sequence[Row], cells: Callable[[Row], Sequence[str]], caption: str
+) -> Table:
+    """A terminal's table with a section for each concurrency; `cells` of a row stand below `headings`, a name first."""
+    table = Table("at once", box=box.SIMPLE_HEAD, caption=caption)
+    table.columns[0].justify = "right"
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == headings[0] else "right", no_wrap=True)
+    level = None
+    for row in rows:
+        if level not in (None, row["concurrency"]):
+            table.add_section()
+        level = row["concurrency"]
+        table.add_row(str(level), *cells(row))
     return table
 
 
