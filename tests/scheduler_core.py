@@ -114,6 +114,8 @@ class Worker:
         self.overlapped, self.rng = overlapped, rng
         self.tokens: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
+        # what each request found in the prefix cache
+        self.cached: dict[str, int] = {}
         self.drafts: dict[str, list[int]] = {}
         # request, index of the first drafted position, draft and how much of it was verified, for each decode
         self.seen: list[tuple[str, int, list[int], int]] = []
@@ -145,7 +147,7 @@ class Worker:
     def _adopt(self, output: Any) -> None:
         for new in output.scheduled_new_reqs:
             self.tokens[new.req_id] = list(new.prompt_token_ids)
-            self.computed[new.req_id] = new.num_computed_tokens
+            self.computed[new.req_id] = self.cached[new.req_id] = new.num_computed_tokens
             # vLLM pads a one-token prompt to a whole draft, so that its batch stays uniform for full CUDA graphs.
             self.drafts[new.req_id] = [-1] * DEPTH_MAX
         cached = output.scheduled_cached_reqs
@@ -154,6 +156,7 @@ class Worker:
                 self.tokens[request_id] = list(cached.all_token_ids[request_id])
                 self.computed[request_id] = computed
                 self.drafts[request_id] = [-1] * DEPTH_MAX
+                self.gapped.discard(request_id)
             elif not self.overlapped:
                 assert computed == self.computed[request_id]
 

@@ -169,6 +169,17 @@ def test_probes_at_zero_take_a_small_share_of_the_time() -> None:
     assert 0 < sum(depth > 0 for depth in used) / len(used) < 0.03
 
 
+def test_a_load_that_comes_for_seconds_does_not_pay_for_a_probe_each_time() -> None:
+    def load(now_s: float) -> int:
+        return 32 if now_s % 20.0 < 2.0 else 0
+
+    replica = Replica(lambda _: PROSE, load, skips=True, tails=False, output_tokens=48)
+    assert replica.best(32, 0.0)[0] == 0
+    Loop(replica, settings_for(replica)).run(400.0)
+    used = [depth for now_s, _, depth in replica.used if now_s > 100.0]
+    assert sum(depth > 0 for depth in used) / len(used) < 0.02
+
+
 def test_requests_that_cannot_draft_again_hold_up_no_recovery() -> None:
     """After K = 0 with a skipped drafter, only new requests draft: a probe sees few drafts, and slowly."""
     replica = phased([(40.0, 2, NOISE), (140.0, 2, CODE)], skips=True, tails=False, output_tokens=800)

@@ -59,6 +59,7 @@ class Engine:
         self._output_tokens = output_tokens
         self._request_numbers = itertools.count()
         self._depths = ModelDepths(depth_settings(plan.deployment)) if plan.live else None
+        self._reporter = DepthReporter(lambda: live_depth.read_step_stats(self._llm), self._apply, self._ask)
         self._last_plan: DepthPlan | None = None
         self._version = 0
         self._tables: list[tuple[float, DepthTable]] = []
@@ -121,13 +122,8 @@ class Engine:
         assert self._depths is not None, "this engine has one K"
         if self._last_plan is not None:
             await self._apply(DepthTable(self._version + 1, self._last_plan.table.depths))
-        reporter = DepthReporter(
-            lambda: live_depth.read_step_stats(self._llm),
-            self._apply,
-            self._ask,
-            answered=await live_depth.read_step_stats(self._llm),
-        )
-        reporting = asyncio.create_task(keep_reporting(reporter.report))
+        await self._reporter.leave_out()
+        reporting = asyncio.create_task(keep_reporting(self._reporter.report))
         try:
             yield
         finally:

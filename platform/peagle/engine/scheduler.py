@@ -13,14 +13,15 @@ budget or the context's end leaves no room. So outputs cannot change, K may diff
   the drafter's output, by request, at the stride that was drafted. The cut works the same; the tail's tokens are not
   known to the scheduler, so cut tails are not scored.
 - K = 0 verifies nothing. Unless `skips_drafter` is set the drafter still runs and keeps its cache in step, so that K
-  can rise at any step. With it, a decode-only step whose requests all have K = 0 runs no drafter; they then have a gap
-  in its cache and stay at K = 0 until they end, while new ones draft again. Prompts are always drafted over. A later
-  prompt that finds an answer of such a request in the prefix cache drafts a little worse over it.
+  can rise at any step. With it, a step whose requests all have K = 0 runs no drafter; they then have a gap in its cache
+  and stay at K = 0 until they end, while new ones draft again. Prompts too are drafted over only if K is not 0 for as
+  many requests as run and wait. What is left in the prefix cache with a gap is not used by those that draft.
 - On GPU, a step below Kmax is no uniform batch of Kmax + 1 tokens, so it replays piecewise CUDA graphs, not full ones.
 """
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import chain, islice
 from time import perf_counter
 from typing import Any
 
@@ -31,6 +32,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from peagle.engine.arguments import SETTINGS_KEY
 from peagle.engine.depth_table import next_table
+from peagle.engine.drafter_gaps import DrafterGaps
 from peagle.engine.step_drafts import DraftTakingScheduler
 from peagle.engine.step_sums import CellSums, CutDraft, CutTails, StepSums
 from peagle.router.snapshot import DepthTable
@@ -64,7 +66,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
         self._ended_s = 0.0
         self._had_more = False
         self._may_skip: bool = settings["skips_drafter"]
-        self._gapped: set[str] = set()
+        self._gaps = DrafterGaps(self.kv_cache_manager)
         self._whole_always = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
 
     def set_depths(self, version: int, depths: list[int]) -> None:
@@ -91,6 +93,10 @@ class LiveDepthScheduler(DraftTakingScheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         scheduled_s = perf_counter()
         depth = self._table.depth_at(len(self.running))
+        prompts_depth = self._depth_to_come()
+        if prompts_depth and self._may_skip:
+            room = self.max_num_running_reqs - len(self.running)
+            self._gaps.uncache_for(islice(chain(self.waiting, self.skipped_waiting), room))
         prefilling = any(request.is_prefill_chunk for request in self.running)
         whole_drafts = self._cut_drafts(depth)
         # vLLM pads a new request that computes one token with Kmax empty drafts, to keep a batch of whole drafts
@@ -100,14 +106,14 @@ class LiveDepthScheduler(DraftTakingScheduler):
         self._restore_unscheduled(whole_drafts, output)
         admits = output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids
         cell = None
-        if output.num_scheduled_tokens and not prefilling and not admits:
-            none_drafts = output.num_scheduled_tokens.keys() <= self._gapped
-            if self._may_skip and (depth == 0 or none_drafts):
-                # Nobody will use drafts; without them the step's requests get a gap in the drafter's cache.
-                output.num_spec_tokens_to_schedule = 0
-                self._gapped.update(output.num_scheduled_tokens)
-            cell = self._sums.cell(len(output.num_scheduled_tokens), 0 if none_drafts else depth)
-            self._keep_tails(whole_drafts, output, cell)
+        if output.num_scheduled_tokens:
+            decodes_only = not prefilling and not admits
+            none_drafts = self._gaps.hold(output.num_scheduled_tokens)
+            if self._may_skip and (none_drafts or (depth if decodes_only else prompts_depth) == 0):
+                self._skip_drafter(output)
+            if decodes_only:
+                cell = self._sums.cell(len(output.num_scheduled_tokens), 0 if none_drafts else depth)
+                self._keep_tails(whole_drafts, output, cell)
         self._steps.append(_Step(output, scheduled_s, cell))
         return output
 
@@ -133,15 +139,31 @@ class LiveDepthScheduler(DraftTakingScheduler):
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """Every way for a request to end passes here: stop, length, abort, error."""
         self._tails.finish(request.request_id, request.all_token_ids)
-        self._gapped.discard(request.request_id)
         return super()._free_request(request, *args, **kwargs)
+
+    def _free_request_blocks(self, request: Request) -> None:
+        """A request that ended, or one that starts again from its prompt."""
+        self._gaps.close(request)
+        super()._free_request_blocks(request)
+
+    def _depth_to_come(self) -> int:
+        """K of the batch that there will be once all who wait have come in, as far as there is room."""
+        waiting = len(self.waiting) + len(self.skipped_waiting)
+        return self._table.depth_at(min(len(self.running) + waiting, self.max_num_running_reqs))
+
+    def _skip_drafter(self, output: SchedulerOutput) -> None:
+        """Nobody will use drafts; without them the step's requests get a gap in the drafter's cache."""
+        output.num_spec_tokens_to_schedule = 0
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            self._gaps.open(request, request.num_computed_tokens - tokens)
 
     def _cut_drafts(self, depth: int) -> dict[str, list[int]]:
         """Cut every running request's draft to its K, `depth` or 0; returns what was longer, whole, by request id."""
         whole_drafts: dict[str, list[int]] = {}
         for request in self.running:
             draft = request.spec_token_ids
-            if request.request_id in self._gapped:
+            if request.request_id in self._gaps:
                 request.spec_token_ids = []
             elif len(draft) > depth:
                 whole_drafts[request.request_id] = draft

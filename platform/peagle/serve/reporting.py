@@ -56,7 +56,6 @@ class DepthReporter:
         read: Reads the engine's sums.
         apply: Gives the engine a depth table.
         ask: Sends a report, with the operators' limits under which the present plan was made, and returns the plan.
-        answered: Sums that are not to be reported, because they are from before.
     """
 
     def __init__(
@@ -66,11 +65,10 @@ class DepthReporter:
         ask: Callable[[StepReport, StandingLimits | None], Awaitable[DepthPlan]],
         timeout_s: float = TIMEOUT_S,
         now_s: Callable[[], float] = time.monotonic,
-        answered: StepStats | None = None,
     ) -> None:
         self._read, self._apply, self._ask = read, apply, ask
         self._timeout_s, self._now_s = timeout_s, now_s
-        self._answered = answered
+        self._answered: StepStats | None = None
         self._readings = self._answered_reading = 0
         self._plan: DepthPlan | None = None
         self._plan_at_s = 0.0
@@ -86,6 +84,10 @@ class DepthReporter:
     def changes(self) -> dict[str, int]:
         """How often K was changed for a run of batch sizes, by cause."""
         return dict(self._changes)
+
+    async def leave_out(self) -> None:
+        """Read, but report nothing of what was added so far."""
+        self._answered = await self._read()
 
     async def report(self) -> None:
         """Report once. What was not answered is part of the next report."""

@@ -77,9 +77,7 @@ def test_at_depth_zero_nothing_is_drafted_and_the_text_is_the_same(
     after = runner.stats().since(before)
     assert after.drafts == 0
     assert sum(cell.steps for cell in after.cells) > 100
-    # The drafter passes over prompts, so that it may draft for them should K rise, and over nothing else.
-    passes = counts(runner)["passes"] - counted["passes"]
-    assert 0 < passes <= 16
+    assert counts(runner)["passes"] == counted["passes"]
 
 
 def test_drafts_come_with_the_output_and_are_never_called_for(runner: Runner, truth: list[tuple[int, ...]]) -> None:
@@ -137,8 +135,9 @@ def test_after_a_time_without_drafts_new_ones_are_as_good_as_before(
     shares = []
     for depth in (7, 0, 7):
         runner.set_depths(depth)
-        # What an answer without drafts left in the prefix cache would spoil the next one's; see scheduler.py.
-        runner.llm.reset_prefix_cache()
+        if depth == 0:
+            # Prompts too are computed without the drafter then; what that leaves in the cache may not spoil the next.
+            runner.llm.reset_prefix_cache()
         before = runner.counters()
         assert texts(runner) == truth
         after = runner.counters()

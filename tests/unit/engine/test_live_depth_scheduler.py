@@ -67,7 +67,7 @@ def test_output_is_the_targets_own_while_depth_changes(
     assert bool(core.worker.gapped) == skips_drafter
     assert not core.scheduler._tails
     assert not core.scheduler._steps
-    assert not core.scheduler._gapped
+    assert not core.scheduler._gaps
 
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
@@ -97,6 +97,56 @@ def test_where_nobody_drafts_the_drafter_rests_until_a_new_request_comes(folder:
     assert {cell.depth for cell in both} == {DEPTH_MAX}
     assert all(0 < cell.drafts <= cell.steps for cell in both)
     assert stats.requested >= 1.5 * stats.drafted
+
+
+@pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
+@pytest.mark.parametrize(("requests", "drafts"), [(2, True), (3, False), (12, False)])
+def test_prompts_are_drafted_over_if_those_who_come_may_draft_together(
+    folder: Path, overlapped: bool, requests: int, drafts: bool
+) -> None:
+    core = Core(scheduler_of(folder, overlapped, blocks=200, skips_drafter=True), overlapped, random.Random(1))
+    core.scheduler.set_depths(1, [DEPTH_MAX, DEPTH_MAX, DEPTH_MAX, 0])
+    for index in range(requests):
+        add(core, f"r{index}", [1, 2, 3], 20, [])
+    core.step()
+    assert core.worker.gapped == (set() if drafts else {f"r{index}" for index in range(min(requests, 8))})
+    while core.busy():
+        core.step()
+    assert all(text == continuation([1, 2, 3], 20) for text in core.emitted.values())
+
+
+@pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
+@pytest.mark.parametrize("ended", [True, False], ids=["after", "beside"])
+def test_who_drafts_finds_nothing_in_the_prefix_cache_that_the_drafter_has_not_seen(
+    folder: Path, overlapped: bool, ended: bool
+) -> None:
+    core = Core(
+        scheduler_of(folder, overlapped, blocks=200, depth_static=0, skips_drafter=True), overlapped, random.Random(1)
+    )
+    # Three blocks, of which vLLM computes the last one again wherever it drafts, for the drafter's sake.
+    prompt = [number % VOCABULARY for number in range(50)]
+
+    def cached_tokens(request_id: str) -> int:
+        add(core, request_id, prompt, 30, [])
+        while request_id not in core.emitted:
+            core.step()
+        while ended and core.busy():
+            core.step()
+        return core.worker.cached[request_id]
+
+    assert cached_tokens("first") == 0
+    assert cached_tokens("off") == 32, "without drafts the target's own cache is enough"
+    core.scheduler.set_depths(1, [DEPTH_MAX])
+    assert cached_tokens("drafts") == 0
+    assert cached_tokens("drafts too") == 32
+    core.scheduler.set_depths(2, [0])
+    assert cached_tokens("off again") == 32
+    core.scheduler.set_depths(3, [DEPTH_MAX])
+    assert cached_tokens("drafts again") == 32, "its prompt was drafted over"
+    while core.busy():
+        core.step()
+    assert not core.scheduler._gaps
+    assert all(text == continuation(prompt, 30) for text in core.emitted.values())
 
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])

@@ -84,6 +84,18 @@ async def test_steps_of_a_report_that_was_not_answered_are_in_the_next() -> None
     assert sum(engine.reported) <= engine.steps
 
 
+async def test_steps_that_are_left_out_are_never_told_and_all_later_ones_are() -> None:
+    engine = Engine()
+    reporter = engine.reporter()
+    for _ in range(2):
+        await reporter.report()
+    await reporter.leave_out()
+    told = len(engine.reported)
+    for _ in range(3):
+        await reporter.report()
+    assert engine.reported[told:] == [100] * 3
+
+
 async def test_a_router_that_never_answers_is_given_up_each_time() -> None:
     engine = Engine()
 

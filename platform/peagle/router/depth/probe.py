@@ -72,29 +72,43 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class ProbeClock:
-    """When the next probe of a batch range is due: None until the load first gets there. `tried` depths had one."""
+    """When the next probe of a batch range is due.
+
+    It runs only while that range has the load: else a load that comes for seconds and goes would pay for a probe each
+    time.
+
+    Attributes:
+        wait_s: Between two probes.
+        left_s: Until the next one.
+        tried: Depths that had one.
+    """
 
     wait_s: float
-    next_s: float | None = None
+    left_s: float
     tried: frozenset[int] = frozenset()
 
-    def started(self, now_s: float) -> "ProbeClock":
-        return self if self.next_s is not None else replace(self, next_s=now_s + self.wait_s)
+    @classmethod
+    def start(cls, settings: DepthSettings) -> "ProbeClock":
+        return cls(settings.probe_wait_s[0], settings.probe_wait_s[0])
 
-    def is_due(self, now_s: float) -> bool:
-        return self.next_s is not None and now_s >= self.next_s
+    @property
+    def is_due(self) -> bool:
+        return self.left_s <= 0.0
 
-    def after(self, probe: Probe, better: bool, settings: DepthSettings, now_s: float) -> "ProbeClock":
+    def ran(self, seconds: float) -> "ProbeClock":
+        return replace(self, left_s=max(0.0, self.left_s - seconds))
+
+    def after(self, probe: Probe, better: bool, settings: DepthSettings) -> "ProbeClock":
         tried = self.tried | {probe.depth}
         if probe.kind is not ProbeKind.DUE:
             return replace(self, tried=tried)
         wait_s = self.wait_s if better else min(self.wait_s * _WAIT_FACTOR, settings.probe_wait_s[1])
-        return ProbeClock(wait_s, now_s + wait_s, tried)
+        return ProbeClock(wait_s, wait_s, tried)
 
-    def anew(self, settings: DepthSettings, now_s: float) -> "ProbeClock":
+    def anew(self, settings: DepthSettings) -> "ProbeClock":
         """The prompts have changed, so what the last probes found no longer counts."""
         wait_s = settings.probe_wait_s[0]
-        return ProbeClock(wait_s, None if self.next_s is None else min(self.next_s, now_s + wait_s), self.tried)
+        return ProbeClock(wait_s, min(self.left_s, wait_s), self.tried)
 
 
 def next_probe(forecast: Forecast, index: int, present: int, clock: ProbeClock, allowance: float) -> Probe | None:
@@ -104,7 +118,7 @@ def next_probe(forecast: Forecast, index: int, present: int, clock: ProbeClock, 
     of a new load; later visits wait for the clock.
     """
     now_s, rungs = forecast.now_s, [rung for rung in allowed_depths(forecast, index, present) if rung != present]
-    due = clock.is_due(now_s) and allowance >= PROBE_CHANGES
+    due = clock.is_due and allowance >= PROBE_CHANGES
     confirmations = forecast.settings.confirmations
     if due and present == 0 and _is_blind(forecast):
         rungs = [rung for rung in rungs if rung > 0]

@@ -61,7 +61,7 @@ class DepthState:
         acceptance, cost, delivery: What is learned.
         guard: Whether to trust it.
         ranges: By batch range, as `batch_ranges` lists them.
-        clocks: By batch range, when the next probe may start.
+        clocks: By batch range, how long until the next probe.
         probe: The one under way.
         main: The batch range with the most time in the last report.
         measured: Tokens/s of the last report at each batch range that has had one.
@@ -98,7 +98,7 @@ def start(settings: DepthSettings, fleet: FleetPrior | None = None) -> DepthStat
         ranges=tuple(
             RangeState(settings.depth_static, settings.changes_at_once) for _ in batch_ranges(settings.batch_max)
         ),
-        clocks=tuple(ProbeClock(settings.probe_wait_s[0]) for _ in batch_ranges(settings.batch_max)),
+        clocks=tuple(ProbeClock.start(settings) for _ in batch_ranges(settings.batch_max)),
     )
 
 
@@ -128,13 +128,15 @@ def learn(state: DepthState, cells: tuple[StepCell, ...], settings: DepthSetting
         tokens[index] = tokens.get(index, 0) + cell.tokens
     measured = {index: tokens[index] / seconds[index] for index in seconds if seconds[index] > 0}
     main = max(measured, key=seconds.__getitem__, default=state.main)
-    shifted = learned.shifts != state.acceptance.shifts
+    clocks = tuple(clock.ran(seconds.get(index, 0.0)) for index, clock in enumerate(state.clocks))
+    if learned.shifts != state.acceptance.shifts:
+        clocks = tuple(clock.anew(settings) for clock in clocks)
     return replace(
         state,
         acceptance=learned,
         cost=step_cost.observe(state.cost, cells, settings.batch_max, settings.drafter_skipped_at_zero, now_s),
         delivery=state.delivery.observe(cells, elapsed_s),
-        clocks=tuple(clock.anew(settings, now_s) for clock in state.clocks) if shifted else state.clocks,
+        clocks=clocks,
         main=main,
         measured={**state.measured, **measured},
     )

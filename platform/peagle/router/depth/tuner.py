@@ -114,14 +114,14 @@ def _judge_probe(
         return replace(state, probe=trial), causes
     if better:
         ranges = _with(state.ranges, index, policy.moved(present, trial.depth, settings, trial.started_s))
-        clocks = _with(state.clocks, index, state.clocks[index].after(trial, True, settings, now_s))
+        clocks = _with(state.clocks, index, state.clocks[index].after(trial, True, settings))
         why = Why(Cause.PROBE_ADOPTED, "it proved better while it was tried", before=present.depth)
         return replace(state, probe=None, ranges=ranges, clocks=clocks), {**causes, index: why}
     if state.main != index:
         # Nothing more to be learned here, and nothing against the depth.
         return replace(state, probe=None), {**causes, index: Why(Cause.PROBE_REVERTED, "the load has moved on")}
     if trial.saw_enough or now_s - trial.started_s >= settings.probe_s_max:
-        clocks = _with(state.clocks, index, state.clocks[index].after(trial, False, settings, now_s))
+        clocks = _with(state.clocks, index, state.clocks[index].after(trial, False, settings))
         if trial.kind is ProbeKind.WISHED:
             # Else a wish that each trial disappoints would start one trial after the other.
             state = replace(state, ranges=_with(state.ranges, index, policy.charged(present, 1.0, settings, now_s)))
@@ -168,9 +168,7 @@ def _start_probe(state: DepthState, forecast: Forecast, causes: Causes) -> tuple
     settled = state.cost.measured((index, present.depth)) and not present.seen
     if not settled or _just_adopted(index, causes):
         return state, causes
-    clock = state.clocks[index].started(now_s)
-    state = replace(state, clocks=_with(state.clocks, index, clock))
-    trial = next_probe(forecast, index, present.depth, clock, present.allowance)
+    trial = next_probe(forecast, index, present.depth, state.clocks[index], present.allowance)
     if trial is None:
         return state, causes
     if trial.kind is ProbeKind.DUE:
