@@ -17,6 +17,7 @@ from peagle.cli_status import fleet_table
 from peagle.cli_url import http_url
 from peagle.errors import ConfigError, RequestError
 from peagle.serve import launch
+from served import DEPLOYMENT
 
 COMMANDS = (
     "serve",
@@ -109,6 +110,13 @@ def test_a_wrong_option_value_is_one_line_and_exit_2(tmp_path: Path) -> None:
     done = peagle("bench", "speculation", str(tmp_path / "x.yaml"), "--depths", "3,x")
     assert done.returncode == 2
     assert "--depths = '3,x'" in done.stderr
+
+
+def test_bench_depth_needs_a_depth_that_drafts() -> None:
+    done = peagle("bench", "depth", str(DEPLOYMENT), "--depths", "0")
+    assert done.returncode == 2
+    assert "--depths = '0'" in done.stderr
+    assert "Add one above 0" in done.stderr
 
 
 def test_a_folder_without_a_result_is_one_line_and_exit_2(tmp_path: Path) -> None:

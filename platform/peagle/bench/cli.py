@@ -111,6 +111,8 @@ def depth(
         problem = "its depth cannot change while it runs"
         raise ConfigError(f"{file}: speculation.live_depth", None, problem, "Name a P-EAGLE drafter with live_depth.")
     asked = _numbers("--depths", depths, least=0), _numbers("--concurrency", concurrency)
+    if not any(asked[0]):
+        raise ConfigError("--depths", depths, "the deepest of them is what is drafted", "Add one above 0.")
     comparison = Comparison((NONE, PEAGLE), *asked, load, adaptive=True, shifting=shifting)
     _compare(deployment, None, comparison, out, price_per_hour)
 
