@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from peagle.router.depth import DepthPlan, DepthSettings, DepthState, start, step
-from peagle.router.snapshot import DepthTable, StepCell, StepReport, StepStats
+from peagle.router.snapshot import DepthTable, PromptCell, PromptStats, StepCell, StepReport, StepStats
 
 REPORT_S = 0.5
 
@@ -63,6 +63,9 @@ class Replica:
         spread: How far each request's acceptance lies from the mean: 0.5 is up to half of the distance to 0 and to 1.
         step_sd: Relative scatter of step times.
         delivers: Share of accepted drafts that are delivered.
+        prompt_tokens: Length of each prompt; a step that has any is no decode-only one.
+        prompt_token_s: What the target takes for one of them,
+        prompt_draft_ratio: and the drafter, as a share of that.
     """
 
     conditional: Callable[[float], Sequence[float]]
@@ -76,6 +79,9 @@ class Replica:
     spread: float = 0.0
     step_sd: float = 0.1
     delivers: float = 1.0
+    prompt_tokens: int = 0
+    prompt_token_s: float = 0.17e-3
+    prompt_draft_ratio: float = 0.4
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -85,11 +91,13 @@ class Replica:
         self.tokens = 0
         self.used: list[tuple[float, int, int]] = []
         self._sums: dict[tuple[int, int], _Sums] = {}
+        self._prompts: list[PromptCell] = []
+        self._ended = 0
         self._sequences: list[_Sequence] = []
 
     def run(self, until_s: float) -> StepReport:
         """Serve until then; return what that added to the sums."""
-        self._sums = {}
+        self._sums, self._prompts, self._ended = {}, [], 0
         while self.now_s < until_s:
             batch_size = self.load(self.now_s)
             if batch_size == 0:
@@ -97,7 +105,8 @@ class Replica:
                 break
             self._one_step(batch_size)
         cells = tuple(self._cell(*key) for key in sorted(self._sums))
-        return StepReport(StepStats(self.table, self.depth_max, cells))
+        prompts = PromptStats(tuple(self._prompts), self._ended * self.prompt_tokens, self._ended * self.output_tokens)
+        return StepReport(StepStats(self.table, self.depth_max, cells, prompts))
 
     def apply(self, table: DepthTable) -> None:
         """Take a table as the engine does: never an older one."""
@@ -107,11 +116,15 @@ class Replica:
         self.table = table
 
     def tokens_per_s(self, batch_size: int, depth: int, now_s: float) -> float:
-        """What a static K yields, in truth, while every request can draft and none ends."""
+        """What a static K yields, in truth, while every request can draft."""
         conditional = self.conditional(now_s)
         tokens = 1.0 + sum(prod(conditional[: j + 1]) for j in range(depth))
         drafting = batch_size if depth or not self.skips else 0
-        return batch_size * tokens / self.step_s(batch_size, batch_size * (depth + 1), drafting)
+        decode_s = self.step_s(batch_size, batch_size * (depth + 1), drafting) / (batch_size * tokens)
+        return 1.0 / (decode_s + self._prompt_s(drafting > 0) / self.output_tokens)
+
+    def _prompt_s(self, drafts: bool) -> float:
+        return self.prompt_tokens * self.prompt_token_s * (1.0 + self.prompt_draft_ratio * drafts)
 
     def best(self, batch_size: int, now_s: float, depths: Sequence[int] = (0, 1, 2, 3, 5, 7)) -> tuple[int, float]:
         """The best static K, and its tokens/s."""
@@ -121,10 +134,13 @@ class Replica:
 
     def _one_step(self, batch_size: int) -> None:
         del self._sequences[batch_size:]
-        while len(self._sequences) < batch_size:
-            self._sequences.append(self._request())
+        new = batch_size - len(self._sequences)
+        self._sequences += [self._request() for _ in range(new)]
         depth = self.table.depth_at(batch_size)
-        sums = self._sums.setdefault((batch_size, depth), _Sums(self.depth_max))
+        has_prompts = new > 0 and self.prompt_tokens > 0
+        sums = _Sums(self.depth_max)
+        if not has_prompts:
+            sums = self._sums.setdefault((batch_size, depth), sums)
         drafting = computed = tokens = 0
         for one in self._sequences:
             if depth == 0 and self.skips:
@@ -138,8 +154,15 @@ class Replica:
             emitted = min(emitted, one.left)
             one.left -= emitted
             tokens += emitted
+        self._ended += sum(one.left == 0 for one in self._sequences)
         self._sequences = [one for one in self._sequences if one.left > 0]
-        seconds = self.step_s(batch_size, computed, drafting) * max(0.3, self.random.gauss(1.0, self.step_sd))
+        drafts = depth > 0 or not self.skips
+        prompts_s = new * self._prompt_s(drafts)
+        luck = max(0.3, self.random.gauss(1.0, self.step_sd))
+        seconds = (self.step_s(batch_size, computed, drafting) + prompts_s) * luck
+        if has_prompts:
+            verified = computed - batch_size
+            self._prompts.append(PromptCell(drafts, True, 1, seconds, new * self.prompt_tokens, batch_size, verified))
         sums.steps += 1
         sums.seconds += seconds
         sums.tokens += tokens

@@ -75,6 +75,25 @@ def test_it_reaches_97_percent_of_the_best_static_k(curve: Curve, batch_size: in
     assert loop.state.guard.trips == 0
 
 
+@pytest.mark.parametrize(("output_tokens", "best"), [(16, 0), (400, 3)])
+def test_it_counts_what_the_drafter_costs_over_prompts(output_tokens: int, best: int) -> None:
+    """A batch that decodes faster with drafts is served faster without, where prompts are long and answers short."""
+
+    def step_s(batch_size: int, tokens: int, drafting: int) -> float:
+        return 20e-3 + (5e-3 if drafting else 0.0) + 0.2e-3 * tokens
+
+    replica = steady(PROSE, 16, skips=True, tails=False, output_tokens=output_tokens, prompt_tokens=150, step_s=step_s)
+    assert replica.best(16, 0.0)[0] == best
+    loop = Loop(replica, settings_for(replica)).run(30.0)
+    reached = loop.tokens_per_s(30.0, 90.0)
+    still = steady(
+        PROSE, 16, skips=True, tails=False, output_tokens=output_tokens, prompt_tokens=150, step_s=step_s,
+        depth_static=best,
+    )  # fmt: skip
+    still.run(60.0)
+    assert reached >= 0.97 * still.tokens / still.now_s
+
+
 def test_the_best_k_crosses_from_seven_to_zero_with_load_on_this_cost() -> None:
     """So that the tests here have a crossing to find."""
     replica = steady(PROSE, 1, skips=True)

@@ -6,7 +6,7 @@ Under data parallelism the table reaches every engine, and the statistics are th
 from typing import Any
 
 from peagle.errors import ConfigError
-from peagle.router.snapshot import DepthTable, StepCell, StepStats
+from peagle.router.snapshot import DepthTable, PromptCell, PromptStats, StepCell, StepStats
 
 SET_DEPTHS = "peagle_set_depths"
 STEP_STATS = "peagle_step_stats"
@@ -46,12 +46,17 @@ def step_stats_from_plain(plain: dict[str, Any]) -> StepStats:
         table=DepthTable(plain["version"], tuple(plain["depths"])),
         depth_max=plain["depth_max"],
         cells=tuple(_step_cell(cell) for cell in plain["cells"]),
+        prompts=_prompt_stats(**plain["prompts"]),
     )
 
 
 def _step_cell(plain: dict[str, Any]) -> StepCell:
     fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
     return StepCell(**fields)
+
+
+def _prompt_stats(cells: list[dict[str, Any]], **ended: int) -> PromptStats:
+    return PromptStats(tuple(PromptCell(**cell) for cell in cells), **ended)
 
 
 async def _call(engine_client: Any, method: str, *arguments: Any) -> Any:

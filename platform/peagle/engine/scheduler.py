@@ -34,17 +34,18 @@ from peagle.engine.arguments import SETTINGS_KEY
 from peagle.engine.depth_table import next_table
 from peagle.engine.drafter_gaps import DrafterGaps
 from peagle.engine.step_drafts import DraftTakingScheduler
-from peagle.engine.step_sums import CellSums, CutDraft, CutTails, StepSums
+from peagle.engine.step_sums import CellSums, CutDraft, CutTails, PromptCellSums, PromptSums, StepSums
 from peagle.router.snapshot import DepthTable
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step on its way through the workers. `cell` is None where the step is not decode-only."""
+    """A step on its way through the workers. `cell` is for one that only decodes, `prompts` for one with prompts."""
 
     output: SchedulerOutput
     scheduled_s: float
     cell: CellSums | None
+    prompts: PromptCellSums | None
 
 
 class LiveDepthScheduler(DraftTakingScheduler):
@@ -60,6 +61,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
         settings = self.vllm_config.additional_config[SETTINGS_KEY]
         self._table = DepthTable(version=0, depths=(settings["depth_static"],))
         self._sums = StepSums(self.num_spec_tokens)
+        self._prompts = PromptSums()
         self._tails = CutTails()
         # Steps overlap under asynchronous scheduling and pipeline parallelism; they end in the order of their start.
         self._steps: deque[_Step] = deque(maxlen=self.vllm_config.max_concurrent_batches + 1)
@@ -84,6 +86,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
             "depths": list(self._table.depths),
             "depth_max": self.num_spec_tokens,
             "cells": self._sums.plain(),
+            "prompts": self._prompts.plain(),
         }
 
     def set_pause_state(self, pause_state: Any) -> None:
@@ -97,7 +100,8 @@ class LiveDepthScheduler(DraftTakingScheduler):
         if prompts_depth and self._may_skip:
             room = self.max_num_running_reqs - len(self.running)
             self._gaps.uncache_for(islice(chain(self.waiting, self.skipped_waiting), room))
-        prefilling = any(request.is_prefill_chunk for request in self.running)
+        decoding = {request.request_id for request in self.running if not request.is_prefill_chunk}
+        prefilling = len(decoding) < len(self.running)
         whole_drafts = self._cut_drafts(depth)
         # vLLM pads a new request that computes one token with Kmax empty drafts, to keep a batch of whole drafts
         # uniform. Under a cut they would only be rows to verify beyond K; a schedule, even a constant one, stops it.
@@ -105,7 +109,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
         output = super().schedule(throttle_prefills)
         self._restore_unscheduled(whole_drafts, output)
         admits = output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids
-        cell = None
+        cell = prompts = None
         if output.num_scheduled_tokens:
             decodes_only = not prefilling and not admits
             none_drafts = self._gaps.hold(output.num_scheduled_tokens)
@@ -114,7 +118,9 @@ class LiveDepthScheduler(DraftTakingScheduler):
             if decodes_only:
                 cell = self._sums.cell(len(output.num_scheduled_tokens), 0 if none_drafts else depth)
                 self._keep_tails(whole_drafts, output, cell)
-        self._steps.append(_Step(output, scheduled_s, cell))
+            else:
+                prompts = self._count_prompts(output, decoding)
+        self._steps.append(_Step(output, scheduled_s, cell, prompts))
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
@@ -128,10 +134,13 @@ class LiveDepthScheduler(DraftTakingScheduler):
             if (request := self.requests.get(request_id)) is not None:
                 self._tails.settle(request_id, request.all_token_ids)
         ended_s = perf_counter()
-        if step is not None and cell is not None:
-            started_s = self._ended_s if self._had_more else max(self._ended_s, step.scheduled_s)
-            tokens = sum(len(one.new_token_ids) for client in outputs.values() for one in client.outputs)
-            cell.add_step(ended_s - started_s, tokens)
+        if step is not None:
+            seconds = ended_s - (self._ended_s if self._had_more else max(self._ended_s, step.scheduled_s))
+            if cell is not None:
+                cell.add_step(seconds, sum(len(one.new_token_ids) for all_ in outputs.values() for one in all_.outputs))
+            if step.prompts is not None:
+                step.prompts.seconds = seconds
+                self._prompts.add(step.prompts)
         self._ended_s = ended_s
         self._had_more = self.has_unfinished_requests()
         return outputs
@@ -139,6 +148,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """Every way for a request to end passes here: stop, length, abort, error."""
         self._tails.finish(request.request_id, request.all_token_ids)
+        self._prompts.end(request.request_id, request.num_prompt_tokens, request.num_output_tokens)
         return super()._free_request(request, *args, **kwargs)
 
     def _free_request_blocks(self, request: Request) -> None:
@@ -177,6 +187,20 @@ class LiveDepthScheduler(DraftTakingScheduler):
             request = self.requests.get(request_id)
             if request is not None and request.status == RequestStatus.RUNNING:
                 request.spec_token_ids = whole_drafts[request_id]
+
+    def _count_prompts(self, output: SchedulerOutput, decoding: set[str]) -> PromptCellSums:
+        """What a step with prompts computes; `decoding` requests had their whole prompts computed before."""
+        for new in output.scheduled_new_reqs:
+            self._prompts.begin(new.req_id, new.num_computed_tokens)
+        cell = PromptCellSums(drafter=output.num_spec_tokens_to_schedule > 0, steps=1)
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            if request_id in decoding:
+                cell.decoded += 1
+                cell.verified += len(output.scheduled_spec_decode_tokens.get(request_id, ()))
+            else:
+                cell.prompt_tokens += tokens
+        cell.beside = cell.decoded > 0
+        return cell
 
     def _keep_tails(self, whole_drafts: dict[str, list[int]], output: SchedulerOutput, cell: CellSums) -> None:
         verified = output.scheduled_spec_decode_tokens

@@ -1,8 +1,11 @@
-"""Sums over decode-only steps, and the scoring of drafts that were cut before verification. Imports no vllm."""
+"""Sums over steps, those that only decode and those with prompts, and the scoring of drafts that were cut before
+verification. Imports no vllm.
+"""
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import product
 from typing import Any
 
 
@@ -54,6 +57,55 @@ class CellSums:
             "accepted": list(self.accepted),
             "tail_drafted": list(self.tail_drafted),
             "tail_matched": list(self.tail_matched),
+        }
+
+
+@dataclass(slots=True)
+class PromptCellSums:
+    """Growing counterpart of `snapshot.PromptCell`."""
+
+    drafter: bool
+    beside: bool = False
+    steps: int = 0
+    seconds: float = 0.0
+    prompt_tokens: int = 0
+    decoded: int = 0
+    verified: int = 0
+
+
+class PromptSums:
+    """Growing counterpart of `snapshot.PromptStats`."""
+
+    def __init__(self) -> None:
+        self._cells = {key: PromptCellSums(*key) for key in product((False, True), repeat=2)}
+        # By request, prompt tokens that it found in the prefix cache.
+        self._cached: dict[str, int] = {}
+        self._ended_prompt_tokens = self._ended_output_tokens = 0
+
+    def add(self, step: PromptCellSums) -> None:
+        cell = self._cells[step.drafter, step.beside]
+        cell.steps += step.steps
+        cell.seconds += step.seconds
+        cell.prompt_tokens += step.prompt_tokens
+        cell.decoded += step.decoded
+        cell.verified += step.verified
+
+    def begin(self, request_id: str, cached_tokens: int) -> None:
+        self._cached[request_id] = cached_tokens
+
+    def end(self, request_id: str, prompt_tokens: int, output_tokens: int) -> None:
+        """A request ended; one that never began is not counted."""
+        cached = self._cached.pop(request_id, None)
+        if cached is not None:
+            self._ended_prompt_tokens += max(0, prompt_tokens - cached)
+            self._ended_output_tokens += output_tokens
+
+    def plain(self) -> dict[str, Any]:
+        """By the names of `PromptStats`' fields, of plain values only."""
+        return {
+            "cells": [asdict(cell) for cell in self._cells.values() if cell.steps],
+            "ended_prompt_tokens": self._ended_prompt_tokens,
+            "ended_output_tokens": self._ended_output_tokens,
         }
 
 

@@ -42,12 +42,63 @@ class StepCell:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptCell:
+    """Steps that computed prompt tokens, summed since the engine started.
+
+    One cell is of the steps with or without the drafter, in which others decoded beside the prompts or none did.
+    `seconds` are whole steps', so they hold what was decoded: `decoded` sequences, and `verified` draft tokens of
+    theirs.
+    """
+
+    drafter: bool
+    beside: bool
+    steps: int
+    seconds: float
+    prompt_tokens: int
+    decoded: int
+    verified: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptStats:
+    """What an engine did with prompts, and how many tokens the requests that ended computed and got."""
+
+    cells: tuple[PromptCell, ...] = ()
+    ended_prompt_tokens: int = 0
+    ended_output_tokens: int = 0
+
+    def since(self, earlier: "PromptStats") -> "PromptStats":
+        """What was added after `earlier`."""
+        before = {(cell.drafter, cell.beside): cell for cell in earlier.cells}
+        changed = (
+            PromptCell(
+                cell.drafter,
+                cell.beside,
+                cell.steps - then.steps,
+                cell.seconds - then.seconds,
+                cell.prompt_tokens - then.prompt_tokens,
+                cell.decoded - then.decoded,
+                cell.verified - then.verified,
+            )
+            if (then := before.get((cell.drafter, cell.beside))) is not None
+            else cell
+            for cell in self.cells
+        )
+        return PromptStats(
+            tuple(cell for cell in changed if cell.steps),
+            self.ended_prompt_tokens - earlier.ended_prompt_tokens,
+            self.ended_output_tokens - earlier.ended_output_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class StepStats:
     """All cells of one engine, with the table that it applies now."""
 
     table: DepthTable
     depth_max: int
     cells: tuple[StepCell, ...]
+    prompts: PromptStats = PromptStats()
 
     @property
     def drafts(self) -> int:
@@ -104,7 +155,10 @@ class StepStats:
             for cell in self.cells
         ]
         return StepStats(
-            self.table, self.depth_max, tuple(cell for cell in changed if cell.steps or any(cell.tail_drafted))
+            self.table,
+            self.depth_max,
+            tuple(cell for cell in changed if cell.steps or any(cell.tail_drafted)),
+            self.prompts.since(earlier.prompts),
         )
 
 

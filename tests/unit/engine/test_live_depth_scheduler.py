@@ -277,3 +277,38 @@ def test_an_unknown_vllm_is_refused_with_the_known_versions(monkeypatch: pytest.
     monkeypatch.setattr(vllm, "__version__", "0.33.1")
     with pytest.raises(StartupError, match=rf"{KNOWN_VERSIONS[0]}\.x, not 0\.33\.1.*live_depth to false"):
         require_known_vllm()
+
+
+@pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
+@pytest.mark.parametrize("depth", [0, DEPTH_MAX])
+def test_steps_with_prompts_are_counted_apart_with_what_they_decode_beside(
+    folder: Path, overlapped: bool, depth: int
+) -> None:
+    core = Core(
+        scheduler_of(folder, overlapped, blocks=200, depth_static=depth, skips_drafter=True),
+        overlapped,
+        random.Random(1),
+    )
+    # Longer than a step's budget, so that it is computed in parts.
+    lengths = {"first": 3, "long": 190, "twin": 3}
+    for request_id, length in lengths.items():
+        add(core, request_id, [7] * length, 30, [])
+        for _ in range(3):
+            core.step()
+    while core.busy():
+        core.step()
+    stats = stats_of(core)
+    alone, beside = stats.prompts.cells
+    assert (alone.beside, beside.beside) == (False, True)
+    assert alone.drafter == beside.drafter == (depth > 0)
+    computed = sum(lengths.values()) - sum(core.worker.cached.values())
+    assert alone.prompt_tokens == lengths["first"]
+    assert alone.prompt_tokens + beside.prompt_tokens == stats.prompts.ended_prompt_tokens == computed
+    assert stats.prompts.ended_output_tokens == 3 * 30
+    assert (alone.decoded, alone.verified) == (0, 0)
+    assert beside.decoded >= beside.steps >= 3
+    assert (beside.verified > 0) == (depth > 0)
+    assert alone.seconds > 0
+    assert beside.seconds > 0
+    again = stats.prompts.since(stats.prompts)
+    assert (again.cells, again.ended_prompt_tokens, again.ended_output_tokens) == ((), 0, 0)

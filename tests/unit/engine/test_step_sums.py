@@ -3,7 +3,7 @@ import random
 import pytest
 
 from peagle.engine.live_depth import step_stats_from_plain
-from peagle.engine.step_sums import CellSums, CutDraft, CutTails, StepSums
+from peagle.engine.step_sums import CellSums, CutDraft, CutTails, PromptSums, StepSums
 
 DEPTH_MAX = 7
 
@@ -96,7 +96,13 @@ def test_cells_sum_what_was_added_and_survive_the_way_to_the_client(seed: int) -
         added.setdefault((batch_size, depth), []).append((seconds, tokens, drafts))
 
     stats = step_stats_from_plain(
-        {"version": 3, "depths": [7, 5], "depth_max": DEPTH_MAX, "cells": sums.plain()},
+        {
+            "version": 3,
+            "depths": [7, 5],
+            "depth_max": DEPTH_MAX,
+            "cells": sums.plain(),
+            "prompts": PromptSums().plain(),
+        },
     )
     assert stats.table.depths == (7, 5)
     assert {(cell.batch_size, cell.depth) for cell in stats.cells} == set(added)

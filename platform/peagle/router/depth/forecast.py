@@ -7,13 +7,14 @@ from math import exp, log, sqrt
 from peagle.router.depth.acceptance import Acceptance
 from peagle.router.depth.cost_prior import Terms
 from peagle.router.depth.ladder import BatchRange, batch_ranges
+from peagle.router.depth.prompts import PromptCost
 from peagle.router.depth.settings import DepthSettings
 from peagle.router.depth.step_cost import Load, StepCost
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The logarithm of one depth's tokens/s over another's, and its standard deviation."""
+    """The logarithm of one depth's tokens/s over another's, prompts included, and its standard deviation."""
 
     log_ratio: float
     sd: float
@@ -31,6 +32,7 @@ class Forecast:
 
     acceptance: Acceptance
     cost: StepCost
+    prompts: PromptCost
     delivered_ratio: float
     settings: DepthSettings
     now_s: float
@@ -40,6 +42,7 @@ class Forecast:
     _conditional: tuple[float, ...] = field(init=False)
     _variances: tuple[float, ...] = field(init=False)
     _coefficients: Terms = field(init=False)
+    _prompts_s: tuple[float, float] = field(init=False)
     _rates: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -50,6 +53,7 @@ class Forecast:
             "_sums": tuple(accumulate(self.acceptance.survival, initial=0.0)),
             "_coefficients": self.cost.coefficients,
             "ranges": batch_ranges(self.settings.batch_max),
+            "_prompts_s": tuple(self.prompts.seconds(self.cost, drafts) for drafts in (False, True)),
         }
         for name, value in computed.items():
             object.__setattr__(self, name, value)
@@ -71,21 +75,36 @@ class Forecast:
     def tokens_per_s(self, index: int, depth: int) -> float:
         return exp(self.log_tokens_per_s(index, depth))
 
+    def prompt_s(self, depth: int) -> float:
+        """Seconds that go to prompts for each output token."""
+        return self._prompts_s[self._drafts(depth)]
+
+    def log_yield(self, index: int, depth: int) -> float:
+        """The logarithm of tokens/s in the long run, with the time that goes to prompts: what a depth is chosen by.
+
+        Decoding alone would tell nothing of what the drafter costs over prompts.
+        """
+        return -log(exp(-self.log_tokens_per_s(index, depth)) + self.prompt_s(depth))
+
     def gain(self, index: int, before: int, after: int) -> Gain:
         """What changing from depth `before` to `after` yields; what is common to both cancels in its deviation."""
-        log_ratio = self.log_tokens_per_s(index, after) - self.log_tokens_per_s(index, before)
+        log_ratio = self.log_yield(index, after) - self.log_yield(index, before)
         if before == after:
             return Gain(0.0, 0.0)
         variance = self._tokens_variance(before, after) + self._seconds_variance(index, before, after)
-        return Gain(log_ratio, sqrt(variance))
+        logs = ((self.log_yield(index, each), self.log_tokens_per_s(index, each)) for each in (before, after))
+        decoding_ratio = max(exp(all_ - decoding) for all_, decoding in logs)
+        return Gain(log_ratio, decoding_ratio * sqrt(variance))
 
     def _log_step_s(self, index: int, depth: int) -> float:
         return self.cost.log_step_s(self._coefficients, self._load(index, depth), (index, depth))
 
     def _load(self, index: int, depth: int) -> Load:
         batch_size = self.ranges[index].at
-        drafts = depth or not self.settings.drafter_skipped_at_zero
-        return Load(batch_size, batch_size * (depth + 1), batch_size if drafts else 0.0)
+        return Load(batch_size, batch_size * (depth + 1), batch_size if self._drafts(depth) else 0.0)
+
+    def _drafts(self, depth: int) -> bool:
+        return depth > 0 or not self.settings.drafter_skipped_at_zero
 
     def _tokens_variance(self, before: int, after: int) -> float:
         """By the slope of log(tokens) in each conditional probability: S_i to S_K all scale with it."""

@@ -41,8 +41,9 @@ class DepthInputs:
         dispersion: Variance of reports over that of independent drafts.
         delivered_ratio: Share of accepted drafts that reach a client.
         step_s: Predicted seconds of a step, before and after the change.
-        tokens_per_s: Predicted tokens/s of the whole batch, before and after.
-        gain_ratio: Of the two: 0.1 is a tenth more.
+        tokens_per_s: Predicted tokens/s of the whole batch while it decodes, before and after.
+        prompt_s: Seconds that go to prompts for each output token, before and after.
+        gain_ratio: Of the two, prompts included: 0.1 is a tenth more.
         gain_sd: Standard deviation of that.
         measured_tokens_per_s: Of the last report at these batch sizes; None where there was none.
     """
@@ -53,6 +54,7 @@ class DepthInputs:
     delivered_ratio: float
     step_s: tuple[float, float]
     tokens_per_s: tuple[float, float]
+    prompt_s: tuple[float, float]
     gain_ratio: float
     gain_sd: float
     measured_tokens_per_s: float | None

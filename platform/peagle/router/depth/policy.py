@@ -75,7 +75,7 @@ def wish(forecast: Forecast, index: int, present: int) -> Wish | None:
     acceptance and its cost are the less known ones.
     """
     rungs = allowed_depths(forecast, index, present)
-    best = max(rungs, key=lambda rung: forecast.log_tokens_per_s(index, rung))
+    best = max(rungs, key=lambda rung: forecast.log_yield(index, rung))
     if best == present:
         return None
     gain, forced = forecast.gain(index, present, best), present not in rungs

@@ -122,7 +122,7 @@ def next_probe(forecast: Forecast, index: int, present: int, clock: ProbeClock, 
     confirmations = forecast.settings.confirmations
     if due and present == 0 and _is_blind(forecast):
         rungs = [rung for rung in rungs if rung > 0]
-        best = max(rungs, key=lambda rung: forecast.log_tokens_per_s(index, rung), default=None)
+        best = max(rungs, key=lambda rung: forecast.log_yield(index, rung), default=None)
         return Probe(index, best, confirmations, now_s, ProbeKind.DUE) if best is not None else None
     if forecast.acceptance.counts.drafts < _EVIDENCE_DRAFTS or allowance < 1.0:
         return None

@@ -73,6 +73,7 @@ def inputs_of(state: DepthState, forecast: Forecast, index: int, before: int, af
         delivered_ratio=forecast.delivered_ratio,
         step_s=(forecast.step_s(index, before), forecast.step_s(index, after)),
         tokens_per_s=(forecast.tokens_per_s(index, before), forecast.tokens_per_s(index, after)),
+        prompt_s=(forecast.prompt_s(before), forecast.prompt_s(after)),
         gain_ratio=gain.ratio,
         gain_sd=exp(gain.log_ratio) * gain.sd,
         measured_tokens_per_s=state.measured.get(index),

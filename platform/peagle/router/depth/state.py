@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from peagle.router.depth import acceptance, step_cost
+from peagle.router.depth import acceptance, prompts, step_cost
 from peagle.router.depth.acceptance import Acceptance
 from peagle.router.depth.forecast import Forecast
 from peagle.router.depth.guard import Guard
@@ -11,9 +11,10 @@ from peagle.router.depth.ladder import batch_ranges, range_index
 from peagle.router.depth.plan import DepthChange, DepthPlan
 from peagle.router.depth.policy import RangeState
 from peagle.router.depth.probe import Probe, ProbeClock
+from peagle.router.depth.prompts import PromptCost
 from peagle.router.depth.settings import AcceptancePrior, DepthSettings
 from peagle.router.depth.step_cost import StepCost
-from peagle.router.snapshot import StepCell
+from peagle.router.snapshot import PromptStats, StepCell
 
 LOG_MAX = 64
 """Changes that a state remembers."""
@@ -51,6 +52,7 @@ class FleetPrior:
 
     acceptance: AcceptancePrior
     cost: StepCost
+    prompts: PromptCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class DepthState:
     """Everything that the rule carries from one report of a replica to the next. A value: nothing changes it in place.
 
     Attributes:
-        acceptance, cost, delivery: What is learned.
+        acceptance, cost, delivery, prompts: What is learned.
         guard: Whether to trust it.
         ranges: By batch range, as `batch_ranges` lists them.
         clocks: By batch range, how long until the next probe.
@@ -76,6 +78,7 @@ class DepthState:
     guard: Guard
     ranges: tuple[RangeState, ...]
     clocks: tuple[ProbeClock, ...]
+    prompts: PromptCost = field(default_factory=PromptCost)
     probe: Probe | None = None
     main: int | None = None
     measured: Mapping[int, float] = field(default_factory=dict)
@@ -85,7 +88,7 @@ class DepthState:
     log: tuple[DepthChange, ...] = ()
 
     def forecast(self, settings: DepthSettings, now_s: float) -> Forecast:
-        return Forecast(self.acceptance, self.cost, self.delivery.ratio, settings, now_s)
+        return Forecast(self.acceptance, self.cost, self.prompts, self.delivery.ratio, settings, now_s)
 
 
 def start(settings: DepthSettings, fleet: FleetPrior | None = None) -> DepthState:
@@ -93,6 +96,7 @@ def start(settings: DepthSettings, fleet: FleetPrior | None = None) -> DepthStat
     return DepthState(
         acceptance=Acceptance.start(fleet.acceptance if fleet else settings.acceptance),
         cost=step_cost.relearned(fleet.cost) if fleet else StepCost.start(settings.cost),
+        prompts=fleet.prompts if fleet else PromptCost(),
         delivery=Delivery(),
         guard=Guard(hold_s=settings.guard_hold_s[0]),
         ranges=tuple(
@@ -105,14 +109,20 @@ def start(settings: DepthSettings, fleet: FleetPrior | None = None) -> DepthStat
 def fleet_prior(states: Iterable[DepthState], settings: DepthSettings) -> FleetPrior | None:
     """Return what a model's replicas have learned together; None while there is nothing.
 
-    Acceptance is pooled, as it is the model's and its traffic's. Step times are those of the most experienced
-    replica, as machines differ; the new one finds its own by and by.
+    Acceptance is pooled, as it is the model's and its traffic's. Step times and prompts' are those of the most
+    experienced replica, as machines differ; the new one finds its own by and by.
     """
     usable = [state for state in states if state.guard.reason is None and state.cost.steps]
     if not usable:
         return None
     pooled = acceptance.pooled((state.acceptance for state in usable), settings.acceptance, _FLEET_DRAFTS)
-    return FleetPrior(pooled, max((state.cost for state in usable), key=lambda cost: cost.steps))
+    most = max(usable, key=lambda state: state.cost.steps)
+    return FleetPrior(pooled, most.cost, most.prompts)
+
+
+def learn_prompts(state: DepthState, added: PromptStats) -> DepthState:
+    """Take in what one report says of prompts."""
+    return replace(state, prompts=prompts.observe(state.prompts, added, state.cost))
 
 
 def learn(state: DepthState, cells: tuple[StepCell, ...], settings: DepthSettings, now_s: float) -> DepthState:

@@ -94,6 +94,15 @@ class StepCost:
         residual = self._residual(key)[0] if key is not None else 0.0
         return self.scales[0] + log(seconds) + residual
 
+    @property
+    def drift(self) -> float:
+        """How much longer everything takes now than on the machine that the coefficients are of."""
+        return exp(self.scales[0])
+
+    def step_s(self, load: Load) -> float:
+        """Predict the seconds of a step that is of no cell."""
+        return exp(self.log_step_s(self.coefficients, load, None))
+
     def shares(self, coefficients: Terms, load: Load) -> tuple[float, ...]:
         """Sensitivity of a prediction to `scales`: 1 for the drift, then each term's share of the step."""
         terms = self.prior.terms(coefficients, *load)

@@ -11,7 +11,7 @@ from peagle.router.depth.plan import Cause, DepthChange, DepthPlan, Mode
 from peagle.router.depth.probe import PROBE_CHANGES, Probe, ProbeKind, next_probe, proves_better
 from peagle.router.depth.publish import Causes, Why, publish, publish_uniform
 from peagle.router.depth.settings import DepthSettings
-from peagle.router.depth.state import DepthState, learn, unlearned
+from peagle.router.depth.state import DepthState, learn, learn_prompts, unlearned
 from peagle.router.snapshot import DepthTable, StepCell, StepReport
 
 # Batch ranges without load follow their wish in every so many reports.
@@ -42,6 +42,7 @@ def step(state: DepthState, report: StepReport, settings: DepthSettings, now_s: 
         state = learn(state, cells, settings, now_s)
         watched, found = guards.examine(state.guard, before, state.acceptance, cells)
         state, wrong = replace(state, guard=watched), wrong or found
+    state = learn_prompts(state, report.added.prompts)
     state = replace(state, reported_s=now_s, reports=state.reports + 1)
     if state.guard.reason is not None and now_s >= state.guard.until_s:
         state = replace(state, guard=state.guard.released())

@@ -60,8 +60,8 @@ class DepthEstimate:
 
     Attributes:
         depth_planned: K there.
-        speedup_ratio: Predicted tokens/s at that K over those at K = 0.
-        predicted_tokens_per_s: Of the whole batch at that K.
+        speedup_ratio: Predicted tokens/s at that K over those at K = 0, time for prompts included.
+        predicted_tokens_per_s: Of the whole batch at that K while it decodes.
         measured_tokens_per_s: Of the last report there.
         goodput_ratio: Measured over predicted, lately; None before any.
         depth_fallbacks: How often the guard acted.
@@ -84,7 +84,7 @@ def estimate(state: DepthState, settings: DepthSettings, now_s: float) -> DepthE
     predicted = forecast.tokens_per_s(state.main, depth)
     return DepthEstimate(
         depth_planned=depth,
-        speedup_ratio=predicted / forecast.tokens_per_s(state.main, 0),
+        speedup_ratio=forecast.gain(state.main, 0, depth).ratio + 1.0,
         predicted_tokens_per_s=predicted,
         measured_tokens_per_s=state.measured[state.main],
         goodput_ratio=state.guard.goodput.ratio,
