@@ -165,3 +165,9 @@ class OverloadedError(PeagleError):
 
 class ReplicaLostError(PeagleError):
     http_status = 502
+
+
+class RouterLostError(PeagleError):
+    """The Router does not answer now; tokens go on without it."""
+
+    http_status = 503

@@ -13,6 +13,7 @@ from peagle.errors import (
     PeagleError,
     ReplicaLostError,
     RequestError,
+    RouterLostError,
     StartupError,
     TooLargeError,
 )
@@ -34,6 +35,7 @@ EVERY_ERROR = [
     TooLargeError("the body is too large"),
     OverloadedError("the queue is full", retry_after_s=1.5),
     ReplicaLostError("the replica ended"),
+    RouterLostError("the Router does not answer"),
 ]
 
 

@@ -92,6 +92,10 @@ def depth(
         bool,
         typer.Option("--shifting", help="Also compare while load (1, 8, 32) and prompts (code, prose, noise) shift."),
     ] = False,
+    fixed: Annotated[
+        int | None,
+        typer.Option(min=1, help="Also an engine started with this K, which cannot change: what live depth costs."),
+    ] = None,
     out: GoOn = None,
     price_per_hour: Price = None,
     *,
@@ -113,7 +117,7 @@ def depth(
     asked = _numbers("--depths", depths, least=0), _numbers("--concurrency", concurrency)
     if not any(asked[0]):
         raise ConfigError("--depths", depths, "the deepest of them is what is drafted", "Add one above 0.")
-    comparison = Comparison((NONE, PEAGLE), *asked, load, adaptive=True, shifting=shifting)
+    comparison = Comparison((NONE, PEAGLE), *asked, load, adaptive=True, shifting=shifting, fixed=fixed)
     _compare(deployment, None, comparison, out, price_per_hour)
 
 

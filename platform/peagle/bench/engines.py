@@ -61,6 +61,8 @@ class Engine:
         self._depths = ModelDepths(depth_settings(plan.deployment)) if plan.live else None
         self._reporter = DepthReporter(lambda: live_depth.read_step_stats(self._llm), self._apply, self._ask)
         self._last_plan: DepthPlan | None = None
+        # When adaptive depth had its last turn, and how long it waited for the next ones, all together.
+        self._left_s, self._waited_s = time.monotonic(), 0.0
         self._version = 0
         self._tables: list[tuple[float, DepthTable]] = []
 
@@ -118,17 +120,23 @@ class Engine:
 
     @asynccontextmanager
     async def adapting(self) -> AsyncIterator[None]:
-        """Let the Router's rule choose K meanwhile, as a replica does; what it learns is kept for the next time."""
+        """Let the Router's rule choose K meanwhile, as a replica does; what it learns is kept for the next time.
+
+        Its clock stands still between two times, in which others have the engine.
+        """
         assert self._depths is not None, "this engine has one K"
         if self._last_plan is not None:
             await self._apply(DepthTable(self._version + 1, self._last_plan.table.depths))
         await self._reporter.leave_out()
+        began_s = time.monotonic()
+        self._waited_s += began_s - self._left_s
         reporting = asyncio.create_task(keep_reporting(self._reporter.report))
         try:
             yield
         finally:
             reporting.cancel()
             await asyncio.gather(reporting, return_exceptions=True)
+            self._left_s = time.monotonic()
 
     def settled_s(self, concurrency: int, since_s: float) -> float:
         """Seconds from `since_s`, on the monotonic clock, to the last change of K at this concurrency; 0 for none."""
@@ -147,7 +155,7 @@ class Engine:
 
     async def _ask(self, report: StepReport, standing: StandingLimits | None) -> DepthPlan:
         assert self._depths is not None
-        self._last_plan = self._depths.report(self.plan.name, report, time.monotonic(), standing)
+        self._last_plan = self._depths.report(self.plan.name, report, time.monotonic() - self._waited_s, standing)
         return self._last_plan
 
     async def settle(self) -> None:

@@ -38,7 +38,8 @@ class Comparison:
     """What is compared under which load.
 
     `methods` empty means all that the files offer. With `adaptive`, an engine whose K can change is also measured with
-    the K that the Router's rule chooses; with `shifting`, all of them once more while load and prompts shift.
+    the K that the Router's rule chooses; with `shifting`, all of them once more while load and prompts shift; with
+    `fixed`, also an engine of that K which cannot change it.
     """
 
     methods: tuple[str, ...]
@@ -47,6 +48,7 @@ class Comparison:
     load: LoadOptions
     adaptive: bool = False
     shifting: bool = False
+    fixed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from peagle.config import Deployment, parse_deployment
 from peagle.errors import ConfigError
 
 NONE, EAGLE3, PEAGLE = "none", "eagle3", "p-eagle"
+FIXED = "p-eagle fixed"
+"""P-EAGLE in an engine whose K cannot change."""
 GPU_MEMORY_RATIO = 0.9
 
 T = TypeVar("T")
@@ -24,7 +26,7 @@ class EnginePlan:
 
     @property
     def name(self) -> str:
-        return self.method if self.method == NONE or self.live else f"{self.method} K={self.depths[0]}"
+        return self.method if self.method in (NONE, FIXED) or self.live else f"{self.method} K={self.depths[0]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,11 @@ def plan_engines(
     *,
     eager: bool,
     adaptive: bool = False,
+    fixed: int | None = None,
 ) -> list[EnginePlan]:
     """Engines for `methods`, or for all that the two files offer where `methods` is empty; `adaptive` as replicas are.
+
+    With `fixed`, also one of `deployment` that drafts so many tokens and has no live depth.
 
     A P-EAGLE drafter drafts all positions in one pass, so one engine of the largest K serves every K by verifying
     less. An EAGLE-3 drafter takes one pass a position: cutting its drafts would charge it for passes that a real
@@ -91,6 +96,8 @@ def plan_engines(
             plans.append(EnginePlan(method, derived, tuple(depths), live=True))
         else:
             plans.extend(EnginePlan(method, _derive(file, depth, eager), (depth,), live=False) for depth in depths)
+    if fixed is not None:
+        plans.append(EnginePlan(FIXED, _derive(deployment, fixed, eager, live=False), (fixed,), live=False))
     return [replace(plan, deployment=sharing_a_gpu(plan.deployment, len(plans))) for plan in plans]
 
 
@@ -118,7 +125,9 @@ def sharing_a_gpu(deployment: Deployment, engines: int) -> Deployment:
     return deployment.model_copy(update={"engine": engine})
 
 
-def _derive(deployment: Deployment, depth: int | None, eager: bool, adaptive: bool = False) -> Deployment:
+def _derive(
+    deployment: Deployment, depth: int | None, eager: bool, adaptive: bool = False, live: bool = True
+) -> Deployment:
     """`deployment` at a fixed K, or without speculation where K is None; in one compile mode for all."""
     raw: dict[str, Any] = deployment.model_dump()
     raw["engine"] = {**raw["engine"], "enforce_eager": eager}
@@ -127,6 +136,6 @@ def _derive(deployment: Deployment, depth: int | None, eager: bool, adaptive: bo
         raw["engine"].pop("per_request_spec_decode_metrics", None)
         raw |= {"drafter": None, "speculation": {"enabled": False}}
     else:
-        live = raw["speculation"]["live_depth"] and raw["drafter"]["method"] == PEAGLE
+        live = live and raw["speculation"]["live_depth"] and raw["drafter"]["method"] == PEAGLE
         raw["speculation"] = {"live_depth": live, "depth_max": depth, "depth_static": depth, "adaptive": adaptive}
     return parse_deployment(raw, origin=deployment.name)

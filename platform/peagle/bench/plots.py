@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from peagle.bench.plan import EAGLE3, NONE, PEAGLE
+from peagle.bench.plan import EAGLE3, FIXED, NONE, PEAGLE
 from peagle.bench.rows import Row
 
 INK = "#7a7f87"
@@ -17,6 +17,7 @@ STYLES = {
     NONE: ("#808080", "s", ":"),
     EAGLE3: ("#c56a15", "^", "--"),
     PEAGLE: ("#3b82d6", "o", "-"),
+    FIXED: ("#2f9e6e", "v", "-"),
     f"{PEAGLE}, adaptive": ("#a45fd0", "D", "-."),
 }
 """Colour, marker and line of each method: told apart without colour too."""

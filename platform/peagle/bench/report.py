@@ -135,6 +135,7 @@ def best_line(row: Row) -> str:
             ("ratio_to_none", "no speculation"),
             ("ratio_to_best_eagle3", "the fastest EAGLE-3"),
             ("ratio_to_best_static", f"the fastest static K, {row.get('best_static_depth')}"),
+            ("ratio_to_fixed", f"an engine with K = {row.get('fixed_depth')} for good"),
         )
         if key in row
     ]

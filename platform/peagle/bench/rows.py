@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 from peagle.bench.load import Arrivals, Trace
-from peagle.bench.plan import EAGLE3, NONE, PEAGLE, Variant
+from peagle.bench.plan import EAGLE3, FIXED, NONE, PEAGLE, Variant
 from peagle.bench.speculation import LOOP_GRAM_TOKENS, Cell, Run, reference_variant
 from peagle.bench.statistics import (
     NO_DRAFTS,
@@ -85,10 +85,13 @@ def fastest_rows(runs: Mapping[Cell, Sequence[Run]]) -> list[Row]:
 def _adaptive_row(
     variant: Variant, level: int, cell: Sequence[Run], fastest: Mapping[str, tuple[Variant, Sequence[Run]]]
 ) -> Row:
-    """Adaptive depth against no speculation and against its method's fastest static K."""
+    """Adaptive depth against no speculation, its method's fastest static K, and an engine whose K cannot change."""
     row: Row = {"concurrency": level, "method": variant.method, "depth": variant.depth_name}
     if NONE in fastest:
         row["ratio_to_none"] = _ratio(cell, fastest[NONE][1])
+    if FIXED in fastest:
+        fixed, cell_of_fixed = fastest[FIXED]
+        row |= {"ratio_to_fixed": _ratio(cell, cell_of_fixed), "fixed_depth": fixed.depth}
     best, static = fastest[variant.method]
     return row | {"ratio_to_best_static": _ratio(cell, static), "best_static_depth": best.depth}
 

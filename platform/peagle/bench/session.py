@@ -56,7 +56,13 @@ class Job:
         """Raises ConfigError where the options do not fit the files or the prompts."""
         load = comparison.load
         plans = plan_engines(
-            deployment, baseline, comparison.methods, comparison.depths, eager=load.eager, adaptive=comparison.adaptive
+            deployment,
+            baseline,
+            comparison.methods,
+            comparison.depths,
+            eager=load.eager,
+            adaptive=comparison.adaptive,
+            fixed=comparison.fixed,
         )
         if load.skip_loops is not None and all(plan.method != NONE for plan in plans):
             asked = ",".join(comparison.methods)

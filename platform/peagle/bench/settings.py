@@ -31,6 +31,7 @@ def settings_of(
         "--depths": list(comparison.depths),
         **_of_load(comparison.load, texts),
         "adaptive": comparison.adaptive,
+        "--fixed": comparison.fixed,
         "--shifting": comparison.shifting,
         "machine": dict(machine),
     }

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from itertools import cycle, islice
+from itertools import cycle, groupby, islice
 from pydoc_data.topics import topics
 from typing import TYPE_CHECKING, Any
 
@@ -100,23 +100,30 @@ async def measure_shifting(
     begin: Callable[[str], None],
     keep: Callable[[TakeKey, tuple[PhaseRun, ...]], None],
 ) -> None:
-    """Make the takes `todo`, each through all phases without a pause and handed to `keep` when it ends."""
+    """Make the takes `todo`, those of one repeat phase by phase in turn, and hand them to `keep` when it ends.
+
+    So a machine that drifts hits all alike. Adaptive depth notices nothing of the others' turns, see `Engine.adapting`.
+    """
     named = {variant.name: variant for variant in variants}
-    for key in todo:
-        variant = named[key.variant]
-        engine = engines[variant.engine]
-        await engine.prepare(variant.depth)
-        done = []
-        async with engine.adapting() if variant.adaptive else nullcontext():
-            for phase in phases:
+    for _, keys in groupby(todo, key=lambda key: key.repeat):
+        takes: dict[TakeKey, list[PhaseRun]] = {key: [] for key in keys}
+        for turn, phase in enumerate(phases):
+            for key in rotated(list(takes), turn):
+                variant = named[key.variant]
                 begin(f"repeat {key.repeat + 1}, {variant.name}, {phase.name}")
-                started_s = time.monotonic()
-                result = await run_pass(engine.stream, phase.prompts, phase.concurrency)
-                tokens = sum(len(trace.tokens) for trace in result.traces)
-                settled_s = engine.settled_s(phase.concurrency, started_s) if variant.adaptive else None
-                done.append(PhaseRun(result.seconds, tokens, settled_s))
-        await engine.settle()
-        keep(key, tuple(done))
+                takes[key].append(await _run(engines[variant.engine], variant, phase))
+        for key, take in takes.items():
+            keep(key, tuple(take))
+
+
+async def _run(engine: "Engine", variant: Variant, phase: Phase) -> PhaseRun:
+    await engine.prepare(variant.depth)
+    async with engine.adapting() if variant.adaptive else nullcontext():
+        started_s = time.monotonic()
+        result = await run_pass(engine.stream, phase.prompts, phase.concurrency)
+        settled_s = engine.settled_s(phase.concurrency, started_s) if variant.adaptive else None
+    await engine.settle()
+    return PhaseRun(result.seconds, sum(len(trace.tokens) for trace in result.traces), settled_s)
 
 
 def assemble_takes(variants: Sequence[Variant], planned: Sequence[TakeKey], made: Takes) -> Runs:

@@ -96,8 +96,9 @@ class LiveDepthScheduler(DraftTakingScheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         scheduled_s = perf_counter()
         depth = self._table.depth_at(len(self.running))
-        prompts_depth = self._depth_to_come()
-        if prompts_depth and self._may_skip:
+        waiting = len(self.waiting) + len(self.skipped_waiting)
+        prompts_depth = self._depth_to_come(waiting)
+        if waiting and prompts_depth and self._may_skip:
             room = self.max_num_running_reqs - len(self.running)
             self._gaps.uncache_for(islice(chain(self.waiting, self.skipped_waiting), room))
         decoding = {request.request_id for request in self.running if not request.is_prefill_chunk}
@@ -156,9 +157,8 @@ class LiveDepthScheduler(DraftTakingScheduler):
         self._gaps.close(request)
         super()._free_request_blocks(request)
 
-    def _depth_to_come(self) -> int:
+    def _depth_to_come(self, waiting: int) -> int:
         """K of the batch that there will be once all who wait have come in, as far as there is room."""
-        waiting = len(self.waiting) + len(self.skipped_waiting)
         return self._table.depth_at(min(len(self.running) + waiting, self.max_num_running_reqs))
 
     def _skip_drafter(self, output: SchedulerOutput) -> None:

@@ -37,6 +37,18 @@ def test_p_eagle_takes_every_depth_in_one_engine_and_eagle3_an_engine_for_each()
     assert adaptive == {Variant(engine=3, method="p-eagle", depth=7, adaptive=True)}
 
 
+def test_a_fixed_engine_drafts_so_much_and_cannot_change_it() -> None:
+    plans = plan_engines(deployment(), None, ["none", "p-eagle"], [0, 7], eager=False, adaptive=True, fixed=7)
+    assert [(plan.name, plan.depths, plan.live) for plan in plans] == [
+        ("none", (0,), False),
+        ("p-eagle", (0, 7), True),
+        ("p-eagle fixed", (7,), False),
+    ]
+    speculation = plans[2].deployment.speculation
+    assert (speculation.live_depth, speculation.adaptive, speculation.depth_static) == (False, False, 7)
+    assert variants_of(plans, adaptive=True)[-1].name == "p-eagle fixed K=7"
+
+
 def test_p_eagle_without_live_depth_gets_an_engine_for_each_depth() -> None:
     plans = plan_engines(deployment(speculation={"live_depth": False}), None, ["p-eagle"], [1, 5], eager=False)
     assert [(plan.depths, plan.live) for plan in plans] == [((1,), False), ((5,), False)]

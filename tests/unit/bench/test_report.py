@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from bench_runs import EAGLE3, NONE, PEAGLE3, PEAGLE7, run, runs
-from peagle.bench.plan import Variant
+from peagle.bench.plan import FIXED, Variant
 from peagle.bench.published import published_ratios
 from peagle.bench.report import best_line, fastest_line, markdown, result_table
 from peagle.bench.rows import best_rows, fastest_rows, result_rows
@@ -33,6 +33,14 @@ def test_adaptive_depth_is_held_against_the_fastest_static_one() -> None:
     assert row["ratio_to_best_static"] == {"median": 1.0, "low": 0.95, "high": 1.05}
     assert row["ratio_to_none"]["median"] == 2.0
     assert "1 at once: p-eagle K=adaptive: 2.00" in best_line(row)
+
+
+def test_adaptive_depth_is_held_against_an_engine_whose_k_cannot_change() -> None:
+    adaptive, fixed = Variant(2, "p-eagle", 7, adaptive=True), Variant(3, FIXED, 7)
+    row = best_rows({**runs(), (adaptive, 1): [run(210), run(95)], (fixed, 1): [run(200), run(100)]})[-1]
+    assert (row["fixed_depth"], row["best_static_depth"]) == (7, 7)
+    assert row["ratio_to_fixed"] == {"median": 1.0, "low": 0.95, "high": 1.05}
+    assert "1.00 (0.95 to 1.05) times an engine with K = 7 for good" in best_line(row)
 
 
 def test_figures_come_from_every_repeat() -> None:

@@ -1,10 +1,22 @@
 """A run in which load and prompts shift: the same prompts for all, and ratios to the best K that does not move."""
 
+from typing import Any
+
 import pytest
 
+from generator_engine import OUTPUT_TOKENS, Generator
 from peagle.bench.plan import Variant
 from peagle.bench.report import shifting_line
-from peagle.bench.shifting import ORDER, PhaseRun, make_phases, shifting_rows
+from peagle.bench.shifting import (
+    ORDER,
+    Phase,
+    PhaseRun,
+    TakeKey,
+    make_phases,
+    measure_shifting,
+    planned_takes,
+    shifting_rows,
+)
 from peagle.errors import ConfigError
 
 NONE, THREE, SEVEN = Variant(0, "none", 0), Variant(1, "p-eagle", 3), Variant(1, "p-eagle", 7)
@@ -30,6 +42,23 @@ def test_prompts_that_do_not_fit_are_left_out_and_where_none_does_that_is_said()
     assert all(prompt == encode("def f():") for prompt in code.prompts)
     with pytest.raises(ConfigError, match=r"--shifting.*70 tokens.*--tokens"):
         make_phases(["x" * 900], encode, vocabulary=128, tokens_max=70)
+
+
+async def test_all_take_turns_phase_by_phase_and_each_has_its_own_take() -> None:
+    log: list[tuple[str, int]] = []
+    engines: Any = [Generator(log, "none"), Generator(log, "p-eagle")]
+    load = [Phase("code", 1, ([5], [6])), Phase("prose", 2, ([7], [8], [9]))]
+    kept: dict[TakeKey, tuple[PhaseRun, ...]] = {}
+    todo = planned_takes([NONE, THREE, ADAPTIVE], 2)[1:]  # one was made before
+    await measure_shifting(
+        engines, [NONE, THREE, ADAPTIVE], load, todo=todo, begin=lambda _: None, keep=kept.__setitem__
+    )
+    assert set(kept) == set(todo)
+    assert all([run.tokens for run in take] == [2 * OUTPUT_TOKENS, 3 * OUTPUT_TOKENS] for take in kept.values())
+    assert all((take[0].settled_s is None) == (key.variant != ADAPTIVE.name) for key, take in kept.items())
+    one, seven = ("p-eagle", 3), ("p-eagle", 7)
+    assert log[:4] == [one, seven, seven, one], "the second repeat's take of none is not due in the first"
+    assert len(log) == 2 * len(todo)
 
 
 def phases(*speeds: float, settled_s: float | None = None) -> list[PhaseRun]:
