@@ -21,7 +21,7 @@ from peagle.bench.plan import EnginePlan
 from peagle.bench.statistics import NO_DRAFTS, DraftCounts
 from peagle.engine import live_depth
 from peagle.errors import StartupError
-from peagle.router.depth import DepthPlan, ModelDepths, StandingLimits
+from peagle.router.depth import DepthPlan, Mode, ModelDepths, StandingLimits
 from peagle.router.snapshot import DepthTable, StepReport
 from peagle.serve.arguments import engine_settings
 from peagle.serve.depth_settings import depth_settings
@@ -139,7 +139,10 @@ class Engine:
             self._left_s = time.monotonic()
 
     def settled_s(self, concurrency: int, since_s: float) -> float:
-        """Seconds from `since_s`, on the monotonic clock, to the last change of K at this concurrency; 0 for none."""
+        """Seconds from `since_s`, on the monotonic clock, to the last change of K at this concurrency; 0 for none.
+
+        A trial of another K is no change, unless it is kept.
+        """
         settled, depth = 0.0, None
         for at_s, table in self._tables:
             if depth is not None and at_s > since_s and table.depth_at(concurrency) != depth:
@@ -151,7 +154,9 @@ class Engine:
         # Before it is sent: cancelled on the way, it may have been applied all the same.
         self._version = table.version
         await live_depth.set_depths(self._llm, table)
-        self._tables.append((time.monotonic(), table))
+        plan = self._last_plan
+        if plan is None or plan.table != table or plan.mode is not Mode.PROBING:
+            self._tables.append((time.monotonic(), table))
 
     async def _ask(self, report: StepReport, standing: StandingLimits | None) -> DepthPlan:
         assert self._depths is not None

@@ -151,8 +151,10 @@ class StepStats:
         """
         before = {(cell.batch_size, cell.depth): cell for cell in earlier.cells}
         changed = [
-            _minus(cell, before[key]) if (key := (cell.batch_size, cell.depth)) in before else cell
+            cell if then is None else _minus(cell, then)
             for cell in self.cells
+            # Most are as they were: to see that costs a tenth of taking one from the other.
+            if (then := before.get((cell.batch_size, cell.depth))) != cell
         ]
         return StepStats(
             self.table,
