@@ -1,10 +1,12 @@
 """A comparison of dispatch policies in figures: ratios pair what the same repeat measured."""
 
 import random
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
-from peagle.bench.dispatch_report import dispatch_markdown, dispatch_rows
+from peagle.bench.dispatch_report import dispatch_markdown, dispatch_rows, dispatch_table
 from peagle.bench.fleet_load import PREFIX_TOKENS, Sample, burst, mixed_arrivals
 
 
@@ -26,6 +28,15 @@ def test_the_rival_is_the_best_of_the_others_and_ratios_are_taken_within_repeats
     assert "ttft_p95_ratio" not in rival
     assert worse["largest_share"]["high"] == 1.0
     assert rival["output_tokens_per_s"]["median"] == pytest.approx(10.0), "100 tokens in the 10 s until the last ends"
+
+
+def test_the_table_fits_a_terminal_of_80_columns() -> None:
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(dispatch_table(dispatch_rows({**RUNS, "power-of-two": RUNS["worse"]}, "soonest")))
+    text = console.export_text()
+    assert "0.62 (0.50 to 0.75)" in text
+    assert "power-of-two" in text
+    assert "…" not in text
 
 
 def test_the_report_names_the_machine_the_load_and_every_policy() -> None:
