@@ -218,8 +218,8 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
         ingress, replicas, estimates, decisions, states = await asyncio.gather(
             self._ask_ingresses(request),
             self._ask_all(request, "replica_metrics"),
-            self._ask_router(request, "estimates"),
-            self._ask_router(request, "decisions"),
+            self._router_tells(request, "estimates"),
+            self._router_tells(request, "decisions"),
             self._replica_states(request),
         )
         text = metrics.exposition(metrics.Scrape(ingress, replicas, estimates, decisions, states))
@@ -261,7 +261,7 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
             return dict([mine])
         return dict([mine, *await ask_replicas(self._ingresses, "http_values", timeout_s)])
 
-    async def _ask_router(self, request: Request, method: str) -> dict[str, Any]:
+    async def _router_tells(self, request: Request, method: str) -> dict[str, Any]:
         """What the Router knows, by model; nothing where it does not answer in time."""
         if self._router is None:
             return {}

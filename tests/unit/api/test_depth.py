@@ -8,6 +8,7 @@ from ray.exceptions import RayActorError
 
 from peagle.api.depth import DepthRoutes
 from peagle.api.errors import describe
+from peagle.api.ingress import PeagleIngress
 from peagle.api.settings import ApiSettings
 from peagle.errors import RouterLostError
 
@@ -31,3 +32,10 @@ async def test_a_router_that_does_not_answer_is_said_to(failure: Exception) -> N
     reply = describe(caught.value)
     assert reply.status == 503
     assert "The Router does not answer; replicas keep their last plans." in reply.message
+
+
+def test_the_ingress_replaces_none_of_the_routes_own_methods() -> None:
+    """It did once, and every depth route answered 500."""
+    own = {name for name in vars(DepthRoutes) if not name.startswith("__")}
+    assert "_ask_router" in own
+    assert not own & set(vars(PeagleIngress))
