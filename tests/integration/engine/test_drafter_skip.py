@@ -10,7 +10,8 @@ from engine_runner import Runner, embedded, held_out, running
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # float32: see test_live_depth.py.
-ENGINE = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
+# Small blocks, so that prompts leave whole ones in the prefix cache.
+ENGINE = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8, "block_size": 32}
 TOKENS = 32
 
 
