@@ -33,7 +33,7 @@ class DrafterGaps:
         return all(request_id in self._seen_tokens for request_id in request_ids)
 
     def open(self, request: Request, tokens: int) -> None:
-        """From its first `tokens` on the drafter has not seen this request. A gap never closes again."""
+        """Behind its first `tokens` the drafter misses some of this request, which drafts no more."""
         self._seen_tokens.setdefault(request.request_id, tokens)
 
     def close(self, request: Request) -> None:

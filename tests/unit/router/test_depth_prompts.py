@@ -1,11 +1,14 @@
 """What prompts cost, from steps in which others decode beside them."""
 
+from dataclasses import replace
+
 import pytest
 
-from peagle.router.depth import EMBEDDED_CPU
+from depth_reports import SETTINGS, STATIC, good_cell
+from peagle.router.depth import EMBEDDED_CPU, Mode, ModelDepths, start, step
 from peagle.router.depth.prompts import PromptCost, observe
 from peagle.router.depth.step_cost import Load, StepCost
-from peagle.router.snapshot import PromptCell, PromptStats
+from peagle.router.snapshot import PromptCell, PromptStats, StepReport, StepStats
 
 COST = StepCost.start(EMBEDDED_CPU)
 
@@ -54,3 +57,24 @@ def test_the_mix_of_requests_follows_those_that_end() -> None:
     for _ in range(10):
         state = observe(state, PromptStats((), 1000, 10_000), COST)
     assert state.prompt_ratio == pytest.approx(0.1, rel=0.05)
+
+
+def test_prompts_of_a_report_that_repeats_what_was_learned_count_once() -> None:
+    """The answer to it came too late, so the replica tells of the same time again."""
+    depths = ModelDepths(SETTINGS)
+    told = StepReport(StepStats(STATIC, 7, (good_cell(),), PromptStats((steps(True, 2e-4),), 3000, 1000)), reading=1)
+    depths.report("a", told, 0.5)
+    depths.report("a", replace(told, reading=2), 1.0)
+    assert depths._states["a"].prompts.output_tokens == 1000
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [PromptStats((), 3000, -1), PromptStats((replace(steps(True, 2e-4), seconds=-1.0),), 3000, 1000)],
+    ids=["ended", "seconds"],
+)
+def test_an_impossible_count_teaches_nothing_and_the_guard_acts(prompts: PromptStats) -> None:
+    state, plan = step(start(SETTINGS), StepReport(StepStats(STATIC, 7, (good_cell(),), prompts)), SETTINGS, 0.5)
+    assert plan.mode is Mode.FALLBACK
+    assert "prompts below zero" in plan.reason
+    assert state.prompts == PromptCost()

@@ -8,7 +8,7 @@ from peagle.router.depth.settings import DepthLimits, DepthSettings, StandingLim
 from peagle.router.depth.state import DepthState, FleetPrior, fleet_prior, start
 from peagle.router.depth.tuner import step
 from peagle.router.depth.view import DepthEstimate, DepthView, estimate, request_tokens_per_s, view
-from peagle.router.snapshot import RequestRates, StepReport
+from peagle.router.snapshot import PromptStats, RequestRates, StepReport
 
 FORGET_AFTER_S = 120.0
 """A replica that has been silent for this long is gone."""
@@ -63,7 +63,7 @@ class ModelDepths:
             state = start(settings, fleet_prior(self._states.values(), settings) or self._learned)
         if heard is not None and report.since < heard.reading:
             # Its last answer came too late to be taken as one, so this repeats what was learned then.
-            report = replace(report, added=replace(report.added, cells=()))
+            report = replace(report, added=replace(report.added, cells=(), prompts=PromptStats()))
         self._states[replica_id], plan = step(state, report, settings, now_s)
         self._heard[replica_id] = _Heard(now_s, report.reading)
         return replace(plan, standing=StandingLimits(self._model_limits, self._limits.get(replica_id)))

@@ -7,7 +7,7 @@ from peagle.router.depth.acceptance import Acceptance
 from peagle.router.depth.forecast import Forecast
 from peagle.router.depth.settings import DepthSettings
 from peagle.router.depth.step_cost import cell_key, load_of
-from peagle.router.snapshot import StepCell
+from peagle.router.snapshot import StepCell, StepStats
 
 # Goodput under this share of its prediction is a failed prediction, if it is so by more than chance (standard errors)
 # over the reports of so many seconds, of which there must be enough.
@@ -105,9 +105,14 @@ class Guard:
         return replace(self, watch=Watch(min(latest, before.survival[0])))
 
 
-def impossible(cells: tuple[StepCell, ...], depth_max: int) -> str | None:
+def impossible(added: StepStats, depth_max: int) -> str | None:
     """Say what no true report can hold: then none of it is learned from."""
-    for cell in cells:
+    prompts = added.prompts
+    if min(prompts.ended_prompt_tokens, prompts.ended_output_tokens) < 0 or any(
+        min(cell.steps, cell.seconds, cell.prompt_tokens, cell.decoded, cell.verified) < 0 for cell in prompts.cells
+    ):
+        return "a report holds counts of prompts below zero"
+    for cell in added.cells:
         if any(
             len(counts) != depth_max for counts in (cell.drafted, cell.accepted, cell.tail_drafted, cell.tail_matched)
         ):

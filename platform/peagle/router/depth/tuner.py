@@ -35,14 +35,15 @@ def step(state: DepthState, report: StepReport, settings: DepthSettings, now_s: 
     """
     if state.plan is None:
         state = _adopted(state, report.added.table, settings)
-    wrong = guards.impossible(report.added.cells, settings.depth_max)
+    wrong = guards.impossible(report.added, settings.depth_max)
     cells = () if wrong else tuple(cell for cell in report.added.cells if cell.batch_size > 0)
     before = state.forecast(settings, now_s)
     if cells:
         state = learn(state, cells, settings, now_s)
         watched, found = guards.examine(state.guard, before, state.acceptance, cells)
         state, wrong = replace(state, guard=watched), wrong or found
-    state = learn_prompts(state, report.added.prompts)
+    if not wrong:
+        state = learn_prompts(state, report.added.prompts)
     state = replace(state, reported_s=now_s, reports=state.reports + 1)
     if state.guard.reason is not None and now_s >= state.guard.until_s:
         state = replace(state, guard=state.guard.released())
