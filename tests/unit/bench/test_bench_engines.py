@@ -8,6 +8,8 @@ import pytest
 
 from peagle.bench.plan import plan_engines
 from peagle.config import load_deployment
+from peagle.engine import live_depth
+from peagle.router.depth import DepthPlan, Mode
 from peagle.router.snapshot import DepthTable
 
 DEPLOYMENT = Path(__file__).parents[3] / "deployments" / "embedded.yaml"
@@ -20,7 +22,10 @@ class Core:
         self.version = 0
         self.engine_core = self
 
-    async def call_utility_async(self, _method: str, version: int, _depths: list[int]) -> list[Any] | None:
+    async def call_utility_async(self, method: str, version: int = 0, _depths: Any = None) -> Any:
+        if method == live_depth.STEP_STATS:
+            prompts = {"cells": [], "ended_prompt_tokens": 0, "ended_output_tokens": 0}
+            return {"version": self.version, "depths": [7], "depth_max": 7, "cells": [], "prompts": prompts}
         if version <= self.version:
             return ["depth table version", version, "it is applied already", "Send a later one."]
         self.version = version
@@ -31,18 +36,36 @@ class Core:
         return True
 
 
-async def test_a_table_whose_sender_was_cancelled_counts_as_sent() -> None:
+def adaptive_engine(core: Core) -> Any:
     engines = pytest.importorskip("peagle.bench.engines")  # it imports vLLM
-    plan = next(
-        each
-        for each in plan_engines(load_deployment(DEPLOYMENT), None, ("p-eagle",), (7,), eager=True, adaptive=True)
-        if each.live
-    )
+    deployment = load_deployment(DEPLOYMENT)
+    (plan,) = plan_engines(deployment, None, ("p-eagle",), (7,), eager=True, adaptive=True)
+    return engines.Engine(plan, core, [], 8)
+
+
+async def test_a_table_whose_sender_was_cancelled_counts_as_sent() -> None:
     core = Core()
-    engine = engines.Engine(plan, core, [], 8)
+    engine = adaptive_engine(core)
     sending = asyncio.create_task(engine._apply(DepthTable(1, (3,))))
     await asyncio.sleep(0.01)
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
     await engine.prepare(7)
     assert core.version == 2
+
+
+async def test_the_rules_clock_stands_still_while_others_have_the_engine() -> None:
+    engine = adaptive_engine(Core())
+    now_s: list[float] = []
+
+    class Depths:
+        def report(self, _replica: str, _report: Any, at_s: float, _standing: Any) -> DepthPlan:
+            now_s.append(at_s)
+            return DepthPlan(DepthTable(0, (7,)), Mode.ADAPTIVE, "")
+
+    engine._depths = Depths()
+    for _ in range(2):
+        async with engine.adapting():
+            await engine._reporter.report()
+        await asyncio.sleep(0.3)
+    assert 0.0 <= now_s[1] - now_s[0] < 0.2
