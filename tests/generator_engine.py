@@ -36,7 +36,7 @@ class Generator:
         self.log.append((self.name, depth))
 
     @asynccontextmanager
-    async def adapting(self) -> AsyncIterator[None]:
+    async def adapting(self, held: int | None = None) -> AsyncIterator[None]:
         yield
 
     def settled_s(self, concurrency: int, since_s: float) -> float:

@@ -94,7 +94,7 @@ def depth(
     ] = False,
     fixed: Annotated[
         int | None,
-        typer.Option(min=1, help="Also an engine started with this K, which cannot change: what live depth costs."),
+        typer.Option(min=1, help="Also the rule held at this K, and an engine of this K without it: what it costs."),
     ] = None,
     out: GoOn = None,
     price_per_hour: Price = None,

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from peagle.bench.plan import EnginePlan
 from peagle.bench.statistics import NO_DRAFTS, DraftCounts
 from peagle.engine import live_depth
 from peagle.errors import StartupError
-from peagle.router.depth import DepthPlan, Mode, ModelDepths, StandingLimits
+from peagle.router.depth import DepthLimits, DepthPlan, Mode, ModelDepths, StandingLimits
 from peagle.router.snapshot import DepthTable, StepReport
 from peagle.serve.arguments import engine_settings
 from peagle.serve.depth_settings import depth_settings
@@ -49,6 +50,16 @@ class StepCounter(StatLoggerBase):  # type: ignore[misc]
         pass
 
 
+@dataclass(slots=True)
+class _Rule:
+    """The Router's rule for one engine: when it had its last turn, and how long it waited for all its turns."""
+
+    depths: ModelDepths
+    plan: DepthPlan | None = None
+    left_s: float = field(default_factory=time.monotonic)
+    waited_s: float = 0.0
+
+
 class Engine:
     """One running engine. `start` needs a running event loop and blocks until the engine answers."""
 
@@ -58,11 +69,9 @@ class Engine:
         self._counters = counters
         self._output_tokens = output_tokens
         self._request_numbers = itertools.count()
-        self._depths = ModelDepths(depth_settings(plan.deployment)) if plan.live else None
+        self._rules: dict[int | None, _Rule] = {}
+        self._rule: _Rule | None = None
         self._reporter = DepthReporter(lambda: live_depth.read_step_stats(self._llm), self._apply, self._ask)
-        self._last_plan: DepthPlan | None = None
-        # When adaptive depth had its last turn, and how long it waited for the next ones, all together.
-        self._left_s, self._waited_s = time.monotonic(), 0.0
         self._version = 0
         self._tables: list[tuple[float, DepthTable]] = []
 
@@ -119,24 +128,32 @@ class Engine:
         await self.settle()
 
     @asynccontextmanager
-    async def adapting(self) -> AsyncIterator[None]:
+    async def adapting(self, held: int | None = None) -> AsyncIterator[None]:
         """Let the Router's rule choose K meanwhile, as a replica does; what it learns is kept for the next time.
 
-        Its clock stands still between two times, in which others have the engine.
+        With `held` it is a rule of its own, which an operator has pinned to that K. A rule's clock stands still between
+        two times, in which others have the engine.
         """
-        assert self._depths is not None, "this engine has one K"
-        if self._last_plan is not None:
-            await self._apply(DepthTable(self._version + 1, self._last_plan.table.depths))
+        assert self.plan.live, "this engine has one K"
+        self._rule = rule = self._rule_held(held)
+        if rule.plan is not None:
+            await self._apply(DepthTable(self._version + 1, rule.plan.table.depths))
         await self._reporter.leave_out()
-        began_s = time.monotonic()
-        self._waited_s += began_s - self._left_s
+        rule.waited_s += time.monotonic() - rule.left_s
         reporting = asyncio.create_task(keep_reporting(self._reporter.report))
         try:
             yield
         finally:
             reporting.cancel()
             await asyncio.gather(reporting, return_exceptions=True)
-            self._left_s = time.monotonic()
+            rule.left_s = time.monotonic()
+
+    def _rule_held(self, depth: int | None) -> "_Rule":
+        if depth not in self._rules:
+            self._rules[depth] = rule = _Rule(ModelDepths(depth_settings(self.plan.deployment)))
+            if depth is not None:
+                rule.depths.limit(DepthLimits(pin=depth))
+        return self._rules[depth]
 
     def settled_s(self, concurrency: int, since_s: float) -> float:
         """Seconds from `since_s`, on the monotonic clock, to the last change of K at this concurrency; 0 for none.
@@ -154,14 +171,16 @@ class Engine:
         # Before it is sent: cancelled on the way, it may have been applied all the same.
         self._version = table.version
         await live_depth.set_depths(self._llm, table)
-        plan = self._last_plan
+        plan = self._rule.plan if self._rule else None
         if plan is None or plan.table != table or plan.mode is not Mode.PROBING:
             self._tables.append((time.monotonic(), table))
 
-    async def _ask(self, report: StepReport, standing: StandingLimits | None) -> DepthPlan:
-        assert self._depths is not None
-        self._last_plan = self._depths.report(self.plan.name, report, time.monotonic() - self._waited_s, standing)
-        return self._last_plan
+    async def _ask(self, report: StepReport, _standing: StandingLimits | None) -> DepthPlan:
+        # What the last plan was made under may be another rule's pin; no rule is lost here and has to recall its own.
+        rule = self._rule
+        assert rule is not None, "only `adapting` reports"
+        rule.plan = rule.depths.report(self.plan.name, report, time.monotonic() - rule.waited_s)
+        return rule.plan
 
     async def settle(self) -> None:
         """Clear the prefix cache. The answer comes back behind every earlier output and its statistics."""

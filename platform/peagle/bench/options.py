@@ -39,7 +39,7 @@ class Comparison:
 
     `methods` empty means all that the files offer. With `adaptive`, an engine whose K can change is also measured with
     the K that the Router's rule chooses; with `shifting`, all of them once more while load and prompts shift; with
-    `fixed`, also an engine of that K which cannot change it.
+    `fixed`, also the rule held at that K, and an engine of that K which cannot change it.
     """
 
     methods: tuple[str, ...]

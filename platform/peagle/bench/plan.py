@@ -33,16 +33,25 @@ class EnginePlan:
 class Variant:
     """One engine at one K: a row of the result. `engine` indexes the list of plans; K is 0 without speculation.
 
-    An adaptive one has the K that the Router's rule chooses as it runs, `depth` at most.
+    An adaptive one has the K that the Router's rule chooses as it runs, `depth` at most. With a held one the rule runs
+    too, and an operator's pin keeps it at `depth`: it shows what running the rule costs.
     """
 
     engine: int
     method: str
     depth: int
     adaptive: bool = False
+    held: bool = False
+
+    @property
+    def ruled(self) -> bool:
+        """Whether the Router's rule runs beside the engine."""
+        return self.adaptive or self.held
 
     @property
     def depth_name(self) -> str:
+        if self.held:
+            return f"{self.depth} held"
         return "adaptive" if self.adaptive else str(self.depth)
 
     @property
@@ -69,8 +78,8 @@ def plan_engines(
     deployment of that K does not make, so it gets an engine for each K.
 
     Raises:
-        ConfigError: A method that no file offers, a K above the trained depth, files with different targets,
-            or two files of one method.
+        ConfigError: A method that no file offers, a K above the trained depth, a fixed K above all others, files with
+            different targets, or two files of one method.
     """
     offered = {file.drafter.method: file for file in (baseline, deployment) if file is not None and file.drafter}
     if baseline is not None and baseline.target != deployment.target:
@@ -97,17 +106,21 @@ def plan_engines(
         else:
             plans.extend(EnginePlan(method, _derive(file, depth, eager), (depth,), live=False) for depth in depths)
     if fixed is not None:
+        if fixed > max(depths):
+            raise ConfigError("--fixed", fixed, f"--depths ends at {max(depths)}", "Add it there or lower it.")
         plans.append(EnginePlan(FIXED, _derive(deployment, fixed, eager, live=False), (fixed,), live=False))
     return [replace(plan, deployment=sharing_a_gpu(plan.deployment, len(plans))) for plan in plans]
 
 
-def variants_of(plans: Sequence[EnginePlan], *, adaptive: bool = False) -> list[Variant]:
-    """Every engine at every K it can take, and with `adaptive` each that may change its K once more, at the rule's."""
+def variants_of(plans: Sequence[EnginePlan], *, adaptive: bool = False, held: int | None = None) -> list[Variant]:
+    """Every engine at every K it can take, and each that may change it at the rule's K and with the rule held."""
     variants = []
     for index, plan in enumerate(plans):
         variants += [Variant(index, plan.method, depth) for depth in plan.depths]
         if adaptive and plan.live:
             variants.append(Variant(index, plan.method, max(plan.depths), adaptive=True))
+        if held is not None and plan.live:
+            variants.append(Variant(index, plan.method, held, held=True))
     return variants
 
 

@@ -50,9 +50,11 @@ def draw(result: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def series_by_concurrency(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Each method's fastest K at each concurrency, adaptive depth as a method of its own."""
+    """Each method's fastest K at each concurrency, adaptive depth as a method of its own; a held one is none."""
     fastest: dict[tuple[str, int], Row] = {}
     for row in rows:
+        if row["depth"] != "adaptive" and not isinstance(row["depth"], int):
+            continue
         name = f"{row['method']}, adaptive" if row["depth"] == "adaptive" else row["method"]
         place = name, row["concurrency"]
         if place not in fastest or _speed(row) > _speed(fastest[place]):

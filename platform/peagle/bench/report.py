@@ -135,7 +135,7 @@ def best_line(row: Row) -> str:
             ("ratio_to_none", "no speculation"),
             ("ratio_to_best_eagle3", "the fastest EAGLE-3"),
             ("ratio_to_best_static", f"the fastest static K, {row.get('best_static_depth')}"),
-            ("ratio_to_fixed", f"an engine with K = {row.get('fixed_depth')} for good"),
+            ("ratio_to_fixed", "an engine of that K without live depth"),
         )
         if key in row
     ]
@@ -180,7 +180,7 @@ def _beside_published(best: Sequence[Row]) -> list[str]:
     """P-EAGLE over EAGLE-3 and over none, here and as published; nothing where P-EAGLE was not measured with them."""
     lines = []
     for rival, key in ((EAGLE3, "ratio_to_best_eagle3"), (NONE, "ratio_to_none")):
-        rows = [row for row in best if row["method"] == PEAGLE and row["depth"] != "adaptive" and key in row]
+        rows = [row for row in best if row["method"] == PEAGLE and isinstance(row["depth"], int) and key in row]
         published = [each for each in published_ratios() if each.rival == rival]
         cells = [
             [

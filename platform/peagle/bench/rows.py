@@ -57,7 +57,7 @@ def best_rows(runs: Mapping[Cell, Sequence[Run]]) -> list[Row]:
         here = [(variant, cell) for (variant, at), cell in runs.items() if at == level]
         for variant, cell in here:
             known = fastest.get(variant.method)
-            if not variant.adaptive and (known is None or _speed(cell).median > _speed(known[1]).median):
+            if not variant.ruled and (known is None or _speed(cell).median > _speed(known[1]).median):
                 fastest[variant.method] = (variant, cell)
         for method, (variant, cell) in fastest.items():
             row: Row = {"concurrency": level, "method": method, "depth": variant.depth}
@@ -66,6 +66,8 @@ def best_rows(runs: Mapping[Cell, Sequence[Run]]) -> list[Row]:
                     row[name] = _ratio(cell, fastest[rival][1])
             rows.append(row)
         rows += [_adaptive_row(variant, level, cell, fastest) for variant, cell in here if variant.adaptive]
+        if FIXED in fastest:
+            rows += [_held_row(variant, level, cell, fastest[FIXED][1]) for variant, cell in here if variant.held]
     return rows
 
 
@@ -73,7 +75,7 @@ def fastest_rows(runs: Mapping[Cell, Sequence[Run]]) -> list[Row]:
     """At each concurrency the fastest cell of all (by median), and its ratio to the next."""
     rows = []
     for level in dict.fromkeys(level for _, level in runs):
-        here = [(variant, cell) for (variant, at), cell in runs.items() if at == level]
+        here = [(variant, cell) for (variant, at), cell in runs.items() if at == level and not variant.held]
         (first, cell), *others = sorted(here, key=lambda each: _speed(each[1]).median, reverse=True)
         row: Row = {"concurrency": level, "variant": first.name, "output_tokens_per_s": asdict(_speed(cell))}
         if others:
@@ -85,15 +87,18 @@ def fastest_rows(runs: Mapping[Cell, Sequence[Run]]) -> list[Row]:
 def _adaptive_row(
     variant: Variant, level: int, cell: Sequence[Run], fastest: Mapping[str, tuple[Variant, Sequence[Run]]]
 ) -> Row:
-    """Adaptive depth against no speculation, its method's fastest static K, and an engine whose K cannot change."""
+    """Adaptive depth against no speculation and its method's fastest static K."""
     row: Row = {"concurrency": level, "method": variant.method, "depth": variant.depth_name}
     if NONE in fastest:
         row["ratio_to_none"] = _ratio(cell, fastest[NONE][1])
-    if FIXED in fastest:
-        fixed, cell_of_fixed = fastest[FIXED]
-        row |= {"ratio_to_fixed": _ratio(cell, cell_of_fixed), "fixed_depth": fixed.depth}
     best, static = fastest[variant.method]
     return row | {"ratio_to_best_static": _ratio(cell, static), "best_static_depth": best.depth}
+
+
+def _held_row(variant: Variant, level: int, cell: Sequence[Run], fixed: Sequence[Run]) -> Row:
+    """The rule, held at one K, against an engine of that K which cannot change it."""
+    row: Row = {"concurrency": level, "method": variant.method, "depth": variant.depth_name}
+    return row | {"ratio_to_fixed": _ratio(cell, fixed)}
 
 
 def _figures(variant: Variant, level: int, cell: Sequence[Run]) -> Row:
@@ -101,7 +106,7 @@ def _figures(variant: Variant, level: int, cell: Sequence[Run]) -> Row:
     outputs = [trace.tokens for trace in cell[0].traces]
     return {
         "method": variant.method,
-        "depth": variant.depth_name if variant.adaptive else variant.depth,
+        "depth": variant.depth_name if variant.ruled else variant.depth,
         "concurrency": level,
         "output_tokens_per_s": asdict(_speed(cell)) | {"repeats": [run.output_tokens_per_s for run in cell]},
         **{f"ttft_ms_p{each}": _milliseconds(cell, each, first_s) for each in PERCENTILES},

@@ -72,7 +72,7 @@ class Job:
 
     @property
     def variants(self) -> list[Variant]:
-        return variants_of(self.plans, adaptive=self.comparison.adaptive)
+        return variants_of(self.plans, adaptive=self.comparison.adaptive, held=self.comparison.fixed)
 
     def planned(self, journal: Journal) -> list[PassKey]:
         """Every measured pass; none while the prompts have not been chosen."""
@@ -83,7 +83,12 @@ class Job:
 
     @property
     def planned_takes(self) -> list[TakeKey]:
-        return planned_takes(self.variants, self.comparison.load.repeats) if self.comparison.shifting else []
+        return planned_takes(self.shifting_variants, self.comparison.load.repeats) if self.comparison.shifting else []
+
+    @property
+    def shifting_variants(self) -> list[Variant]:
+        """What running the rule costs shows under steady load."""
+        return [each for each in self.variants if not each.held]
 
     def remaining(self, journal: Journal) -> tuple[list[PassKey], list[TakeKey]]:
         """The passes and takes that have not been made yet."""
@@ -177,7 +182,7 @@ async def _time_takes(job: Job, journal: Journal, engines: "Sequence[Engine]", t
     longest = engine.context_tokens - job.comparison.load.tokens
     phases = make_phases(job.texts, engine.encode, engine.vocabulary, longest)
     with progress_bar(terminal, len(journal.takes) * len(phases), len(todo) * len(phases)) as begin:
-        await measure_shifting(engines, job.variants, phases, todo=todo, begin=begin, keep=journal.keep_take)
+        await measure_shifting(engines, job.shifting_variants, phases, todo=todo, begin=begin, keep=journal.keep_take)
 
 
 def _say_what_remains(job: Job, journal: Journal, folder: Path, terminal: Terminal) -> None:
@@ -194,7 +199,7 @@ def _result(job: Job, journal: Journal, price_per_hour: float | None) -> dict[st
     selection, load, target = journal.selection, job.comparison.load, job.deployment.target
     assert selection is not None, "prompts are chosen before anything is complete"
     runs = assemble(job.variants, job.planned(journal), journal.passes)
-    takes = assemble_takes(job.variants, job.planned_takes, journal.takes) if job.comparison.shifting else {}
+    takes = assemble_takes(job.shifting_variants, job.planned_takes, journal.takes) if job.comparison.shifting else {}
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "speculation",

@@ -209,7 +209,7 @@ def assemble(variants: Sequence[Variant], planned: Sequence[PassKey], made: Pass
 async def _one_pass(engine: "Engine", variant: Variant, prompts: Sequence[list[int]], concurrency: int) -> MeasuredPass:
     await engine.prepare(variant.depth)
     counts, steps = engine.counts(), engine.steps()
-    async with engine.adapting() if variant.adaptive else nullcontext():
+    async with engine.adapting(variant.depth if variant.held else None) if variant.ruled else nullcontext():
         result = await run_pass(engine.stream, prompts, concurrency)
     await engine.settle()
     return MeasuredPass(result.seconds, engine.steps() - steps, result.traces, engine.counts() - counts)

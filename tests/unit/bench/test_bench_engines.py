@@ -55,17 +55,30 @@ async def test_a_table_whose_sender_was_cancelled_counts_as_sent() -> None:
 
 
 async def test_the_rules_clock_stands_still_while_others_have_the_engine() -> None:
+    engines = pytest.importorskip("peagle.bench.engines")  # it imports vLLM
     engine = adaptive_engine(Core())
     now_s: list[float] = []
 
     class Depths:
-        def report(self, _replica: str, _report: Any, at_s: float, _standing: Any) -> DepthPlan:
+        def report(self, _replica: str, _report: Any, at_s: float) -> DepthPlan:
             now_s.append(at_s)
             return DepthPlan(DepthTable(0, (7,)), Mode.ADAPTIVE, "")
 
-    engine._depths = Depths()
+    engine._rules[None] = engines._Rule(Depths())
     for _ in range(2):
         async with engine.adapting():
             await engine._reporter.report()
         await asyncio.sleep(0.3)
     assert 0.0 <= now_s[1] - now_s[0] < 0.2
+
+
+async def test_a_held_rule_is_pinned_and_another_than_the_one_that_adapts() -> None:
+    engine = adaptive_engine(Core())
+    async with engine.adapting(3):
+        await engine._reporter.report()
+        held = engine._rule
+    async with engine.adapting():
+        await engine._reporter.report()
+    assert (held.plan.mode, held.plan.table.depth_at(1)) == (Mode.PINNED, 3)
+    assert engine._rule is not held
+    assert engine._rule.plan.mode is not Mode.PINNED

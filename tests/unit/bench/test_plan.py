@@ -46,7 +46,13 @@ def test_a_fixed_engine_drafts_so_much_and_cannot_change_it() -> None:
     ]
     speculation = plans[2].deployment.speculation
     assert (speculation.live_depth, speculation.adaptive, speculation.depth_static) == (False, False, 7)
-    assert variants_of(plans, adaptive=True)[-1].name == "p-eagle fixed K=7"
+    names = [each.name for each in variants_of(plans, adaptive=True, held=7)]
+    assert names[3:] == ["p-eagle K=adaptive", "p-eagle K=7 held", "p-eagle fixed K=7"]
+
+
+def test_a_fixed_k_is_one_that_the_others_can_draft() -> None:
+    with pytest.raises(ConfigError, match=r"--fixed.*7.*ends at 3"):
+        plan_engines(deployment(), None, ["none", "p-eagle"], [0, 3], eager=False, fixed=7)
 
 
 def test_p_eagle_without_live_depth_gets_an_engine_for_each_depth() -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from bench_runs import EAGLE3, NONE, PEAGLE3, PEAGLE7, run, runs
 from peagle.bench.plan import FIXED, Variant
+from peagle.bench.plots import series_by_concurrency
 from peagle.bench.published import published_ratios
 from peagle.bench.report import best_line, fastest_line, markdown, result_table
 from peagle.bench.rows import best_rows, fastest_rows, result_rows
@@ -35,12 +36,19 @@ def test_adaptive_depth_is_held_against_the_fastest_static_one() -> None:
     assert "1 at once: p-eagle K=adaptive: 2.00" in best_line(row)
 
 
-def test_adaptive_depth_is_held_against_an_engine_whose_k_cannot_change() -> None:
-    adaptive, fixed = Variant(2, "p-eagle", 7, adaptive=True), Variant(3, FIXED, 7)
-    row = best_rows({**runs(), (adaptive, 1): [run(210), run(95)], (fixed, 1): [run(200), run(100)]})[-1]
-    assert (row["fixed_depth"], row["best_static_depth"]) == (7, 7)
+def test_the_rule_held_at_one_k_is_compared_with_an_engine_of_that_k_without_it() -> None:
+    held, fixed = Variant(2, "p-eagle", 7, held=True), Variant(3, FIXED, 7)
+    # Faster than any static K, which it must not stand for.
+    cells = {**runs(), (held, 1): [run(630), run(285)], (fixed, 1): [run(600), run(300)]}
+    *others, row = best_rows(cells)
     assert row["ratio_to_fixed"] == {"median": 1.0, "low": 0.95, "high": 1.05}
-    assert "1.00 (0.95 to 1.05) times an engine with K = 7 for good" in best_line(row)
+    assert (
+        best_line(row)
+        == "1 at once: p-eagle K=7 held: 1.00 (0.95 to 1.05) times an engine of that K without live depth"
+    )
+    assert [each["depth"] for each in others if each["method"] == "p-eagle"] == [7]
+    assert fastest_rows(cells)[0]["variant"] == fixed.name
+    assert all(each["depth"] != "7 held" for each in series_by_concurrency(result_rows(cells))["p-eagle"])
 
 
 def test_figures_come_from_every_repeat() -> None:
