@@ -46,14 +46,18 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
 def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.Application:
     """Bind one server deployment for each model behind one ingress, and a Router where there is something to decide."""
     configs = {
-        each.name: llm_config(each, {**parting_options(settings), **routing_options(each)}, metrics=settings.metrics)
-        for each in deployments
+        each.name: llm_config(each, {**parting_options(settings), **routing_options(each)}) for each in deployments
     }
     routed = {each.name: each for each in deployments if adapts(each) or is_dispatched(each)}
     router = bind_router(routed) if routed else None
     servers = {
         each.name: build_llm_deployment(
-            configs[each.name], bind_kwargs={"deployment": each, "router": router if each.name in routed else None}
+            configs[each.name],
+            bind_kwargs={
+                "deployment": each,
+                "router": router if each.name in routed else None,
+                "metrics": settings.metrics,
+            },
         )
         for each in deployments
     }
@@ -107,13 +111,8 @@ def routing_options(deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def llm_config(
-    deployment: Deployment, serve_options: Mapping[str, Any] | None = None, *, metrics: bool = True
-) -> LLMConfig:
-    """Ray Serve LLM's configuration of one deployment; `serve_options` join those that follow from it.
-
-    With `metrics` vLLM's own series go to Ray's agent.
-    """
+def llm_config(deployment: Deployment, serve_options: Mapping[str, Any] | None = None) -> LLMConfig:
+    """Ray Serve LLM's configuration of one deployment; `serve_options` join those that follow from it."""
     engine = engine_settings(deployment)
     source = engine.pop("model")
     engine.pop("served_model_name", None)
@@ -140,7 +139,8 @@ def llm_config(
             **(serve_options or {}),
         },
         server_cls=PeagleServer,
-        log_engine_metrics=metrics,
+        # It would tell Ray of them after every step; see engine_series.
+        log_engine_metrics=False,
         # Ray otherwise holds every token of a stream back for up to 50 ms.
         experimental_configs={"stream_batching_interval_ms": 0},
         **options,

@@ -38,15 +38,22 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
     """A replica of one deployment. It applies the depths it is given and reports; it chooses none."""
 
     async def __init__(  # type: ignore[misc]
-        self, llm_config: LLMConfig, *, deployment: Deployment, router: DeploymentHandle | None = None
+        self,
+        llm_config: LLMConfig,
+        *,
+        deployment: Deployment,
+        router: DeploymentHandle | None = None,
+        metrics: bool = True,
     ) -> None:
         """Args:
         llm_config: Ray's configuration of the engine.
         deployment: What it was made from.
         router: Whom it reports to, and who chooses its depths where they adapt; None for neither.
+        metrics: Whether Ray's metrics have vLLM's own series.
         """
         self._deployment = deployment
         self._router = router
+        self._metrics = metrics
         self._listener: Any = None
         self._reporter: DepthReporter | None = None
         self._reporting: asyncio.Task[None] | None = None
@@ -58,14 +65,17 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             _bind_to_cores(int(self._deployment.resources.cpus))
         await super().start()
         # Imported here: vLLM takes seconds, and only a replica needs it.
+        from peagle.serve.engine_series import EngineSeries
         from peagle.serve.load import LoadListener
 
         self._listener = LoadListener()
-        loggers = self._client.logger_manager.stat_loggers
-        if not self._llm_config.log_engine_metrics:
-            # Without Ray's, vLLM has put in its own, which nobody could read here.
-            loggers.clear()
-        loggers.append(self._listener)
+        manager = self._client.logger_manager
+        # vLLM has put in its own, whose figures nobody could read here.
+        manager.stat_loggers[:] = [self._listener]
+        if self._metrics:
+            series = EngineSeries(self._client.vllm_config, manager.engine_indexes)
+            series.log_engine_initialized()
+            manager.stat_loggers.append(series)
         await self._answer_once()
         self._listener.sums = EngineSums()  # no client has asked for that one, and it may have waited for a compiler
         if self._router is None:

@@ -92,7 +92,7 @@ def test_wrong_arguments_are_named_before_anything_is_built(args: dict[str, Any]
         build_app(args)
 
 
-def test_without_metrics_vllm_s_own_series_are_off_and_its_statistics_stay() -> None:
-    off, on = llm_config(_deployment(), metrics=False), llm_config(_deployment())
-    assert (off.log_engine_metrics, on.log_engine_metrics) == (False, True)
-    assert off.engine_kwargs["disable_log_stats"] is False
+def test_vllm_keeps_its_statistics_and_ray_is_not_told_of_every_step() -> None:
+    config = llm_config(_deployment())
+    assert config.log_engine_metrics is False
+    assert config.engine_kwargs["disable_log_stats"] is False

@@ -1,0 +1,97 @@
+"""vLLM's own series on their way to Ray's metrics. Importing this module imports vLLM.
+
+vLLM tells Ray of some twenty figures after each step of the engine. Nobody reads them that often: counters are summed
+and gauges keep their last value until Ray hears of them, a second later at most. Histograms take every value by itself.
+"""
+
+import asyncio
+from collections import defaultdict
+from typing import Any
+
+from vllm.v1.metrics.ray_wrappers import (
+    RayCounterWrapper,
+    RayGaugeWrapper,
+    RayKVConnectorProm,
+    RayPerfMetricsProm,
+    RayPrometheusStatLogger,
+    RaySpecDecodingProm,
+)
+from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+
+HOLD_S = 1.0
+
+
+class Held:
+    """What Ray has not heard yet."""
+
+    def __init__(self) -> None:
+        self.sums: defaultdict[HeldCounter, float] = defaultdict(float)
+        self.values: dict[HeldGauge, float] = {}
+
+    def hand_over(self) -> None:
+        sums, values = self.sums, self.values
+        self.sums, self.values = defaultdict(float), {}
+        for counter, added in sums.items():
+            counter.tell(added)
+        for gauge, value in values.items():
+            gauge.tell(value)
+
+
+_HELD = Held()
+
+
+class HeldCounter(RayCounterWrapper):  # type: ignore[misc]  # vLLM ships no types
+    """A counter that waits to be handed over; `tell` does it."""
+
+    def inc(self, value: float = 1.0) -> None:
+        if value:
+            _HELD.sums[self] += value
+
+    def tell(self, added: float) -> None:
+        super().inc(added)
+
+
+class HeldGauge(RayGaugeWrapper):  # type: ignore[misc]  # vLLM ships no types
+    """A gauge that waits to be handed over; `tell` does it."""
+
+    def set(self, value: float) -> None:
+        _HELD.values[self] = value
+
+    def tell(self, value: float) -> None:
+        super().set(value)
+
+
+class _SpecDecoding(RaySpecDecodingProm):  # type: ignore[misc]  # vLLM ships no types
+    _counter_cls = HeldCounter
+
+
+class _KvConnector(RayKVConnectorProm):  # type: ignore[misc]  # vLLM ships no types
+    _gauge_cls, _counter_cls = HeldGauge, HeldCounter
+
+
+class _Performance(RayPerfMetricsProm):  # type: ignore[misc]  # vLLM ships no types
+    _counter_cls = HeldCounter
+
+
+class EngineSeries(RayPrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no types
+    """vLLM's stat logger for Ray; `record` needs a running event loop, as vLLM's output handler has."""
+
+    _gauge_cls, _counter_cls = HeldGauge, HeldCounter
+    _spec_decoding_cls, _kv_connector_cls, _perf_metrics_cls = _SpecDecoding, _KvConnector, _Performance
+    _due: asyncio.TimerHandle | None = None
+
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        super().record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+        if self._due is None:
+            # Also after the last step for long, so that an idle engine does not seem to run.
+            self._due = asyncio.get_running_loop().call_later(HOLD_S, self._hand_over)
+
+    def _hand_over(self) -> None:
+        self._due = None
+        _HELD.hand_over()

@@ -1,0 +1,65 @@
+"""vLLM's series: what an engine's steps add up to reaches Ray, and seldom."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from peagle.serve import engine_series
+from peagle.serve.engine_series import EngineSeries, HeldCounter, HeldGauge
+
+
+class Ray:
+    """Stands where Ray's metric is, and writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[float, str]] = []
+
+    def _tell(self, value: float, tags: dict[str, str]) -> None:
+        self.told.append((value, tags["engine"]))
+
+    inc = set = _tell
+
+
+def test_counters_are_summed_and_gauges_keep_their_last_value_until_they_are_handed_over() -> None:
+    counters = HeldCounter("held_counter", "", ["engine"])
+    gauges = HeldGauge("held_gauge", "", ["engine"])
+    counters.metric, gauges.metric = Ray(), Ray()
+    counters.metric._tag_keys = gauges.metric._tag_keys = ("engine", "ReplicaId")
+    first, second, running = counters.labels("0"), counters.labels("1"), gauges.labels("0")
+    for value in (2, 3):
+        first.inc(value)
+        running.set(value)
+    second.inc()
+    second.inc(0)
+    assert counters.metric.told == gauges.metric.told == []
+    for _ in range(2):  # the second finds nothing
+        engine_series._HELD.hand_over()
+    assert counters.metric.told == [(5, "0"), (1, "1")]
+    assert gauges.metric.told == [(3, "0")]
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+async def test_the_last_step_of_a_burst_is_handed_over_too(monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(engine_series, "HOLD_S", 0.05)
+    monkeypatch.setattr(HeldGauge, "tell", lambda _self, value: told.append(value))
+    gauge = HeldGauge("held_gauge", "", ["engine"])
+
+    def step(_self: Any, running: Any, *_: Any) -> None:
+        gauge.set(running)
+
+    monkeypatch.setattr(EngineSeries.__base__, "record", step)
+    series = object.__new__(EngineSeries)
+    for _ in range(rounds):
+        for running in (3, 2, 1, 0):
+            series.record(running, None)
+        await asyncio.sleep(0.2)
+    assert told == [0] * rounds
+
+
+def test_every_series_of_vllm_but_histograms_is_held() -> None:
+    made = {EngineSeries._gauge_cls, EngineSeries._counter_cls}
+    for part in (EngineSeries._spec_decoding_cls, EngineSeries._kv_connector_cls, EngineSeries._perf_metrics_cls):
+        made |= {getattr(part, name) for name in ("_gauge_cls", "_counter_cls") if hasattr(part, name)}
+    assert made == {HeldGauge, HeldCounter}
