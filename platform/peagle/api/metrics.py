@@ -21,12 +21,18 @@ Value = tuple[str, tuple[tuple[str, str], ...], float]
 
 @dataclass(slots=True)
 class Exchange:
-    """One request for a model's answer, as far as it has come: `sent_s` is when its last piece was, on a clock."""
+    """One request for a model's answer, as far as it has come.
+
+    Attributes:
+        sent_s: When its last piece was sent, on a clock.
+        between: Where the time between its pieces goes, once one was sent.
+    """
 
     model: str
     ttft_s: float | None = None
     failed: bool = False
     sent_s: float | None = None
+    between: Any = None
 
     def fail(self) -> None:
         """Say that what was sent after the status was an error."""
@@ -78,8 +84,9 @@ class HttpMetrics:
         if exchange.ttft_s is not None:
             if exchange.sent_s is None:  # now, as engines do, not when the answer ends
                 self._at(metrics.REQUEST_TTFT, exchange.model).observe(exchange.ttft_s)
+                exchange.between = self._at(metrics.REQUEST_ITL, exchange.model)
             else:
-                self._at(metrics.REQUEST_ITL, exchange.model).observe(now_s - exchange.sent_s)
+                exchange.between.observe(now_s - exchange.sent_s)
         exchange.sent_s = now_s
 
     def closed(self, exchange: Exchange, status: int, seconds: float) -> None:
