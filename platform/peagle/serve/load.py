@@ -1,4 +1,7 @@
-"""How busy an engine is, heard from vLLM's own statistics in the replica's process."""
+"""How busy an engine is, heard from vLLM's own statistics in the replica's process.
+
+Steps wait until somebody asks, or there are many: code that runs once in milliseconds finds no cache warm.
+"""
 
 import time
 from dataclasses import dataclass, replace
@@ -11,6 +14,7 @@ from peagle.router.rates import EngineRates
 from peagle.serve.engine_sums import EngineSums
 
 RATES_HOLD_S = 30.0
+STEPS_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +32,32 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
 
     def __init__(self) -> None:
         # The base's constructor is abstract and takes vLLM's configuration, which is not needed here.
-        self.load = EngineLoad()
-        self.sums = EngineSums()
+        self._load = EngineLoad()
+        self._sums = EngineSums()
         self._rates = EngineRates()
         self._stepped_s = 0.0
+        self._steps: list[tuple[float, SchedulerStats | None, IterationStats | None]] = []
+
+    @property
+    def load(self) -> EngineLoad:
+        self._take_in()
+        return self._load
+
+    @property
+    def sums(self) -> EngineSums:
+        self._take_in()
+        return self._sums
 
     @property
     def rates(self) -> EngineRates:
         """What the engine's steps have shown; nothing once it has idled for long, so that it is tried again."""
-        if time.monotonic() - self._stepped_s > RATES_HOLD_S:
-            self._rates = EngineRates()
-        return self._rates
+        self._take_in()
+        return self._rates_at(time.monotonic())
+
+    def forget(self) -> None:
+        """Begin the sums anew."""
+        self._take_in()
+        self._sums = EngineSums()
 
     def record(
         self,
@@ -47,22 +66,34 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        if iteration_stats is not None:
-            tokens = self.load.generation_tokens + iteration_stats.num_generation_tokens
-            self.load = replace(self.load, generation_tokens=tokens)
-            self.sums.stepped(iteration_stats)
-            self._learn(iteration_stats)
-        if scheduler_stats is not None:
-            self.sums.looked_up(scheduler_stats.prefix_cache_stats)
-            self.load = replace(
-                self.load,
-                running_requests=scheduler_stats.num_running_reqs,
-                waiting_requests=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
-                kv_usage_ratio=scheduler_stats.kv_cache_usage,
-            )
+        self._steps.append((time.monotonic(), scheduler_stats, iteration_stats))
+        if len(self._steps) == STEPS_KEPT:
+            self._take_in()
 
-    def _learn(self, stats: IterationStats) -> None:
-        rates, self._stepped_s = self.rates, time.monotonic()
+    def _take_in(self) -> None:
+        steps, self._steps = self._steps, []
+        for at_s, scheduler_stats, iteration_stats in steps:
+            if iteration_stats is not None:
+                tokens = self._load.generation_tokens + iteration_stats.num_generation_tokens
+                self._load = replace(self._load, generation_tokens=tokens)
+                self._sums.stepped(iteration_stats)
+                self._learn(iteration_stats, at_s)
+            if scheduler_stats is not None:
+                self._sums.looked_up(scheduler_stats.prefix_cache_stats)
+                self._load = replace(
+                    self._load,
+                    running_requests=scheduler_stats.num_running_reqs,
+                    waiting_requests=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
+                    kv_usage_ratio=scheduler_stats.kv_cache_usage,
+                )
+
+    def _rates_at(self, now_s: float) -> EngineRates:
+        if now_s - self._stepped_s > RATES_HOLD_S:
+            self._rates = EngineRates()
+        return self._rates
+
+    def _learn(self, stats: IterationStats, at_s: float) -> None:
+        rates, self._stepped_s = self._rates_at(at_s), at_s
         waits_s, first_tokens = stats.inter_token_latencies_iter, len(stats.time_to_first_tokens_iter)
         rates.stepped(len(waits_s), stats.num_generation_tokens - first_tokens, sum(waits_s))
         for request in stats.finished_requests:

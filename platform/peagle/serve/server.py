@@ -21,7 +21,6 @@ from peagle.router.depth import DepthPlan, StandingLimits
 from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats
 from peagle.serve.cores import claim_cores
 from peagle.serve.depth_settings import adapts
-from peagle.serve.engine_sums import EngineSums
 from peagle.serve.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 
 STATIC = PlanStatus("static", "the depths are those that were configured", None)
@@ -77,7 +76,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             series.log_engine_initialized()
             manager.stat_loggers.append(series)
         await self._answer_once()
-        self._listener.sums = EngineSums()  # no client has asked for that one, and it may have waited for a compiler
+        self._listener.forget()  # no client has asked for that one, and it may have waited for a compiler
         if self._router is None:
             return
         if adapts(self._deployment):

@@ -46,11 +46,12 @@ async def test_the_last_step_of_a_burst_is_handed_over_too(monkeypatch: pytest.M
     monkeypatch.setattr(HeldGauge, "tell", lambda _self, value: told.append(value))
     gauge = HeldGauge("held_gauge", "", ["engine"])
 
-    def step(_self: Any, running: Any, *_: Any) -> None:
+    def step(_self: Any, running: int, *_: Any) -> None:
         gauge.set(running)
 
+    monkeypatch.setattr(EngineSeries.__base__, "__init__", lambda _self: None)
     monkeypatch.setattr(EngineSeries.__base__, "record", step)
-    series = object.__new__(EngineSeries)
+    series = EngineSeries()
     for _ in range(rounds):
         for running in (3, 2, 1, 0):
             series.record(running, None)

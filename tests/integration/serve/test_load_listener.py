@@ -1,0 +1,44 @@
+"""What a replica hears of its engine's steps, whenever it asks."""
+
+from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+
+from peagle.serve.load import STEPS_KEPT, LoadListener
+
+
+def _step(running: int, tokens: int) -> tuple[SchedulerStats, IterationStats]:
+    stats = IterationStats()
+    stats.num_generation_tokens = tokens
+    stats.num_preempted_reqs = 2
+    stats.inter_token_latencies_iter = [0.01] * running
+    return SchedulerStats(num_running_reqs=running, num_waiting_reqs=1, kv_cache_usage=0.5), stats
+
+
+def test_every_step_counts_however_few_wait() -> None:
+    for steps in (1, STEPS_KEPT - 1, STEPS_KEPT, 2 * STEPS_KEPT + 3):
+        listener = LoadListener()
+        for number in range(steps):
+            listener.record(*_step(running=number % 3, tokens=4))
+        assert listener.load.generation_tokens == 4 * steps
+        assert listener.load.running_requests == (steps - 1) % 3
+        assert (listener.load.waiting_requests, listener.load.kv_usage_ratio) == (1, 0.5)
+        assert listener.sums.preemptions == 2 * steps
+        assert len(listener._steps) == 0
+
+
+def test_few_steps_wait() -> None:
+    listener = LoadListener()
+    for _ in range(10 * STEPS_KEPT):
+        listener.record(*_step(1, 1))
+        assert len(listener._steps) < STEPS_KEPT
+
+
+def test_what_is_forgotten_is_the_sums_so_far_and_not_the_rates() -> None:
+    listener = LoadListener()
+    for _ in range(20):
+        listener.record(*_step(1, 4))
+    listener.forget()
+    assert listener.sums.preemptions == 0
+    assert listener.load.generation_tokens == 80
+    assert listener.rates.request_tokens_per_s(8) is not None
+    listener.record(*_step(1, 4))
+    assert listener.sums.preemptions == 2
