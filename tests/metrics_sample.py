@@ -77,7 +77,7 @@ def http_values() -> HttpMetrics:
         exchange = Exchange(MODEL, ttft_s=0.04 if status == 200 else None)
         http.opened(exchange)
         for at_s in (0.04, 0.06):
-            http.sent(exchange, at_s)
+            http.sent(exchange, b'data: {"choices":[{"text":"x"}]}\n\n', at_s)
         http.closed(exchange, status, 1.0)
     http.observe("POST", "/v1/completions", 200, 1.0)
     http.retried(MODEL)

@@ -12,12 +12,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from peagle import metrics
+from peagle.api.relay import any_choices
 from peagle.metrics import FLEET_METRICS, INGRESS_METRICS, REPLICA_METRICS, Kind, Metric
 
 Rows = Mapping[str, Iterable[Mapping[str, Any]]]
 Value = tuple[str, tuple[tuple[str, str], ...], float]
 """Name, labels and value of one series of a process."""
-GAPS_KEPT = 256
+PIECES_KEPT = 256
 
 
 @dataclass(slots=True)
@@ -54,8 +55,8 @@ class HttpMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        # Times that wait to be sorted into buckets: many at once are done in a tenth of what each by itself takes.
-        self._gaps_s: list[tuple[Any, float]] = []
+        # What was sent and when, and waits to be timed: many at once take a tenth of what each by itself does.
+        self._pieces: list[tuple[Exchange, bytes, float]] = []
         kinds = {Kind.COUNTER: Counter, Kind.GAUGE: Gauge}
         self._of: dict[str, Any] = {}
         for each in INGRESS_METRICS:
@@ -82,22 +83,26 @@ class HttpMetrics:
         """Count a request to a model; whoever sends its last byte calls `closed`."""
         self._at(metrics.REQUESTS_OPEN, exchange.model).inc()
 
-    def sent(self, exchange: Exchange, now_s: float) -> None:
+    def sent(self, exchange: Exchange, piece: bytes, now_s: float) -> None:
         """Time a piece of an answer from the one before; an answer that is no stream has no first token to wait for."""
-        if exchange.ttft_s is not None:
-            if exchange.sent_s is None:  # now, as engines do, not when the answer ends
+        if exchange.ttft_s is None:
+            return
+        self._pieces.append((exchange, piece, now_s))
+        if len(self._pieces) == PIECES_KEPT:
+            self._time_pieces()
+
+    def _time_pieces(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        for exchange, piece, now_s in pieces:
+            # What ends a stream comes with the last token's piece or right behind it: nobody waits for that.
+            if not any_choices(piece):
+                continue
+            if exchange.sent_s is None:  # as engines do, not when the answer ends
                 self._at(metrics.REQUEST_TTFT, exchange.model).observe(exchange.ttft_s)
                 exchange.between = self._at(metrics.REQUEST_ITL, exchange.model)
             else:
-                self._gaps_s.append((exchange.between, now_s - exchange.sent_s))
-                if len(self._gaps_s) == GAPS_KEPT:
-                    self._sort_gaps()
-        exchange.sent_s = now_s
-
-    def _sort_gaps(self) -> None:
-        gaps_s, self._gaps_s = self._gaps_s, []
-        for histogram, seconds in gaps_s:
-            histogram.observe(seconds)
+                exchange.between.observe(now_s - exchange.sent_s)
+            exchange.sent_s = now_s
 
     def closed(self, exchange: Exchange, status: int, seconds: float) -> None:
         """Count how a request to a model ended, `seconds` after it came."""
@@ -109,7 +114,7 @@ class HttpMetrics:
 
     def values(self) -> list[Value]:
         """Every series of this process, as plain values that travel."""
-        self._sort_gaps()
+        self._time_pieces()
         return [
             (sample.name, tuple(sample.labels.items()), sample.value)
             for family in self.registry.collect()

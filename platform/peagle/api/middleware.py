@@ -10,7 +10,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peagle.api.errors import describe
 from peagle.api.metrics import http_metrics
-from peagle.api.relay import any_choices
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +45,8 @@ class Guard:
                     MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
             whole = message["type"] == "http.response.body" and not message.get("more_body", False)
-            # What ends a stream comes with the last token's piece or right behind it: nobody waits for that.
-            if (exchange := scope["state"].get("exchange")) is not None and any_choices(message.get("body", b"")):
-                http_metrics().sent(exchange, time.monotonic())
+            if (exchange := scope["state"].get("exchange")) is not None and (piece := message.get("body")):
+                http_metrics().sent(exchange, piece, time.monotonic())
 
         try:
             await self._app(scope, receive, observe)
