@@ -86,6 +86,7 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
         self._router = router
         self._created = int(time.time())
         self._ingresses: DeploymentHandle | None = None
+        metrics.http_metrics().expect(llm_deployments)
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""

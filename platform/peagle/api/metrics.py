@@ -71,6 +71,15 @@ class HttpMetrics:
         bounded = (label.bounded(value) for label, value in zip(metric.labels[1:], values, strict=True))
         return self._of[metric.name].labels(*bounded)
 
+    def expect(self, models: Iterable[str]) -> None:
+        """Begin the series of these models at zero: a rate leaves out the first value that it sees."""
+        for model in models:
+            for metric in INGRESS_METRICS:
+                if metric.labels[1:] == (metrics.MODEL,):
+                    self._at(metric, model)
+            for outcome in metrics.OUTCOME.values:
+                self._at(metrics.REQUESTS, model, outcome)
+
     def retried(self, model: str) -> None:
         self._at(metrics.RETRIES, model).inc()
 

@@ -179,6 +179,21 @@ def first_tokens(counters: HttpMetrics) -> float:
     return sum(value for name, _, value in counters.values() if name == "peagle_request_ttft_seconds_count")
 
 
+def test_every_series_of_a_model_begins_at_zero_so_that_rates_have_its_first_request() -> None:
+    counters = HttpMetrics()
+    counters.expect(["m"])
+    before = {(name, labels): value for name, labels, value in counters.values()}
+    assert set(before.values()) == {0.0}
+    for status in (200, 404, 429, 499, 500):
+        exchange = Exchange("m", ttft_s=0.1)
+        counters.opened(exchange)
+        for at_s in (1.0, 2.0):
+            counters.sent(exchange, b'data: {"choices":[{}]}\n\n', at_s)
+        counters.closed(exchange, status, 1.0)
+    counters.retried("m")
+    assert {(name, labels) for name, labels, _ in counters.values()} == set(before)
+
+
 async def test_a_request_to_a_model_counts_by_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     counters = HttpMetrics()
     monkeypatch.setattr("peagle.api.middleware.http_metrics", lambda: counters)
