@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from dashboard_queries import panels, queries
 from dashboards.generate import BOARDS, CHART, HERE, generated
 from promql_names import wrong_names
 
@@ -18,23 +18,6 @@ FILES = sorted((HERE / "generated").glob("*.json"))
 TEXTS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FILES}
 
 board = pytest.mark.parametrize("board", TEXTS.values(), ids=TEXTS)
-
-
-def panels(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    return (panel for panel in board["panels"] if panel["type"] != "row")
-
-
-def queries(board: dict[str, Any]) -> Iterator[str]:
-    for panel in panels(board):
-        yield from (target["expr"] for target in panel["targets"])
-    yield from (annotation["expr"] for annotation in board["annotations"].get("list", ()))
-    for variable in board["templating"]["list"]:
-        if variable["type"] == "query":
-            # label_values(SERIES, LABEL)
-            asked, _, label = (
-                variable["query"]["query"].removeprefix("label_values(").removesuffix(")").rpartition(", ")
-            )
-            yield f"sum by ({label}) ({asked})"
 
 
 def test_the_generated_files_are_current_and_no_other_lies_there() -> None:

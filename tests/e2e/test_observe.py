@@ -1,5 +1,6 @@
 """Watching a served model: its metrics are those that are declared, and dashboards show it under load."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,10 +12,15 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from dashboard_queries import queries
+from dashboards import external
 from peagle.metrics import METRICS
+from peagle.observe.prometheus import Span, filled_in
 from prometheus_tools import REPOSITORY, program
+from promql_names import nodes, selectors
 from served import Served, free_port, up, write_deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
@@ -32,6 +38,12 @@ UNEVENTFUL_SERIES = {
 OF_SPEED = (
     "Peagle(Ttft|Itl)Budget.*|PeagleGoodputUnderPrediction|PeagleQueueGrows|PeagleDepthFallsBack|PeagleScrapeGaps"
 )
+# Series that are not there, and why; a query of others has data, or is a rule's condition that does not hold.
+ABSENT = {
+    **dict.fromkeys([*external.DCGM, "ray_node_gpus_utilization"], "no GPU"),
+    "peagle_dispatch_decisions_total": "one replica leaves nothing to choose",
+    "ALERTS": "all is well",
+}
 UNEVENTFUL_PANELS = {"Dispatch by reason", "Shed and failed", "Retries", "Clients that left", "Changes of K by cause"}
 
 
@@ -92,6 +104,38 @@ def test_every_panel_of_the_platform_has_something_to_show(adaptive: Served, pro
         line = next(line for line in lines.splitlines() if line.startswith(f"peagle / {title}:"))
         empty = {name for name in line.partition("without data")[2].removeprefix(": ").split(", ") if name}
         assert empty <= UNEVENTFUL_PANELS
+
+
+def _rules() -> Iterator[dict[str, Any]]:
+    for path in sorted(GENERATED.glob("*.yaml")):
+        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
+            yield from group["rules"]
+
+
+def _series(expr: str) -> set[str]:
+    return {name for name, _ in selectors(nodes(expr))}
+
+
+def test_every_query_of_every_dashboard_finds_data(prometheus: str) -> None:
+    span = Span.of_last(5)
+    asks = [each for path in sorted(GENERATED.glob("*.json")) for each in queries(json.loads(path.read_text("utf-8")))]
+    assert len(asks) > 50
+    for ask in asks:
+        found = asked(prometheus, filled_in(ask, span, {"price": "1"}))
+        assert found or not _series(ask).isdisjoint({*ABSENT, *UNEVENTFUL_SERIES}), ask
+
+
+def test_every_rule_and_alert_asks_for_series_that_are_there(prometheus: str) -> None:
+    recorded = {rule["record"] for rule in _rules() if "record" in rule}
+    for rule in _rules():
+        found = asked(prometheus, rule["expr"])
+        missing = {
+            series
+            for series in _series(rule["expr"]) - recorded - {*ABSENT, *UNEVENTFUL_SERIES}
+            if not asked(prometheus, series)
+        }
+        assert found or not missing, (rule, missing)
+        assert "record" not in rule or found, rule
 
 
 def test_vllm_s_and_ray_s_own_series_stay_available(prometheus: str) -> None:
