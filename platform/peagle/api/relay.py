@@ -51,7 +51,7 @@ def has_choices(event: str) -> bool:
 
 def any_choices(packet: bytes) -> bool:
     """Whether any event of a packet does: `relay` sends what came together as one."""
-    return any(event.startswith(b"data: {") and b'"choices":[]' not in event for event in packet.split(b"\n\n"))
+    return any(map(has_choices, packet.decode(errors="replace").split("\n\n")))
 
 
 def engine_error(event: str, asked: Asked) -> EngineError | None:

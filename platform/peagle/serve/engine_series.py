@@ -97,6 +97,14 @@ class EngineSeries(RayPrometheusStatLogger):  # type: ignore[misc]  # vLLM ships
             asyncio.get_running_loop().call_later(HOLD_S, self._hand_over)
         self._steps.append((scheduler_stats, iteration_stats, mm_cache_stats, engine_idx))
 
+    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+        super().record_sleep_state(sleep, level)
+        _HELD.hand_over()  # an engine that sleeps makes no step
+
+    def log_engine_initialized(self) -> None:
+        super().log_engine_initialized()
+        _HELD.hand_over()
+
     def _hand_over(self) -> None:
         steps, self._steps = self._steps, []
         for step in steps:

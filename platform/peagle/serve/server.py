@@ -64,7 +64,6 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             _bind_to_cores(int(self._deployment.resources.cpus))
         await super().start()
         # Imported here: vLLM takes seconds, and only a replica needs it.
-        from peagle.serve.engine_series import EngineSeries
         from peagle.serve.load import LoadListener
 
         self._listener = LoadListener()
@@ -72,6 +71,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         # vLLM has put in its own, whose figures nobody could read here.
         manager.stat_loggers[:] = [self._listener]
         if self._metrics:
+            from peagle.serve.engine_series import EngineSeries
+
             series = EngineSeries(self._client.vllm_config, manager.engine_indexes)
             series.log_engine_initialized()
             manager.stat_loggers.append(series)

@@ -59,6 +59,17 @@ async def test_the_last_step_of_a_burst_is_handed_over_too(monkeypatch: pytest.M
     assert told == [0] * rounds
 
 
+@pytest.mark.parametrize("event", ["record_sleep_state", "log_engine_initialized"])
+def test_what_no_step_may_follow_is_handed_over_at_once(monkeypatch: pytest.MonkeyPatch, event: str) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(HeldGauge, "tell", lambda _self, value: told.append(value))
+    gauge = HeldGauge("held_gauge", "", ["engine"])
+    monkeypatch.setattr(EngineSeries.__base__, "__init__", lambda _self: None)
+    monkeypatch.setattr(EngineSeries.__base__, event, lambda _self, *_: gauge.set(1))
+    getattr(EngineSeries(), event)()
+    assert told == [1]
+
+
 def test_every_series_of_vllm_but_histograms_is_held() -> None:
     made = {EngineSeries._gauge_cls, EngineSeries._counter_cls}
     for part in (EngineSeries._spec_decoding_cls, EngineSeries._kv_connector_cls, EngineSeries._perf_metrics_cls):
