@@ -83,6 +83,7 @@ def train(
     plan: Annotated[Path | None, typer.Option(help="YAML that says all of this, and more.")] = None,
     method: Annotated[str | None, typer.Option(help="p-eagle (the default) or eagle3.")] = None,
     layers: Annotated[int | None, typer.Option(help="By default 4 for p-eagle, 1 for eagle3.", min=1)] = None,
+    start: Annotated[Path | None, typer.Option(help="Folder of a head whose weights to go on from.")] = None,
     steps: STEPS = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads to use; 0 takes PyTorch's choice.", min=0)] = None,
 ) -> None:
@@ -91,6 +92,7 @@ def train(
     Text, tokenizer, mask token, tapped layers and memory are checked before the long part.
 
     Example: peagle drafter train deployments/embedded/target generated.npz --out deployments/embedded/p-eagle
+    Example: peagle drafter train TARGET generated.npz --start HEAD --out head
     Example: peagle drafter train --plan deployments/embedded/p-eagle-training.yaml
     """
     from peagle.drafter.heads import train_head
@@ -99,11 +101,11 @@ def train(
     if plan is not None:
         from peagle.drafter.plan_file import load_training
 
-        _only_the_plan(target, generated, out, method, layers, steps, threads)
+        _only_the_plan(target, generated, out, method, layers, start, steps, threads)
         file = load_training(plan)
         job, threads = Job.of(file), file.training.threads
     else:
-        job = _job(target, generated, out, method or "p-eagle", layers, steps)
+        job = _job(target, generated, out, method or "p-eagle", layers, start, steps)
     _use_threads(threads or 0)
     material = prepare(job)
     with _Bar(job.plan.method, job.plan.steps) as bar:
@@ -116,6 +118,7 @@ def train(
             job.plan,
             bar.report,
             job.checkpoint_every_steps,
+            material.start,
         )
     console.print(f"{job.out} is ready")
 
@@ -128,7 +131,13 @@ def _only_the_plan(*others: object) -> None:
 
 
 def _job(
-    target: Path | None, generated: Path | None, out: Path | None, method: str, layers: int | None, steps: int | None
+    target: Path | None,
+    generated: Path | None,
+    out: Path | None,
+    method: str,
+    layers: int | None,
+    start: Path | None,
+    steps: int | None,
 ) -> "Job":
     from dataclasses import replace
 
@@ -139,13 +148,16 @@ def _job(
     if target is None or generated is None or out is None:
         fix = "Name TARGET, GENERATED and --out, or a --plan."
         raise ConfigError("peagle drafter train", None, "it is not said what to train", fix)
-    for name, path in (("TARGET", target), ("GENERATED", generated)):
-        if not path.exists():
+    for name, path in (("TARGET", target), ("GENERATED", generated), ("--start", start)):
+        if path is not None and not path.exists():
             raise ConfigError(name, str(path), "there is no such path", "Name one that is there.")
     if method not in HEAD_PLANS:
         raise ConfigError("--method", method, "there is no such method", f"Write {' or '.join(HEAD_PLANS)}.")
     plan = HEAD_PLANS[method]
-    return Job(target, generated, out, replace(plan, layers=layers or plan.layers, steps=steps or plan.steps))
+    plan = replace(
+        plan, layers=layers or plan.layers, start=None if start is None else str(start), steps=steps or plan.steps
+    )
+    return Job(target, generated, out, plan)
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -45,12 +45,14 @@ class HeadPlan:
     inputs in the target it sees; by default those of `tapped_layers_of`. Most steps see short crops, because attention
     over all depths of a row grows with the square of its length; one step in `whole_row_every` sees whole rows, for
     what lies further back. With `partitions` above 1 a row of P-EAGLE's goes backward in that many chunks, which a row
-    too long for the memory needs; its gradients are the same.
+    too long for the memory needs; its gradients are the same. `start` is the folder of a head whose weights it goes on
+    from, instead of new ones.
     """
 
     method: Method
     layers: int
     trained_depth: int
+    start: str | None = None
     tapped_layers: tuple[int, ...] | None = None
     depth_ratio: float = 0.8
     depth_ratio_min: float = 0.4
@@ -89,6 +91,7 @@ def train_head(
     plan: HeadPlan,
     report: Callable[[Progress], None],
     checkpoint_every_steps: int = 100,
+    start: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Train a head on the target's own text into `out`; go on from `out`'s checkpoint where there is one.
 
@@ -97,6 +100,7 @@ def train_head(
         generated: What the target wrote; no loss is taken over its prompts.
         corpus: Text that it did not write, as one stream: int, [tokens].
         mask_token: Id that stands for a token yet to be drafted; EAGLE-3 needs none.
+        start: Weights of the head in `plan.start`.
 
     Raises:
         ConfigError: `out` has a checkpoint of another plan.
@@ -107,6 +111,8 @@ def train_head(
     config = AutoConfig.from_pretrained(target)
     taps = plan.tapped_layers or tapped_layers_of(config.num_hidden_layers)
     head = make_head(target, config, mask_token, plan, taps)
+    if start is not None:
+        head.load_state_dict(dict(start))
     tap = TargetTap(target, taps)
     optimizers = _optimizers(head, plan)
     first = restore_checkpoint(out, head, optimizers)

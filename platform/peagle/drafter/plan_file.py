@@ -21,9 +21,10 @@ Steps = Annotated[int, Field(ge=1, le=100_000_000)]
 
 class Head(Strict):
     """What is trained. By default `layers` is 4 for p-eagle, 1 for eagle3; `tapped_layers` an early, a middle, a late
-    one; `trained_depth` 8 for p-eagle, 7 for eagle3."""
+    one; `trained_depth` 8 for p-eagle, 7 for eagle3. `start` is the folder of a head whose weights it goes on from."""
 
     method: Literal["p-eagle", "eagle3"] = "p-eagle"
+    start: Name | None = None
     layers: int | None = Field(default=None, ge=1, le=16)
     trained_depth: int | None = Field(default=None, ge=1, le=64)
     tapped_layers: list[int] | None = None
@@ -98,6 +99,7 @@ class TrainingFile(Strict):
             method=self.head.method,
             layers=self.head.layers or own.layers,
             trained_depth=self.head.trained_depth or own.trained_depth,
+            start=self.head.start,
             tapped_layers=None if self.head.tapped_layers is None else tuple(self.head.tapped_layers),
             depth_ratio=schedule.depth_ratio,
             depth_ratio_min=schedule.depth_ratio_min,
@@ -117,7 +119,7 @@ def load_training(path: Path) -> TrainingFile:
 
     Raises:
         ConfigError: The file is missing, is not YAML, or a field is wrong; all wrong fields are named. Or the target,
-            the generated rows or the corpus is not there.
+            the generated rows, the corpus or the head to start from is not there.
     """
     file = parse(TrainingFile, read_mapping(path), str(path), "a training plan")
     corpus = file.text.corpus
@@ -126,8 +128,12 @@ def load_training(path: Path) -> TrainingFile:
     text = file.text.model_copy(
         update={"generated": _there(path, "text.generated", file.text.generated), "corpus": corpus}
     )
+    head = file.head
+    if head.start is not None:
+        head = head.model_copy(update={"start": _there(path, "head.start", head.start, folder=True)})
     target = _there(path, "target", file.target, folder=True)
-    return file.model_copy(update={"target": target, "out": str(_place(path, "out", file.out)), "text": text})
+    out = str(_place(path, "out", file.out))
+    return file.model_copy(update={"target": target, "out": out, "text": text, "head": head})
 
 
 def _there(origin: Path, field: str, name: str, folder: bool = False) -> str:

@@ -1,15 +1,18 @@
 """Reads what a head's training needs, and checks it, before the long part."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]
+import torch
 from tokenizers import Tokenizer
 
 from peagle.drafter.corpus import END_OF_TEXT, MASK, standard_library, token_stream
-from peagle.drafter.heads import HeadPlan
+from peagle.drafter.heads import HeadPlan, tapped_layers_of
 from peagle.drafter.plan_file import STANDARD_LIBRARY, TrainingFile
+from peagle.drafter.pretrained import load_head
 from peagle.drafter.readiness import TargetShape, check_training
 from peagle.drafter.text import GeneratedText
 from peagle.engine.checkpoint import Folder
@@ -43,11 +46,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What a job's names stand for: rows, the corpus as one stream (int, [tokens]), and the mask token's id."""
+    """What a job's names stand for: rows, the corpus as one stream (int, [tokens]), the mask token's id, and the
+    weights to start from."""
 
     text: GeneratedText
     corpus: np.ndarray
     mask_token: int | None
+    start: Mapping[str, torch.Tensor] | None
 
 
 def prepare(job: Job) -> Material:
@@ -59,10 +64,27 @@ def prepare(job: Job) -> Material:
     folder = Folder(job.target, "target")
     tokenizer = read_tokenizer(job.target)
     text = GeneratedText.load(job.generated)
-    material = Material(text, _corpus(job.corpus, tokenizer), tokenizer.token_to_id(job.mask_token))
+    corpus, mask_token = _corpus(job.corpus, tokenizer), tokenizer.token_to_id(job.mask_token)
     available = psutil.virtual_memory().available
-    check_training(job.plan, target_shape(folder, tokenizer), text, material.corpus, material.mask_token, available)
-    return material
+    shape = target_shape(folder, tokenizer)
+    check_training(job.plan, shape, text, corpus, mask_token, available)
+    start = None if job.plan.start is None else _weights(job.target, Path(job.plan.start), job.plan, shape.layers)
+    return Material(text, corpus, mask_token, start)
+
+
+def _weights(target: Path, start: Path, plan: HeadPlan, target_layers: int) -> Mapping[str, torch.Tensor]:
+    """Of the head in `start`.
+
+    Raises:
+        ConfigError: There is none, or it is not shaped as the plan says.
+    """
+    head, known = load_head(target, start)
+    wanted = replace(plan, tapped_layers=plan.tapped_layers or tapped_layers_of(target_layers))
+    for name in ("method", "layers", "trained_depth", "tapped_layers"):
+        if getattr(known, name) != getattr(wanted, name):
+            problem = f"the head in {start} was trained with {getattr(known, name)}"
+            raise ConfigError(f"head.{name}", getattr(wanted, name), problem, "Write that, or start from new weights.")
+    return dict(head.state_dict())
 
 
 def read_tokenizer(target: Path) -> Tokenizer:

@@ -11,9 +11,10 @@ from speculators.losses import resolve_loss_config
 from speculators.models.peagle.data import generate_cod_sample_indices
 from transformers import AutoModelForCausalLM
 
-from peagle.drafter.evaluate import drafts_of, evaluate, load_head, walk
+from peagle.drafter.evaluate import drafts_of, evaluate, walk
 from peagle.drafter.heads import Row, TargetTap, autocast
 from peagle.drafter.partition import draft_tokens
+from peagle.drafter.pretrained import load_head
 from peagle.drafter.text import GeneratedText
 from peagle.errors import ConfigError
 

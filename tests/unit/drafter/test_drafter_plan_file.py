@@ -65,6 +65,7 @@ def test_a_short_file_takes_the_defaults_of_its_method() -> None:
         ({"head__method": "eagle3", "training__partitions": 2}, r"training\.partitions = 2: eagle3 .*Write 1"),
         ({"text__corpus": None}, r"text\.generated_ratio = 0\.8: there is no corpus"),
         ({"text__corpus": "./no.txt"}, r"text\.corpus = './no\.txt': there is no such file"),
+        ({"head__start": "./nowhere"}, r"head\.start = './nowhere': there is no such folder"),
         ({"target": "./nowhere"}, r"target = './nowhere': there is no such folder"),
         ({"out": "~nobody-of-this-name/head"}, r"out = '~nobody-of-this-name/head': it is no path"),
         ({"training__depth_ratio": "much"}, r"training\.depth_ratio = 'much': it must be a number"),

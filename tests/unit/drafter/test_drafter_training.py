@@ -13,9 +13,11 @@ from transformers import LlamaForCausalLM
 
 from peagle.drafter.corpus import Corpus
 from peagle.drafter.heads import HEAD_PLANS, HeadPlan, train_head
+from peagle.drafter.prepare import Job, prepare
 from peagle.drafter.target import Stage, TargetPlan, grown, train_target
 from peagle.drafter.text import GeneratedText
 from peagle.drafter.training import CHECKPOINT, Progress, Rates
+from peagle.errors import ConfigError
 
 RATES = Rates(matrix=2e-3, other=1e-3, warmup_steps=2, decay_steps=2)
 PLAN = TargetPlan(
@@ -152,3 +154,21 @@ def test_exported_head_has_the_shapes_that_vllm_loads(
     assert shapes["lm_head.weight"] == (300, 64)
     assert ("mask_hidden" in shapes) is has_mask
     assert not any(name.startswith("verifier") for name in shapes)
+
+
+@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
+def test_a_head_goes_on_from_the_weights_of_another(target: Path, tmp_path: Path, method: str) -> None:
+    run_head(target, tmp_path / "first", method)
+    rows = GeneratedText(np.random.default_rng(1).integers(2, 300, (4, 24)).astype(np.int32), np.full(4, 8, np.int32))
+    rows.save(tmp_path / "rows.npz")
+    still = replace(RATES, matrix=0.0, other=0.0)
+    plan = replace(head_plan(method, 1), steps=1, generated_ratio=1.0, rates=still, start=str(tmp_path / "first"))
+    job = Job(target, tmp_path / "rows.npz", tmp_path / "second", plan, corpus=None)
+    material = prepare(job)
+    assert material.start is not None
+    train_head(target, rows, material.corpus, material.mask_token, job.out, plan, ignore, start=material.start)
+    assert_same(weights(tmp_path / "second"), weights(tmp_path / "first"))
+    for field, value in (("layers", 2), ("trained_depth", 5), ("tapped_layers", (0, 1, 3))):
+        other = replace(job, plan=replace(plan, **{field: value}))
+        with pytest.raises(ConfigError, match=f"head.{field} = .*the head in .*first was trained with"):
+            prepare(other)

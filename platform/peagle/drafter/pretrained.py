@@ -1,0 +1,66 @@
+"""Reads back a head that was trained here, to evaluate it or to go on from its weights."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from speculators.models.eagle3 import Eagle3DraftModel
+from transformers import AutoConfig
+
+from peagle.drafter.export import TRAINING_ONLY
+from peagle.drafter.heads import HEAD_PLANS, HeadPlan, make_head
+from peagle.engine.checkpoint import Folder
+
+_REMEDY = "Name a head that `peagle drafter train` wrote for this target."
+
+
+def load_head(target: Path, folder: Path) -> tuple[Eagle3DraftModel, HeadPlan]:
+    """Load a head that `peagle drafter train` wrote, as it was trained, and what of its plan the checkpoint tells.
+
+    Raises:
+        ConfigError: It is none, or of another target.
+    """
+    files = Folder(folder, "HEAD")
+    config = files.read_json("config.json")
+    for key in ("norm_before_residual", "fc_norm", "norm_output"):
+        if config.get(key) is not True:
+            raise files.wrong(f"config.json: {key}", config.get(key), "it was trained in another way", _REMEDY)
+    files.read_tensors()
+    plan = _plan(files, config)
+    mask_token = config.get("ptd_token_id")
+    head = make_head(target, AutoConfig.from_pretrained(target), mask_token, plan, plan.tapped_layers or ())
+    weights = {name: value.float() for name, value in load_file(folder / "model.safetensors").items()}
+    if "mask_hidden" in weights:
+        weights["mask_hidden"] = weights["mask_hidden"].reshape(1, 1, -1)
+    own = {name for name in head.state_dict() if not name.startswith(TRAINING_ONLY)}
+    if weights.keys() != own:
+        name = min(weights.keys() ^ own)
+        problem = "it is missing" if name in own else "the head has no such tensor"
+        raise files.wrong(f"tensor {name}", None, problem, _REMEDY)
+    for name, value in weights.items():
+        if value.shape != (expected := head.state_dict()[name].shape):
+            problem = f"its shape must be {list(expected)} for this target"
+            raise files.wrong(f"tensor {name}", list(value.shape), problem, _REMEDY)
+    head.load_state_dict(weights, strict=False)
+    return head.eval(), plan
+
+
+def _plan(files: Folder, config: dict[str, Any]) -> HeadPlan:
+    taps = config.get("eagle_aux_hidden_state_layer_ids")
+    if not isinstance(taps, list) or len(taps) != 3 or not all(isinstance(tap, int) for tap in taps):
+        problem = "it must list three layers"
+        raise files.wrong("config.json: eagle_aux_hidden_state_layer_ids", taps, problem, _REMEDY)
+    return replace(
+        HEAD_PLANS["p-eagle" if "ptd_token_id" in config else "eagle3"],
+        layers=_count(files, config, "num_hidden_layers"),
+        trained_depth=_count(files, config, "trained_depth"),
+        tapped_layers=tuple(taps),
+    )
+
+
+def _count(files: Folder, config: dict[str, Any], key: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise files.wrong(f"config.json: {key}", value, "it must be a whole number from 1", _REMEDY)
+    return value
