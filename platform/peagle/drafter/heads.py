@@ -9,12 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from speculators.losses import resolve_loss_config
+from speculators.losses import LossConfig
 from speculators.models.eagle3 import Eagle3DraftModel
 from speculators.models.peagle import PEagleDraftModel
+from speculators.models.peagle.data import generate_cod_sample_indices
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from peagle.drafter.export import export_head
+from peagle.drafter.loss import StepwiseKL, weighted_kl
 from peagle.drafter.partition import backward_in_chunks
 from peagle.drafter.text import GeneratedText
 from peagle.drafter.training import (
@@ -45,8 +47,9 @@ class HeadPlan:
     inputs in the target it sees; by default those of `tapped_layers_of`. Most steps see short crops, because attention
     over all depths of a row grows with the square of its length; one step in `whole_row_every` sees whole rows, for
     what lies further back. With `partitions` above 1 a row of P-EAGLE's goes backward in that many chunks, which a row
-    too long for the memory needs; its gradients are the same. `start` is the folder of a head whose weights it goes on
-    from, instead of new ones.
+    too long for the memory needs; its gradients are the same. `confidence_floor` weighs positions by what the
+    acceptance length gains by them (`drafter/loss.py`); without it all weigh the same. `start` is the folder of a head
+    whose weights it goes on from, instead of new ones.
     """
 
     method: Method
@@ -56,6 +59,7 @@ class HeadPlan:
     tapped_layers: tuple[int, ...] | None = None
     depth_ratio: float = 0.8
     depth_ratio_min: float = 0.4
+    confidence_floor: float | None = 0.5
     generated_ratio: float = 0.8
     tokens_per_step: int = 832
     crop_tokens: int = 208
@@ -248,20 +252,29 @@ def rows_of_step(generated: GeneratedText, corpus: np.ndarray, plan: HeadPlan, s
 
 
 def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: HeadPlan, rows: int) -> dict[str, float]:
-    loss_config = resolve_loss_config("kl_div", "eager")
-    sampling = {
-        "num_depths": plan.trained_depth,
-        "down_sample_ratio": plan.depth_ratio,
-        "down_sample_ratio_min": plan.depth_ratio_min,
-    }
-    if plan.method == "p-eagle" and plan.partitions > 1:
-        return backward_in_chunks(head, batch, plan.partitions, sampling, loss_config, autocast, 1 / rows)
-    with autocast():
-        if plan.method == "p-eagle":
-            _, loss, metrics = head(**batch, loss_config=loss_config, **sampling)
-        else:
-            _, loss, metrics = head(**batch, loss_config=loss_config, ttt_steps=plan.trained_depth)
-            loss = loss / plan.trained_depth  # it comes summed over the steps
+    if plan.method == "eagle3":
+        losses = StepwiseKL()
+        with autocast():
+            _, _, metrics = head(**batch, loss_config=losses.config, ttt_steps=plan.trained_depth)
+        loss: Any = losses.mean(batch["loss_mask"], plan.confidence_floor)
+    else:
+        sampling = {
+            "num_depths": plan.trained_depth,
+            "down_sample_ratio": plan.depth_ratio,
+            "down_sample_ratio_min": plan.depth_ratio_min,
+        }
+        kept = [max(plan.depth_ratio**depth, plan.depth_ratio_min) for depth in range(plan.trained_depth)]
+
+        def loss_of(anchors: torch.Tensor, depths: torch.Tensor) -> LossConfig:
+            return weighted_kl(anchors, depths, batch["loss_mask"], kept, plan.confidence_floor)
+
+        if plan.partitions > 1:
+            return backward_in_chunks(head, batch, plan.partitions, sampling, loss_of, autocast, 1 / rows)
+        with torch.random.fork_rng():  # the head samples these again, from the same random state
+            length = batch["input_ids"].shape[1]
+            chains = generate_cod_sample_indices(seq_length=length, loss_mask=batch["loss_mask"], **sampling)
+        with autocast():
+            _, loss, metrics = head(**batch, loss_config=loss_of(*chains), **sampling)
     (loss / rows).backward()
     return {name: float(value) for name, value in metrics.items()} | {"loss": float(loss.detach())}
 

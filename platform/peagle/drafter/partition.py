@@ -25,10 +25,11 @@ from speculators.models.peagle.data import generate_cod_sample_indices
 from speculators.models.peagle.metrics import compute_metrics
 from torch.nn.attention.flex_attention import create_mask
 
-# What speculators adds to the number of positions that a loss is the mean over.
-_COUNT_EPSILON = 1e-5
+from peagle.drafter.loss import COUNT_EPSILON
 
 Precision = Callable[[], AbstractContextManager[object]]
+# The loss over positions, from the anchors and the depths of each, both [positions].
+LossOf = Callable[[torch.Tensor, torch.Tensor], LossConfig]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def backward_in_chunks(
     batch: Mapping[str, torch.Tensor],
     partitions: int,
     sampling: Mapping[str, Any],
-    loss_config: LossConfig,
+    loss_of: LossOf,
     precision: Precision,
     loss_scale: float = 1.0,
 ) -> dict[str, float]:
@@ -88,6 +89,7 @@ def backward_in_chunks(
             `verifier_last_hidden_states` [1, length, hidden]; `input_ids`, `document_ids`, `loss_mask`, [1, length].
         partitions: How many chunks at most.
         sampling: `num_depths`, `down_sample_ratio` and `down_sample_ratio_min` of COD sampling.
+        loss_of: Makes a chunk's loss; a position's may depend on its own chain, which is never split.
         precision: Context that forward passes run in, such as `torch.autocast`.
 
     Returns:
@@ -95,11 +97,11 @@ def backward_in_chunks(
     """
     length = batch["input_ids"].shape[1]
     anchors, depths = generate_cod_sample_indices(seq_length=length, loss_mask=batch["loss_mask"], **sampling)
-    counted = batch["loss_mask"][0, anchors + depths].sum() + _COUNT_EPSILON
+    counted = batch["loss_mask"][0, anchors + depths].sum() + COUNT_EPSILON
     row = _Row(head, batch, precision)
     totals: dict[str, float] = {}
     for chunk in chunks_of(anchors, depths, length, partitions):
-        found = row.backward_chunk(chunk, int(sampling["num_depths"]), loss_config, counted, loss_scale)
+        found = row.backward_chunk(chunk, int(sampling["num_depths"]), loss_of, counted, loss_scale)
         for name, value in found.items():
             totals[name] = totals.get(name, 0.0) + value
     row.backward()
@@ -156,7 +158,7 @@ class _Row:
         return torch.cat([last, self._chains(chunk, before)], dim=1) if len(chunk.anchors) else last
 
     def backward_chunk(
-        self, chunk: Chunk, num_depths: int, loss_config: LossConfig, counted: torch.Tensor, loss_scale: float
+        self, chunk: Chunk, num_depths: int, loss_of: LossOf, counted: torch.Tensor, loss_scale: float
     ) -> dict[str, float]:
         """Send one chunk's share of the row's loss backward; `counted` positions are in the whole row's mean."""
         last, *before = (each.requires_grad_() for each in self.leaves(chunk))
@@ -169,9 +171,9 @@ class _Row:
                 anchor_pos=chunk.all_anchors,
                 depth=chunk.all_depths,
                 num_depths=num_depths,
-                loss_config=loss_config,
+                loss_config=loss_of(chunk.all_anchors, chunk.all_depths),
             )
-            share = loss * ((loss_mask[0, positions].sum() + _COUNT_EPSILON) / counted)
+            share = loss * ((loss_mask[0, positions].sum() + COUNT_EPSILON) / counted)
         (share * loss_scale).backward()
         assert last.grad is not None
         self._gradients[0][:, chunk.start : chunk.end] += last.grad

@@ -68,6 +68,7 @@ class Training(Strict):
     whole_row_every: Steps = 4
     depth_ratio: float = Field(default=0.8, gt=0, le=1)
     depth_ratio_min: float = Field(default=0.4, gt=0, le=1)
+    confidence_floor: float | None = Field(default=0.5, gt=0, le=1)
     partitions: int = Field(default=1, ge=1, le=4096)
     rates: LearningRates = LearningRates()
     checkpoint_every_steps: Steps = 100
@@ -103,6 +104,7 @@ class TrainingFile(Strict):
             tapped_layers=None if self.head.tapped_layers is None else tuple(self.head.tapped_layers),
             depth_ratio=schedule.depth_ratio,
             depth_ratio_min=schedule.depth_ratio_min,
+            confidence_floor=schedule.confidence_floor,
             generated_ratio=self.text.generated_ratio,
             tokens_per_step=schedule.tokens_per_step,
             crop_tokens=schedule.crop_tokens,

@@ -8,16 +8,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from speculators.config import SpeculatorsConfig, VerifierConfig
-from speculators.losses import resolve_loss_config
+from speculators.losses import LossConfig, resolve_loss_config
 from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
+from speculators.models.peagle.data import generate_cod_sample_indices
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig
 
+from peagle.drafter.loss import weighted_kl
 from peagle.drafter.partition import backward_in_chunks, chunks_of
 
 HIDDEN, VOCABULARY, LENGTH, DEPTHS = 32, 64, 40, 5
 SAMPLING = {"num_depths": DEPTHS, "down_sample_ratio": 0.9, "down_sample_ratio_min": 0.6}
-LOSS = resolve_loss_config("kl_div", "eager")
+KEPT = [max(0.9**depth, 0.6) for depth in range(DEPTHS)]
 
 
 @pytest.fixture(autouse=True)
@@ -85,13 +87,21 @@ def gradients(head: PEagleDraftModel) -> dict[str, torch.Tensor]:
     return found
 
 
-def compare(head: PEagleDraftModel, batch: dict[str, torch.Tensor], partitions: int) -> None:
+def compare(
+    head: PEagleDraftModel, batch: dict[str, torch.Tensor], partitions: int, floor: float | None = None
+) -> None:
+    def loss_of(anchors: torch.Tensor, depths: torch.Tensor) -> LossConfig:
+        return weighted_kl(anchors, depths, batch["loss_mask"], KEPT, floor)
+
     torch.manual_seed(3)
-    _, loss, metrics = head(**batch, loss_config=LOSS, **SAMPLING)
+    chains = generate_cod_sample_indices(LENGTH, batch["loss_mask"], **SAMPLING)
+    config = resolve_loss_config("kl_div", "eager") if floor is None else loss_of(*chains)
+    torch.manual_seed(3)
+    _, loss, metrics = head(**batch, loss_config=config, **SAMPLING)
     (loss / 4).backward()
     whole = gradients(head)
     torch.manual_seed(3)
-    found = backward_in_chunks(head, batch, partitions, SAMPLING, LOSS, nullcontext, loss_scale=1 / 4)
+    found = backward_in_chunks(head, batch, partitions, SAMPLING, loss_of, nullcontext, loss_scale=1 / 4)
     parts = gradients(head)
     assert parts.keys() <= whole.keys()
     for name, gradient in whole.items():
@@ -112,6 +122,12 @@ def test_gradients_of_a_partitioned_row_are_those_of_the_whole(layers: int, part
 @pytest.mark.parametrize("prompt_tokens", [0, 1, LENGTH - 2], ids=["no prompt", "one token", "almost nothing else"])
 def test_they_are_wherever_the_prompt_ends(prompt_tokens: int) -> None:
     compare(head_of(2), row(prompt_tokens), 5)
+
+
+@pytest.mark.parametrize("prompt_tokens", [0, 7])
+@pytest.mark.parametrize("partitions", [1, 3, 100])
+def test_they_are_when_positions_weigh_by_their_chains(prompt_tokens: int, partitions: int) -> None:
+    compare(head_of(2), row(prompt_tokens), partitions, floor=0.25)
 
 
 def test_they_are_with_shared_keys_sliding_windows_and_several_documents() -> None:
