@@ -83,7 +83,12 @@ def train(
     plan: Annotated[Path | None, typer.Option(help="YAML that says all of this, and more.")] = None,
     method: Annotated[str | None, typer.Option(help="p-eagle (the default) or eagle3.")] = None,
     layers: Annotated[int | None, typer.Option(help="By default 4 for p-eagle, 1 for eagle3.", min=1)] = None,
-    start: Annotated[Path | None, typer.Option(help="Folder of a head whose weights to go on from.")] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a head whose weights to go on from, with the optimizers and the schedule from their start."
+        ),
+    ] = None,
     steps: STEPS = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads to use; 0 takes PyTorch's choice.", min=0)] = None,
 ) -> None:
@@ -148,14 +153,17 @@ def _job(
     if target is None or generated is None or out is None:
         fix = "Name TARGET, GENERATED and --out, or a --plan."
         raise ConfigError("peagle drafter train", None, "it is not said what to train", fix)
-    for name, path in (("TARGET", target), ("GENERATED", generated), ("--start", start)):
-        if path is not None and not path.exists():
+    for name, path in (("TARGET", target), ("GENERATED", generated)):
+        if not path.exists():
             raise ConfigError(name, str(path), "there is no such path", "Name one that is there.")
     if method not in HEAD_PLANS:
         raise ConfigError("--method", method, "there is no such method", f"Write {' or '.join(HEAD_PLANS)}.")
     plan = HEAD_PLANS[method]
     plan = replace(
-        plan, layers=layers or plan.layers, start=None if start is None else str(start), steps=steps or plan.steps
+        plan,
+        layers=layers or plan.layers,
+        start=None if start is None else str(start.resolve()),
+        steps=steps or plan.steps,
     )
     return Job(target, generated, out, plan)
 

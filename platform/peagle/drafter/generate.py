@@ -18,11 +18,11 @@ class GenerationPlan:
     tokens can only learn the odds: a share of it keeps the head useful at a temperature.
     """
 
-    prompts: int = 6144
-    prompt_tokens_min: int = 96
-    prompt_tokens_max: int = 160
+    prompts: int = 12_800
+    prompt_tokens_min: int = 136
+    prompt_tokens_max: int = 184
     sequence_tokens: int = 256
-    greedy_ratio: float = 0.9
+    greedy_ratio: float = 0.95
     temperature: float = 0.8
     repeats_max: float = 0.6
     seed: int = 7

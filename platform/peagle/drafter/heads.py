@@ -35,7 +35,7 @@ TARGET_LAYERS_MIN = 6
 PLAN = "plan.json"
 # A crop that held only a prompt would have nothing to learn.
 ANSWER_TOKENS_MIN = 8
-HEAD_RATES = Rates(matrix=6e-3, other=2e-3, warmup_steps=50, decay_steps=1300, weight_decay=0.01)
+HEAD_RATES = Rates(matrix=6e-3, other=2e-3, warmup_steps=50, decay_steps=2800, weight_decay=0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class HeadPlan:
     crop_tokens: int = 208
     whole_row_every: int = 4
     partitions: int = 1
-    steps: int = 6400
+    steps: int = 11_000
     rates: Rates = HEAD_RATES
     seed: int = 11
 
@@ -104,7 +104,7 @@ def train_head(
         generated: What the target wrote; no loss is taken over its prompts.
         corpus: Text that it did not write, as one stream: int, [tokens].
         mask_token: Id that stands for a token yet to be drafted; EAGLE-3 needs none.
-        start: Weights of the head in `plan.start`.
+        start: Weights of the head in `plan.start`, but for those that training takes from the target.
 
     Raises:
         ConfigError: `out` has a checkpoint of another plan.
@@ -116,7 +116,7 @@ def train_head(
     taps = plan.tapped_layers or tapped_layers_of(config.num_hidden_layers)
     head = make_head(target, config, mask_token, plan, taps)
     if start is not None:
-        head.load_state_dict(dict(start))
+        head.load_state_dict(dict(start), strict=False)  # the target's own matrices are in place
     tap = TargetTap(target, taps)
     optimizers = _optimizers(head, plan)
     first = restore_checkpoint(out, head, optimizers)
@@ -270,7 +270,7 @@ def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: Head
 
         if plan.partitions > 1:
             return backward_in_chunks(head, batch, plan.partitions, sampling, loss_of, autocast, 1 / rows)
-        with torch.random.fork_rng():  # the head samples these again, from the same random state
+        with torch.random.fork_rng(devices=[]):  # the head samples these again, from the same random state
             length = batch["input_ids"].shape[1]
             chains = generate_cod_sample_indices(seq_length=length, loss_mask=batch["loss_mask"], **sampling)
         with autocast():

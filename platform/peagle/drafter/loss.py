@@ -30,12 +30,13 @@ def weighted_kl(
     """
 
     def weighted(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        weights = torch.ones(len(anchors), device=logits.device)
+        if floor is not None:
+            # Before the loss begins the tokens are given, and so right.
+            right = confidence(logits, targets)[0].masked_fill(loss_mask[0, anchors + depths] == 0, 1.0)
+            weights = acceptance_weights(right, anchors, depths, kept, floor)
         distance: torch.Tensor = kl_div_loss(logits, targets)
-        if floor is None:
-            return distance
-        # Before the loss begins the tokens are given, and so right.
-        right = confidence(logits, targets)[0].masked_fill(loss_mask[0, anchors + depths] == 0, 1.0)
-        return distance * acceptance_weights(right, anchors, depths, kept, floor)
+        return distance * weights
 
     return {"kl_div": (weighted, 1.0)}
 
@@ -53,12 +54,12 @@ class StepwiseKL:
         return {"kl_div": (self._collect, 1.0)}
 
     def _collect(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        self._distances.append(kl_div_loss(logits, targets)[0])
         self._right.append(confidence(logits, targets)[0])
+        self._distances.append(kl_div_loss(logits, targets)[0])
         return logits.new_zeros(logits.shape[:2])
 
     def mean(self, loss_mask: torch.Tensor, floor: float | None) -> torch.Tensor:
-        """The loss over all positions and depths that `loss_mask`, [1, length], counts: a scalar, in nats."""
+        """The weighed loss over all positions and depths that `loss_mask`, [1, length], counts: a scalar, in nats."""
         steps = [torch.arange(len(step), device=step.device) for step in self._distances]
         anchors = torch.cat(steps)
         depths = torch.cat([torch.full_like(step, depth) for depth, step in enumerate(steps)])
@@ -84,7 +85,7 @@ def acceptance_weights(
     """How much the acceptance length gains by each position, [positions].
 
     Args:
-        right: The chance that the draft there is right, given that all before it are, [positions].
+        right: The chance that the draft there is right, [positions].
         anchors, depths: As in `weighted_kl`; with a position all those before it in its chain are there.
         kept: As there.
         floor: In (0, 1]; chances are drawn towards 1 by it, so that a chain whose start is hard still teaches.

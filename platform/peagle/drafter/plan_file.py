@@ -18,6 +18,9 @@ Ratio = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 Steps = Annotated[int, Field(ge=1, le=100_000_000)]
 
+# In what a file says beside its head, the methods' plans are alike.
+_OWN = HEAD_PLANS["p-eagle"]
+
 
 class Head(Strict):
     """What is trained. By default `layers` is 4 for p-eagle, 1 for eagle3; `tapped_layers` an early, a middle, a late
@@ -38,7 +41,7 @@ class Text(Strict):
     """
 
     generated: Name
-    generated_ratio: Ratio = 0.8
+    generated_ratio: Ratio = _OWN.generated_ratio
     corpus: Name | None = STANDARD_LIBRARY
 
     @model_validator(mode="after")
@@ -62,18 +65,18 @@ class LearningRates(Strict):
 class Training(Strict):
     """The schedule, as HeadPlan describes it. `threads` 0 takes PyTorch's choice."""
 
-    steps: Steps = 6400
-    tokens_per_step: int = Field(default=832, ge=1, le=1_000_000)
-    crop_tokens: int = Field(default=208, ge=16, le=1_000_000)
-    whole_row_every: Steps = 4
-    depth_ratio: float = Field(default=0.8, gt=0, le=1)
-    depth_ratio_min: float = Field(default=0.4, gt=0, le=1)
-    confidence_floor: float | None = Field(default=0.5, gt=0, le=1)
-    partitions: int = Field(default=1, ge=1, le=4096)
+    steps: Steps = _OWN.steps
+    tokens_per_step: int = Field(default=_OWN.tokens_per_step, ge=1, le=1_000_000)
+    crop_tokens: int = Field(default=_OWN.crop_tokens, ge=16, le=1_000_000)
+    whole_row_every: Steps = _OWN.whole_row_every
+    depth_ratio: float = Field(default=_OWN.depth_ratio, gt=0, le=1)
+    depth_ratio_min: float = Field(default=_OWN.depth_ratio_min, gt=0, le=1)
+    confidence_floor: float | None = Field(default=_OWN.confidence_floor, gt=0, le=1)
+    partitions: int = Field(default=_OWN.partitions, ge=1, le=4096)
     rates: LearningRates = LearningRates()
     checkpoint_every_steps: Steps = 100
     threads: int = Field(default=0, ge=0, le=1024)
-    seed: int = Field(default=11, ge=0, le=1_000_000)
+    seed: int = Field(default=_OWN.seed, ge=0, le=1_000_000)
 
 
 class TrainingFile(Strict):

@@ -1,7 +1,7 @@
 """Reads what a head's training needs, and checks it, before the long part."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +10,15 @@ import torch
 from tokenizers import Tokenizer
 
 from peagle.drafter.corpus import END_OF_TEXT, MASK, standard_library, token_stream
+from peagle.drafter.export import TRAINING_ONLY
 from peagle.drafter.heads import HeadPlan, tapped_layers_of
 from peagle.drafter.plan_file import STANDARD_LIBRARY, TrainingFile
 from peagle.drafter.pretrained import load_head
 from peagle.drafter.readiness import TargetShape, check_training
 from peagle.drafter.text import GeneratedText
+from peagle.drafter.training import CHECKPOINT
 from peagle.engine.checkpoint import Folder
-from peagle.errors import ConfigError
+from peagle.errors import CombinedConfigError, ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What a job's names stand for: rows, the corpus as one stream (int, [tokens]), the mask token's id, and the
-    weights to start from."""
+    """What a job's names stand for: rows, the corpus as one stream (int, [tokens]), the mask token's id, and weights to
+    start from, where there are some and no checkpoint has later ones."""
 
     text: GeneratedText
     corpus: np.ndarray
@@ -68,23 +70,43 @@ def prepare(job: Job) -> Material:
     available = psutil.virtual_memory().available
     shape = target_shape(folder, tokenizer)
     check_training(job.plan, shape, text, corpus, mask_token, available)
-    start = None if job.plan.start is None else _weights(job.target, Path(job.plan.start), job.plan, shape.layers)
-    return Material(text, corpus, mask_token, start)
+    return Material(text, corpus, mask_token, _weights(job, shape.layers, mask_token))
 
 
-def _weights(target: Path, start: Path, plan: HeadPlan, target_layers: int) -> Mapping[str, torch.Tensor]:
-    """Of the head in `start`.
+def _weights(job: Job, target_layers: int, mask_token: int | None) -> Mapping[str, torch.Tensor] | None:
+    """Of the head to start from; None without one, and where a checkpoint has later ones.
 
     Raises:
-        ConfigError: There is none, or it is not shaped as the plan says.
+        ConfigError: There is no head, it is not shaped as the plan says, or this training would write over it.
     """
-    head, known = load_head(target, start)
-    wanted = replace(plan, tapped_layers=plan.tapped_layers or tapped_layers_of(target_layers))
-    for name in ("method", "layers", "trained_depth", "tapped_layers"):
-        if getattr(known, name) != getattr(wanted, name):
-            problem = f"the head in {start} was trained with {getattr(known, name)}"
-            raise ConfigError(f"head.{name}", getattr(wanted, name), problem, "Write that, or start from new weights.")
-    return dict(head.state_dict())
+    plan = job.plan
+    if plan.start is None:
+        return None
+    start = Path(plan.start)
+    if start.resolve() == job.out.resolve():
+        problem = "the head that training starts from would be written over"
+        raise ConfigError("head.start", plan.start, problem, "Train into another folder.")
+    if (job.out / CHECKPOINT).exists():
+        return None
+    head, known = load_head(job.target, start, "head.start")
+    taps = plan.tapped_layers or tapped_layers_of(target_layers)
+    shaped = {
+        "method": (known.method, plan.method),
+        "layers": (known.layers, plan.layers),
+        "trained_depth": (known.trained_depth, plan.trained_depth),
+        "tapped_layers": (known.tapped_layers, taps),
+        "mask_token": (getattr(head, "mask_token_id", mask_token), mask_token),
+    }
+    problems = [
+        ConfigError(
+            f"head.{name}", wanted, f"the head in {start} has {has}", "Write that, or train without head.start."
+        )
+        for name, (has, wanted) in shaped.items()
+        if has != wanted
+    ]
+    if problems:
+        raise CombinedConfigError.of(problems)
+    return {name: value for name, value in head.state_dict().items() if not name.startswith(TRAINING_ONLY)}
 
 
 def read_tokenizer(target: Path) -> Tokenizer:

@@ -15,13 +15,16 @@ from peagle.engine.checkpoint import Folder
 _REMEDY = "Name a head that `peagle drafter train` wrote for this target."
 
 
-def load_head(target: Path, folder: Path) -> tuple[Eagle3DraftModel, HeadPlan]:
+def load_head(target: Path, folder: Path, field: str = "HEAD") -> tuple[Eagle3DraftModel, HeadPlan]:
     """Load a head that `peagle drafter train` wrote, as it was trained, and what of its plan the checkpoint tells.
+
+    Args:
+        field: What names `folder` to the user.
 
     Raises:
         ConfigError: It is none, or of another target.
     """
-    files = Folder(folder, "HEAD")
+    files = Folder(folder, field)
     config = files.read_json("config.json")
     for key in ("norm_before_residual", "fc_norm", "norm_output"):
         if config.get(key) is not True:

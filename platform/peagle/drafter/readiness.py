@@ -155,6 +155,7 @@ def peak_bytes(plan: HeadPlan, shape: TargetShape, row_tokens: int, partitions: 
     layer = 7 * hidden * hidden + 3 * hidden * shape.mlp_size
     head = plan.layers * layer + 3 * hidden * hidden + 2 * hidden * vocabulary
     weights = WORKSPACE_BYTES + 4 * shape.parameters + 16 * head + 4 * hidden * vocabulary
+    weights += 4 * head if plan.start is not None else 0
     of_layers = plan.layers * 3 * (12 * hidden + 4 * shape.mlp_size)
     of_logits = 24 * vocabulary
     if plan.method == "eagle3":

@@ -26,7 +26,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One finished step: `loss` in nats, `accuracy` by draft position where a head is trained."""
+    """One finished step: `loss` in nats, a head's weighed by position, and its `accuracy` by draft position."""
 
     step: int
     steps: int

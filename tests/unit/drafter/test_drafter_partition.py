@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from speculators.models.peagle.data import generate_cod_sample_indices
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig
 
+from peagle.drafter import heads
 from peagle.drafter.loss import weighted_kl
 from peagle.drafter.partition import backward_in_chunks, chunks_of
 
@@ -128,6 +130,19 @@ def test_they_are_wherever_the_prompt_ends(prompt_tokens: int) -> None:
 @pytest.mark.parametrize("partitions", [1, 3, 100])
 def test_they_are_when_positions_weigh_by_their_chains(prompt_tokens: int, partitions: int) -> None:
     compare(head_of(2), row(prompt_tokens), partitions, floor=0.25)
+
+
+def test_training_weighs_the_same_whole_and_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "autocast", nullcontext)
+    head, batch = head_of(2), row(prompt_tokens=7)
+    plan = replace(heads.HEAD_PLANS["p-eagle"], trained_depth=DEPTHS, depth_ratio=0.9, depth_ratio_min=0.6)
+    found = []
+    for partitions in (1, 4):
+        torch.manual_seed(3)
+        heads._backward(head, batch, replace(plan, partitions=partitions), 1)
+        found.append(gradients(head))
+    for name, gradient in found[0].items():
+        assert (found[1][name] - gradient).norm() <= 1e-5 * gradient.norm(), name
 
 
 def test_they_are_with_shared_keys_sliding_windows_and_several_documents() -> None:

@@ -50,6 +50,15 @@ def test_the_example_says_what_the_trainer_does_by_default(tmp_path: Path) -> No
     assert Job.of(file).out == tmp_path / "p-eagle"
 
 
+def test_what_a_file_says_is_what_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "head").mkdir()
+    file = load_training(write(tmp_path, head__start="./head", training__confidence_floor=0.25, training__seed=3))
+    assert (file.plan.start, file.plan.confidence_floor, file.plan.seed) == (str(tmp_path / "head"), 0.25, 3)
+    path = tmp_path / "plan.yaml"
+    path.write_text(path.read_text().replace("confidence_floor: 0.25", "confidence_floor: null"))
+    assert load_training(path).plan.confidence_floor is None
+
+
 def test_a_short_file_takes_the_defaults_of_its_method() -> None:
     for method, plan in HEAD_PLANS.items():
         raw = {"target": "t", "out": "o", "text": {"generated": "g"}, "head": {"method": method}}

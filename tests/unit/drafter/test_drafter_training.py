@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
-from peagle.drafter.corpus import Corpus
+from peagle.drafter.corpus import END_OF_TEXT, Corpus
 from peagle.drafter.heads import HEAD_PLANS, HeadPlan, train_head
 from peagle.drafter.prepare import Job, prepare
 from peagle.drafter.target import Stage, TargetPlan, grown, train_target
@@ -168,7 +168,39 @@ def test_a_head_goes_on_from_the_weights_of_another(target: Path, tmp_path: Path
     assert material.start is not None
     train_head(target, rows, material.corpus, material.mask_token, job.out, plan, ignore, start=material.start)
     assert_same(weights(tmp_path / "second"), weights(tmp_path / "first"))
-    for field, value in (("layers", 2), ("trained_depth", 5), ("tapped_layers", (0, 1, 3))):
-        other = replace(job, plan=replace(plan, **{field: value}))
-        with pytest.raises(ConfigError, match=f"head.{field} = .*the head in .*first was trained with"):
-            prepare(other)
+    other = replace(job, plan=replace(plan, layers=5, trained_depth=5, tapped_layers=(0, 1, 3)))
+    with pytest.raises(ConfigError) as caught:
+        prepare(other)
+    assert [f"head.{name} =" in str(caught.value) for name in ("layers", "trained_depth", "tapped_layers")] == [
+        True
+    ] * 3
+    with pytest.raises(ConfigError, match=r"head\.start = .*would be written over"):
+        prepare(
+            replace(job, out=tmp_path / "first" / ".." / "first", plan=replace(plan, start=str(tmp_path / "first")))
+        )
+    with pytest.raises(ConfigError, match=r"head\.start"):
+        prepare(replace(job, plan=replace(plan, start=str(tmp_path / "nowhere"))))
+    if method == "p-eagle":
+        with pytest.raises(ConfigError, match=r"head\.mask_token = 0: the head in .*first has 1"):
+            prepare(replace(job, mask_token=END_OF_TEXT))
+
+
+def test_a_killed_training_goes_on_without_the_head_it_started_from(target: Path, tmp_path: Path) -> None:
+    run_head(target, tmp_path / "first", "p-eagle")
+    rows = GeneratedText(np.random.default_rng(1).integers(2, 300, (4, 24)).astype(np.int32), np.full(4, 8, np.int32))
+    rows.save(tmp_path / "rows.npz")
+    plan = replace(head_plan("p-eagle", 1), generated_ratio=1.0, start=str(tmp_path / "first"))
+    for out, kill in (("whole", None), ("killed", 3)):
+        job = Job(target, tmp_path / "rows.npz", tmp_path / out, plan, corpus=None)
+        material = prepare(job)
+        parts = (target, rows, material.corpus, material.mask_token, job.out, plan)
+        if kill is None:
+            train_head(*parts, ignore, checkpoint_every_steps=2, start=material.start)
+            continue
+        with pytest.raises(KilledError):
+            train_head(*parts, killed_at(kill), checkpoint_every_steps=2, start=material.start)
+        (tmp_path / "first").rename(tmp_path / "gone")
+        material = prepare(job)
+        assert material.start is None
+        train_head(*parts, ignore, checkpoint_every_steps=2, start=material.start)
+    assert_same(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
