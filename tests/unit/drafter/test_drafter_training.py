@@ -168,17 +168,22 @@ def test_a_head_goes_on_from_the_weights_of_another(target: Path, tmp_path: Path
     assert material.start is not None
     train_head(target, rows, material.corpus, material.mask_token, job.out, plan, ignore, start=material.start)
     assert_same(weights(tmp_path / "second"), weights(tmp_path / "first"))
-    other = replace(job, plan=replace(plan, layers=5, trained_depth=5, tapped_layers=(0, 1, 3)))
+
+
+@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
+def test_a_head_that_training_cannot_start_from_is_named(target: Path, tmp_path: Path, method: str) -> None:
+    run_head(target, tmp_path / "first", method)
+    rows = GeneratedText(np.random.default_rng(1).integers(2, 300, (4, 24)).astype(np.int32), np.full(4, 8, np.int32))
+    rows.save(tmp_path / "rows.npz")
+    plan = replace(head_plan(method, 1), generated_ratio=1.0, start=str(tmp_path / "first"))
+    job = Job(target, tmp_path / "rows.npz", tmp_path / "second", plan, corpus=None)
     with pytest.raises(ConfigError) as caught:
-        prepare(other)
-    assert [f"head.{name} =" in str(caught.value) for name in ("layers", "trained_depth", "tapped_layers")] == [
-        True
-    ] * 3
+        prepare(replace(job, plan=replace(plan, layers=5, trained_depth=5, tapped_layers=(0, 1, 3))))
+    for name in ("layers", "trained_depth", "tapped_layers"):
+        assert f"head.{name} = " in str(caught.value)
     with pytest.raises(ConfigError, match=r"head\.start = .*would be written over"):
-        prepare(
-            replace(job, out=tmp_path / "first" / ".." / "first", plan=replace(plan, start=str(tmp_path / "first")))
-        )
-    with pytest.raises(ConfigError, match=r"head\.start"):
+        prepare(replace(job, out=tmp_path / "second" / ".." / "first"))
+    with pytest.raises(ConfigError, match=r"head\.start = .*nowhere"):
         prepare(replace(job, plan=replace(plan, start=str(tmp_path / "nowhere"))))
     if method == "p-eagle":
         with pytest.raises(ConfigError, match=r"head\.mask_token = 0: the head in .*first has 1"):
