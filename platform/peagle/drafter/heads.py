@@ -120,6 +120,8 @@ def train_head(
     tap = TargetTap(target, taps)
     optimizers = _optimizers(head, plan)
     first = restore_checkpoint(out, head, optimizers)
+    if first == 0 and (plan.start is None) != (start is None):
+        raise ValueError(f"the plan starts from {plan.start}, and the weights given do not say so")
     for step in range(first, plan.steps):
         started = time.monotonic()
         torch.manual_seed(plan.seed * 1_000_003 + step)  # so that a resumed run samples the same positions

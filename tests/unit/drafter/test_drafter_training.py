@@ -166,6 +166,8 @@ def test_a_head_goes_on_from_the_weights_of_another(target: Path, tmp_path: Path
     job = Job(target, tmp_path / "rows.npz", tmp_path / "second", plan, corpus=None)
     material = prepare(job)
     assert material.start is not None
+    with pytest.raises(ValueError, match="the plan starts from"):
+        train_head(target, rows, material.corpus, material.mask_token, job.out, plan, ignore)
     train_head(target, rows, material.corpus, material.mask_token, job.out, plan, ignore, start=material.start)
     assert_same(weights(tmp_path / "second"), weights(tmp_path / "first"))
 
