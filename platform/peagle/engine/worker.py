@@ -1,5 +1,5 @@
-"""What peagle changes in the processes that hold the model: how drafts and seeded requests are sampled, how drafts
-reach the scheduler, and that what was compiled once is found again.
+"""What peagle changes in the processes that hold the model: what is drafted from, how drafts and seeded requests are
+sampled, how drafts reach the scheduler, and that what was compiled once is found again.
 
 `WorkerExtension` is the value of vLLM's `worker_extension_cls`. Each worker process looks the class up before it builds
 its worker, and so imports this module; the import does the work, and no other process pays for it.
@@ -9,7 +9,7 @@ import logging
 
 from vllm import __version__ as vllm_version
 
-from peagle.engine import compile_cache, cpu_sampling, seeded_sampling, step_drafts
+from peagle.engine import compile_cache, cpu_draft_inputs, cpu_sampling, seeded_sampling, step_drafts
 from peagle.engine.plugin import KNOWN_VERSIONS
 
 _LOG = logging.getLogger(__name__)
@@ -22,6 +22,7 @@ class WorkerExtension:
 def _install() -> None:
     if vllm_version.startswith(tuple(f"{known}." for known in KNOWN_VERSIONS)):
         compile_cache.install()
+        cpu_draft_inputs.install()
         cpu_sampling.install()
         seeded_sampling.install()
         step_drafts.install()

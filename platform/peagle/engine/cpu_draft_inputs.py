@@ -1,0 +1,111 @@
+"""Lays out what a P-EAGLE drafter passes over, on a CPU: the tokens that were accepted, and its masks.
+
+vLLM lays out every verified row and marks the rejected ones, so that a GPU never waits for their number, and on a CPU
+imitates that kernel. Here the numbers are at hand: at K = 7 and an acceptance length of 4, four of fourteen rows would
+be for nothing. Lists of Python's are the quickest way to so few rows, where each tensor operation costs more than one
+of them. What is drafted stays the same.
+"""
+
+import functools
+import itertools
+from typing import Any
+
+import torch
+
+_MARK = "_peagle_cpu_draft_inputs"
+# What vLLM writes for a position that has no place in the cache.
+_NO_SLOT = -1
+
+
+def install() -> None:
+    """Teach this process's drafter; again, it changes nothing."""
+    # Imported here: the scheduler's process has no drafter, and this takes seconds.
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+    if hasattr(SpecDecodeBaseProposer, _MARK):
+        return
+    upstream = SpecDecodeBaseProposer.set_inputs_first_pass
+
+    @functools.wraps(upstream)
+    def set_inputs_first_pass(proposer: Any, **inputs: Any) -> Any:
+        return (set_inputs if _drafts_in_parallel_on_cpu(proposer) else upstream)(proposer, **inputs)
+
+    SpecDecodeBaseProposer.set_inputs_first_pass = set_inputs_first_pass
+    setattr(SpecDecodeBaseProposer, _MARK, True)
+
+
+def _drafts_in_parallel_on_cpu(proposer: Any) -> bool:
+    return (
+        proposer.device.type == "cpu"
+        and proposer.method == "eagle3"
+        and proposer.parallel_drafting
+        and proposer.needs_extra_input_slots
+        and not proposer.use_heterogeneous_vocab
+    )
+
+
+def set_inputs(
+    proposer: Any,
+    target_token_ids: torch.Tensor,
+    next_token_ids: torch.Tensor,
+    target_positions: torch.Tensor,
+    target_hidden_states: torch.Tensor,
+    token_indices_to_sample: torch.Tensor | None,
+    cad: Any,
+    num_rejected_tokens_gpu: torch.Tensor | None,
+) -> tuple[int, torch.Tensor, Any]:
+    """What vLLM's `set_inputs_first_pass` does, without rows of rejected tokens.
+
+    Returns:
+        How many rows there are; those to draft from, int32 [requests * K]; where all of them are, for attention.
+    """
+    masks = proposer.extra_slots_per_request - 1
+    verified = cad.query_start_loc_cpu.tolist()
+    rejected = [0] * cad.num_reqs if num_rejected_tokens_gpu is None else num_rejected_tokens_gpu.tolist()
+    tokens, new_tokens, given = target_token_ids.tolist(), next_token_ids.tolist(), target_positions.tolist()
+    masked_ids = [proposer.parallel_drafting_token_id] * masks
+    masked_states = proposer.parallel_drafting_hidden_state_tensor.expand(masks, -1)
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    to_sample: list[int] = []
+    starts = [0]
+    states = []
+    for request, wrong in enumerate(rejected):
+        first, end = verified[request], verified[request + 1] - wrong
+        # The drafter meets each token with the hidden state of the one before.
+        ids += tokens[first + 1 : end]
+        ids.append(new_tokens[request])
+        to_sample += range(len(ids) - 1, len(ids) + masks)
+        ids += masked_ids
+        span = range(given[first], given[first] + len(ids) - starts[-1])
+        positions += span
+        slots += _slots(span, cad.block_table_tensor[request], proposer.block_size, proposer.max_model_len)
+        states += [target_hidden_states[first:end], masked_states]
+        starts.append(len(ids))
+
+    count = len(ids)
+    proposer.input_ids[:count] = torch.tensor(ids)
+    proposer.positions[:count] = torch.tensor(positions)
+    torch.cat(states, out=proposer.hidden_states[:count])
+    query_starts = torch.tensor(starts, dtype=torch.int32)
+    metadata = cad.replace(
+        query_start_loc=query_starts,
+        query_start_loc_cpu=query_starts,
+        seq_lens=cad.seq_lens + torch.tensor([masks - wrong for wrong in rejected], dtype=torch.int32),
+        num_actual_tokens=count,
+        max_query_len=max(end - start for start, end in itertools.pairwise(starts)),
+        max_seq_len=cad.max_seq_len + masks,
+        slot_mapping=torch.tensor(slots),
+        _seq_lens_cpu=None,  # a copy of the old ones, made anew where it is asked for
+    )
+    return count, torch.tensor(to_sample, dtype=torch.int32), metadata
+
+
+def _slots(positions: range, blocks: torch.Tensor, block_size: int, context_tokens: int) -> list[int]:
+    """Where in the cache a request's rows go, by its `blocks`, int [blocks]; nowhere beyond the context."""
+    within = range(positions.start, min(positions.stop, context_tokens))
+    first = within.start // block_size
+    numbers = blocks[first : -(-within.stop // block_size)].tolist()
+    slots = [numbers[at // block_size - first] * block_size + at % block_size for at in within]
+    return slots + [_NO_SLOT] * (len(positions) - len(within))

@@ -1,0 +1,143 @@
+"""What a P-EAGLE drafter passes over on a CPU, against vLLM's own layout without the rows that it marks as rejected."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+DRAFTED = 7
+MASK_TOKEN = 1
+HIDDEN = 16
+BLOCK = 16
+CONTEXT = 256
+BUFFER = 512
+
+
+@pytest.fixture(scope="module", autouse=True)
+def vllm_with_cpu_kernels() -> None:
+    """Do once what a worker and the CPU model runner do when they start."""
+    from vllm.platforms import current_platform
+    from vllm.utils import cpu_triton_utils
+    from vllm.v1.spec_decode import llm_base_proposer
+
+    import peagle.engine.worker  # noqa: F401
+
+    current_platform.import_kernels()
+    llm_base_proposer.copy_and_expand_eagle_inputs_kernel = cpu_triton_utils.copy_and_expand_eagle_inputs_kernel
+
+
+def proposer(method: str = "eagle3", masks: bool = True) -> Any:
+    """vLLM's, with no model: the buffers that it lays rows out in."""
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+    made = object.__new__(SpecDecodeBaseProposer)
+    made.device, made.method, made.parallel_drafting = torch.device("cpu"), method, masks
+    made.use_heterogeneous_vocab, made.pass_hidden_states_to_model = False, True
+    made.extra_slots_per_request = DRAFTED if masks else 1
+    made.net_num_new_slots_per_request = made.extra_slots_per_request - 1
+    made.needs_extra_input_slots = masks
+    made.parallel_drafting_token_id = MASK_TOKEN
+    made.parallel_drafting_hidden_state_tensor = torch.full((HIDDEN,), -1.0, dtype=torch.bfloat16)
+    made.block_size, made.max_model_len = BLOCK, CONTEXT
+    made.uses_mrope, made.uses_xdrope_dim, made.draft_uses_xdrope_dim = False, 0, 0
+    made.arange = torch.arange(BUFFER, dtype=torch.int32)
+    made.input_ids = torch.full((BUFFER,), -7, dtype=torch.int32)
+    made.positions = torch.full((BUFFER,), -7, dtype=torch.int64)
+    made.hidden_states = torch.full((BUFFER, HIDDEN), -7.0, dtype=torch.bfloat16)
+    made.is_rejected_token_mask = torch.zeros(BUFFER, dtype=torch.bool)
+    made.is_masked_token_mask = torch.zeros(BUFFER, dtype=torch.bool)
+    made.vllm_config = type("Config", (), {"model_config": type("Model", (), {"uses_mrope": False})})
+    return made
+
+
+def batch(lengths: Sequence[int], computed: Sequence[int], rejected: Sequence[int] | None) -> dict[str, Any]:
+    """What vLLM gives: `lengths` verified rows of requests that had `computed` tokens, of them `rejected` wrong."""
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    draw = np.random.default_rng(len(lengths))
+    starts = torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32)
+    total = int(starts[-1])
+    seq_lens = torch.tensor([length + first for length, first in zip(lengths, computed, strict=True)]).int()
+    blocks = torch.from_numpy(draw.permutation(len(lengths) * CONTEXT // BLOCK).reshape(len(lengths), -1)).int()
+    positions = np.concatenate([first + np.arange(n) for n, first in zip(lengths, computed, strict=True)])
+    return {
+        "target_token_ids": torch.from_numpy(draw.integers(2, 999, total)).int(),
+        "next_token_ids": torch.from_numpy(draw.integers(2, 999, len(lengths))).int(),
+        "target_positions": torch.from_numpy(positions),
+        "target_hidden_states": torch.from_numpy(draw.normal(size=(total, HIDDEN))).bfloat16(),
+        "token_indices_to_sample": None,
+        "cad": CommonAttentionMetadata(
+            query_start_loc=starts,
+            query_start_loc_cpu=starts.clone(),
+            seq_lens=seq_lens,
+            num_reqs=len(lengths),
+            num_actual_tokens=total,
+            max_query_len=max(lengths),
+            max_seq_len=int(seq_lens.max()),
+            block_table_tensor=blocks,
+            slot_mapping=torch.zeros(total, dtype=torch.int64),
+        ),
+        "num_rejected_tokens_gpu": None if rejected is None else torch.tensor(rejected, dtype=torch.int32),
+    }
+
+
+@pytest.mark.parametrize(
+    ("lengths", "computed", "rejected"),
+    [
+        ([8], [100], [0]),
+        ([8], [100], [7]),
+        ([8], [100], [3]),
+        ([1], [100], None),
+        ([40], [0], None),
+        ([8, 8, 8], [3, 60, 17], [7, 0, 4]),
+        ([8, 1, 30, 4, 8], [33, 64, 0, 15, 200], [2, 0, 0, 3, 5]),  # one that prefills among them
+        ([8, 8], [CONTEXT - 8, CONTEXT - 11], [0, 2]),  # masks beyond the context
+        ([8, 8], [CONTEXT - 8, 16], [5, 0]),
+    ],
+)
+def test_rows_are_vllms_without_the_rejected_ones(
+    lengths: Sequence[int], computed: Sequence[int], rejected: Sequence[int] | None
+) -> None:
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+    theirs, ours = proposer(), proposer()
+    upstream: Any = SpecDecodeBaseProposer.set_inputs_first_pass
+    padded, padded_samples, padded_metadata = upstream.__wrapped__(theirs, **batch(lengths, computed, rejected))
+    count, samples, metadata = ours.set_inputs_first_pass(**batch(lengths, computed, rejected))
+
+    kept = ~theirs.is_rejected_token_mask[:padded]
+    dropped = torch.tensor(rejected or [0] * len(lengths), dtype=torch.int32)
+    assert count == int(kept.sum()) == padded - int(dropped.sum()) == metadata.num_actual_tokens
+    for name in ("input_ids", "positions", "hidden_states"):
+        assert torch.equal(getattr(ours, name)[:count], getattr(theirs, name)[:padded][kept]), name
+    assert torch.equal(metadata.slot_mapping, padded_metadata.slot_mapping[kept])
+
+    # Each row among those kept: the same ones are sampled.
+    numbers = kept.cumsum(0) - 1
+    assert samples.dtype == torch.int32
+    assert samples.tolist() == numbers[padded_samples.long()].tolist()
+
+    assert metadata.query_start_loc.diff().tolist() == (padded_metadata.query_start_loc.diff() - dropped).tolist()
+    assert torch.equal(metadata.query_start_loc, metadata.query_start_loc_cpu)
+    assert metadata.query_start_loc.dtype == padded_metadata.query_start_loc.dtype
+    assert torch.equal(metadata.seq_lens, padded_metadata.seq_lens - dropped)
+    assert metadata.max_query_len == int(metadata.query_start_loc.diff().max())
+    assert metadata.max_seq_len == padded_metadata.max_seq_len
+    # What was computed before does not change.
+    assert torch.equal(metadata.compute_num_computed_tokens(), padded_metadata.compute_num_computed_tokens())
+
+
+def test_other_drafters_keep_vllms_layout() -> None:
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+    upstream: Any = SpecDecodeBaseProposer.set_inputs_first_pass
+    autoregressive, same = proposer(masks=False), proposer(masks=False)
+    count, samples, _ = autoregressive.set_inputs_first_pass(**batch([8, 3], [20, 40], [2, 0]))
+    expected, expected_samples, _ = upstream.__wrapped__(same, **batch([8, 3], [20, 40], [2, 0]))
+    assert count == expected == 11
+    assert torch.equal(samples, expected_samples)
+    assert torch.equal(autoregressive.input_ids, same.input_ids)
