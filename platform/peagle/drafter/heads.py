@@ -255,10 +255,10 @@ def rows_of_step(generated: GeneratedText, corpus: np.ndarray, plan: HeadPlan, s
 
 def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: HeadPlan, rows: int) -> dict[str, float]:
     if plan.method == "eagle3":
-        losses = StepwiseKL()
+        losses = StepwiseKL(plan.confidence_floor)
         with autocast():
             _, _, metrics = head(**batch, loss_config=losses.config, ttt_steps=plan.trained_depth)
-        loss: Any = losses.mean(batch["loss_mask"], plan.confidence_floor)
+        loss: Any = losses.mean(batch["loss_mask"])
     else:
         sampling = {
             "num_depths": plan.trained_depth,

@@ -44,7 +44,9 @@ def weighted_kl(
 class StepwiseKL:
     """The same for EAGLE-3, whose losses come depth by depth while a weight needs all of them: collects, then sums."""
 
-    def __init__(self) -> None:
+    def __init__(self, floor: float | None) -> None:
+        """`floor` as in `acceptance_weights`; without it all positions weigh the same."""
+        self._floor = floor
         self._distances: list[torch.Tensor] = []
         self._right: list[torch.Tensor] = []
 
@@ -54,20 +56,21 @@ class StepwiseKL:
         return {"kl_div": (self._collect, 1.0)}
 
     def _collect(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        self._right.append(confidence(logits, targets)[0])
+        if self._floor is not None:
+            self._right.append(confidence(logits, targets)[0])
         self._distances.append(kl_div_loss(logits, targets)[0])
         return logits.new_zeros(logits.shape[:2])
 
-    def mean(self, loss_mask: torch.Tensor, floor: float | None) -> torch.Tensor:
+    def mean(self, loss_mask: torch.Tensor) -> torch.Tensor:
         """The weighed loss over all positions and depths that `loss_mask`, [1, length], counts: a scalar, in nats."""
         steps = [torch.arange(len(step), device=step.device) for step in self._distances]
         anchors = torch.cat(steps)
         depths = torch.cat([torch.full_like(step, depth) for depth, step in enumerate(steps)])
         counted = loss_mask[0, anchors + depths]
         distances = torch.cat(self._distances) * counted
-        if floor is not None:
+        if self._floor is not None:
             right = torch.cat(self._right).masked_fill(counted == 0, 1.0)
-            distances = distances * acceptance_weights(right, anchors, depths, [1.0] * len(steps), floor)
+            distances = distances * acceptance_weights(right, anchors, depths, [1.0] * len(steps), self._floor)
         return distances.sum() / (counted.sum() + COUNT_EPSILON)
 
 

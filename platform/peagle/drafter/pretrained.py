@@ -24,7 +24,7 @@ def load_head(target: Path, folder: Path, field: str = "HEAD") -> tuple[Eagle3Dr
     Raises:
         ConfigError: It is none, or of another target.
     """
-    files = Folder(folder, field)
+    files = Folder(folder, field, _REMEDY)
     config = files.read_json("config.json")
     for key in ("norm_before_residual", "fc_norm", "norm_output"):
         if config.get(key) is not True:

@@ -44,10 +44,11 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A local checkpoint; `field` is the deployment's field that names it."""
+    """A local checkpoint; `field` is what names it to the user, `remedy` what to do where it is no folder."""
 
     path: Path
     field: str
+    remedy: str = "Name a folder with config.json and weights, or a repository as org/name."
 
     def wrong(self, file: str, value: object, problem: str, fix: str) -> ConfigError:
         """Return the error that `value` at `file` (`config.json: hidden_size`) is `problem`."""
@@ -62,8 +63,7 @@ class Folder:
         try:
             if not self.path.is_dir():
                 what = "it is a file, not a folder" if self.path.exists() else "there is no such folder"
-                fix = "Name a folder with config.json and weights, or a repository as org/name."
-                raise ConfigError(self.field, _shown(self.path), what, fix)
+                raise ConfigError(self.field, _shown(self.path), what, self.remedy)
             with (self.path / name).open("rb") as file:
                 content = file.read(MAX_JSON_BYTES)
             value = json.loads(content)

@@ -185,7 +185,7 @@ def test_a_head_that_training_cannot_start_from_is_named(target: Path, tmp_path:
         assert f"head.{name} = " in str(caught.value)
     with pytest.raises(ConfigError, match=r"head\.start = .*would be written over"):
         prepare(replace(job, out=tmp_path / "second" / ".." / "first"))
-    with pytest.raises(ConfigError, match=r"head\.start = .*nowhere"):
+    with pytest.raises(ConfigError, match=r"head\.start = .*nowhere(.|\n)*that `peagle drafter train` wrote"):
         prepare(replace(job, plan=replace(plan, start=str(tmp_path / "nowhere"))))
     if method == "p-eagle":
         with pytest.raises(ConfigError, match=r"head\.mask_token = 0: the head in .*first has 1"):
