@@ -14,7 +14,8 @@ REQUEST = RouteRequest("first", prompt_tokens=100, output_tokens=20)
 
 def seen(in_flight: InFlight, replica_id: str) -> tuple[int, int, int, int]:
     sent = in_flight.to(replica_id)
-    return sent.open_requests, sent.unseen_requests, sent.unseen_prompt_tokens, sent.unseen_kv_tokens
+    prompt_tokens = sum(request.prompt_tokens for request in sent.unseen.values())
+    return sent.open_requests, len(sent.unseen), prompt_tokens, sent.unseen_kv_tokens
 
 
 def test_a_sent_request_is_unseen_until_a_report_that_is_younger_than_it() -> None:
@@ -40,6 +41,19 @@ def test_an_ended_request_leaves_nothing_whether_or_not_it_was_reported() -> Non
     assert in_flight.open_requests == 0
 
 
+def test_ends_are_counted_until_a_report_shows_them() -> None:
+    in_flight = InFlight()
+    for number in range(3):
+        in_flight.started(replace(REQUEST, request_id=str(number)), "a", 10.0)
+    in_flight.reported("a", 11.0)
+    in_flight.started(replace(REQUEST, request_id="unseen"), "a", 11.5)
+    for name in ("0", "1", "unseen", "1"):
+        in_flight.ended(name)
+    assert in_flight.to("a").ended_requests == 2
+    in_flight.reported("a", 12.0)
+    assert in_flight.to("a").ended_requests == 0
+
+
 def test_a_request_that_goes_elsewhere_counts_only_there() -> None:
     in_flight = InFlight()
     in_flight.started(REQUEST, "a", 10.0)
@@ -63,7 +77,7 @@ def test_a_prefix_sent_before_costs_no_prefill_again() -> None:
     first = replace(REQUEST, affinity_key=7, prefix_tokens=80)
     in_flight.started(first, "a", 10.0)
     in_flight.started(replace(first, request_id="second"), "a", 10.0)
-    assert in_flight.to("a").unseen_prompt_tokens == 100 + 20
+    assert seen(in_flight, "a")[2] == 100 + 20
 
 
 def test_remembered_prefixes_are_bounded_and_the_oldest_go_first() -> None:

@@ -7,9 +7,9 @@ from enum import StrEnum
 from itertools import islice
 
 from peagle.router.dispatch.fleet import Fleet
-from peagle.router.dispatch.in_flight import InFlight
+from peagle.router.dispatch.in_flight import InFlight, Sent
 from peagle.router.dispatch.profile import SOONEST, Candidate, Exclusion, Profile, Weighed, wait_s
-from peagle.router.snapshot import RouteRequest
+from peagle.router.snapshot import ReplicaSnapshot, RouteRequest
 
 # What a client is told where nothing tells how long it would have to wait, and the bounds of what it is told.
 RETRY_AFTER_UNKNOWN_S = 5.0
@@ -187,10 +187,9 @@ def _look(decision: _Decision, replica_id: str, is_home: bool = False) -> Candid
     if seen is None or age_s > decision.limits.stale_after_s:
         mine = sent.open_requests
         return Candidate(replica_id, seen, False, mine, mine, mine, 0.0, math.inf, cached)
-    # The others' requests since the report are not known; they follow the same rule, so they are as many as our own.
-    everyone = fleet.dispatchers
-    done = age_s * seen.prefill_tokens_per_s
-    queued = seen.queued_prompt_tokens + everyone * sent.unseen_prompt_tokens - done
+    # The others' requests since the report are not known; they follow the same rule, so they are as many as our own,
+    # and so are those that ended.
+    everyone, since = fleet.dispatchers, len(sent.unseen) - sent.ended_requests
     free = math.inf
     if seen.kv_capacity_tokens:
         free = seen.kv_capacity_tokens * (1.0 - seen.kv_usage_ratio) - everyone * sent.unseen_kv_tokens
@@ -199,12 +198,25 @@ def _look(decision: _Decision, replica_id: str, is_home: bool = False) -> Candid
         seen,
         seen.has_rates,
         sent.open_requests,
-        seen.requests + sent.unseen_requests,
-        seen.requests + everyone * sent.unseen_requests,
-        max(0.0, queued),
+        max(len(sent.unseen), seen.requests + since),
+        max(len(sent.unseen), seen.requests + everyone * since),
+        _queued_prompt_tokens(seen, sent, everyone, decision.now_s),
         free,
         cached,
     )
+
+
+def _queued_prompt_tokens(seen: ReplicaSnapshot, sent: Sent, everyone: int, now_s: float) -> float:
+    """What is still to be prefilled: the queue of the report, and what was sent to it since, drain as time passes.
+
+    Sent by sent, because a replica that had nothing to do cannot have worked ahead.
+    """
+    queued, at_s = float(seen.queued_prompt_tokens), seen.taken_at_s
+    for request in sent.unseen.values():
+        passed_s = max(0.0, request.sent_at_s - at_s)
+        queued = max(0.0, queued - passed_s * seen.prefill_tokens_per_s) + everyone * request.prompt_tokens
+        at_s += passed_s
+    return max(0.0, queued - max(0.0, now_s - at_s) * seen.prefill_tokens_per_s)
 
 
 def _route(

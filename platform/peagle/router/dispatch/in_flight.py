@@ -11,23 +11,33 @@ ARRIVAL_S = 0.05
 PREFIXES_REMEMBERED = 256
 
 
-@dataclass(slots=True)
-class Sent:
-    """What was sent to one replica and is open; `unseen_*` is the part that its last report does not hold."""
-
-    open_requests: int = 0
-    unseen_requests: int = 0
-    unseen_prompt_tokens: int = 0
-    unseen_kv_tokens: int = 0
-    prefixes: dict[int, None] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
-class _Open:
+class OpenRequest:
+    """A request on its way or being answered: what it adds to prefill and what it takes of the KV cache."""
+
     replica_id: str
     sent_at_s: float
     prompt_tokens: int
     kv_tokens: int
+
+
+@dataclass(slots=True)
+class Sent:
+    """What was sent to one replica, against its last report.
+
+    Attributes:
+        open_requests: How many are open.
+        unseen: Those of them that the report does not hold, by id, in the order in which they were sent.
+        unseen_kv_tokens: What these take of its KV cache, in all.
+        ended_requests: How many that the report holds have ended since.
+        prefixes: What was sent there lately begins with these, the latest last.
+    """
+
+    open_requests: int = 0
+    unseen: dict[str, OpenRequest] = field(default_factory=dict)
+    unseen_kv_tokens: int = 0
+    ended_requests: int = 0
+    prefixes: dict[int, None] = field(default_factory=dict)
 
 
 _NOTHING = Sent()
@@ -37,7 +47,7 @@ class InFlight:
     """One dispatcher's open requests. Times are on the dispatcher's own clock."""
 
     def __init__(self) -> None:
-        self._open: dict[str, dict[str, _Open]] = {}
+        self._open: dict[str, dict[str, OpenRequest]] = {}
         self._where: dict[str, str] = {}
         self._sent: dict[str, Sent] = {}
         self._reported_at_s: dict[str, float] = {}
@@ -59,11 +69,13 @@ class InFlight:
         self.ended(request.request_id)
         sent = self._sent.setdefault(replica_id, Sent())
         cached = _remember(sent.prefixes, request)
-        new = _Open(replica_id, now_s, request.prompt_tokens - cached, request.prompt_tokens + request.output_tokens)
+        new = OpenRequest(
+            replica_id, now_s, request.prompt_tokens - cached, request.prompt_tokens + request.output_tokens
+        )
         self._open.setdefault(replica_id, {})[request.request_id] = new
         self._where[request.request_id] = replica_id
         sent.open_requests += 1
-        self._add_unseen(sent, new, 1)
+        self._see(sent, request.request_id, new)
 
     def ended(self, request_id: str, at: str | None = None) -> None:
         """Note that a request is over, however it ended; an unknown one changes nothing.
@@ -77,7 +89,10 @@ class InFlight:
         over = self._open[replica_id].pop(request_id)
         sent = self._sent[replica_id]
         sent.open_requests -= 1
-        self._add_unseen(sent, over, -1)
+        if sent.unseen.pop(request_id, None) is None:
+            sent.ended_requests += 1
+        else:
+            sent.unseen_kv_tokens -= over.kv_tokens
 
     def reported(self, replica_id: str, taken_at_s: float) -> None:
         """Count as unseen from now on only what was sent after a report taken at `taken_at_s`."""
@@ -85,9 +100,10 @@ class InFlight:
         sent = self._sent.get(replica_id)
         if sent is None:
             return
-        sent.unseen_requests = sent.unseen_prompt_tokens = sent.unseen_kv_tokens = 0
-        for request in self._open.get(replica_id, {}).values():
-            self._add_unseen(sent, request, 1)
+        sent.unseen.clear()
+        sent.unseen_kv_tokens = sent.ended_requests = 0
+        for request_id, request in self._open.get(replica_id, {}).items():
+            self._see(sent, request_id, request)
 
     def retain(self, replica_ids: Collection[str]) -> None:
         """Forget every replica but `replica_ids`, with all that was open there."""
@@ -98,11 +114,10 @@ class InFlight:
         for replica_id in self._reported_at_s.keys() - replica_ids:
             del self._reported_at_s[replica_id]
 
-    def _add_unseen(self, sent: Sent, request: _Open, sign: int) -> None:
+    def _see(self, sent: Sent, request_id: str, request: OpenRequest) -> None:
         if request.sent_at_s > self._reported_at_s.get(request.replica_id, float("-inf")) - ARRIVAL_S:
-            sent.unseen_requests += sign
-            sent.unseen_prompt_tokens += sign * request.prompt_tokens
-            sent.unseen_kv_tokens += sign * request.kv_tokens
+            sent.unseen[request_id] = request
+            sent.unseen_kv_tokens += request.kv_tokens
 
 
 def _remember(prefixes: dict[int, None], request: RouteRequest) -> int:

@@ -17,8 +17,8 @@ class Candidate:
         snapshot: Its last report; None before the first.
         is_current: Whether the report is fresh and has rates, so that a time to finish can be predicted from it.
         open_requests: Open requests there that this dispatcher sent.
-        known_requests: Requests there for certain: reported, or sent since by this dispatcher.
-        requests: All requests there, with what the other dispatchers have most likely sent since.
+        known_requests: Requests there for all this dispatcher knows: reported or sent by it since, and not ended.
+        requests: All requests there, where since the report the other dispatchers' have come and gone as its own.
         queued_prompt_tokens: Prompt tokens to be prefilled before this request's.
         free_kv_tokens: Room in its KV cache; infinite where that is not known.
         cached_tokens: Leading prompt tokens of this request that it most likely has cached.
