@@ -81,7 +81,7 @@ def speculation(
 
 
 @app.command()
-@take_load
+@partial(take_load, prompts=96)
 def depth(
     file: File,
     depths: Annotated[str, typer.Option(help="Static values of K to compare with, with commas; 0 verifies none.")] = (
@@ -108,7 +108,7 @@ def depth(
 
     After Ctrl-C the same command goes on where it stopped; what the rule had learned it then learns anew.
 
-    Example: peagle bench depth deployments/embedded.yaml --concurrency 1,8
+    Example: peagle bench depth deployments/embedded.yaml --concurrency 1,8 --prompts 24
     """
     deployment = load_deployment(file)
     if deployment.drafter is None or deployment.drafter.method != PEAGLE or not deployment.speculation.live_depth:

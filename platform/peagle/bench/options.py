@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from peagle.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
@@ -31,6 +33,12 @@ class LoadOptions:
         Path | None, typer.Option(help='JSON lines {"prompt": "..."}; by default the held-out prompts shipped here.')
     ] = None
     eager: Annotated[bool, typer.Option("--eager", help="Do not compile: quicker to start, slower to run.")] = False
+
+    def check(self, concurrencies: Collection[int]) -> None:
+        """Raises ConfigError where there are too few prompts to have so many requests at once."""
+        if self.prompts < (most := max(concurrencies)):
+            problem = f"--concurrency has {most} requests at once"
+            raise ConfigError("--prompts", self.prompts, problem, "Ask for as many prompts at least.")
 
 
 @dataclass(frozen=True, slots=True)

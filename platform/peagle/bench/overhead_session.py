@@ -51,9 +51,7 @@ class OverheadJob:
         """Raises ConfigError where the options do not fit each other or the file."""
         sides, load, most = sides_of(options.sides), options.load, max(options.concurrencies)
         served = side_deployment(deployment, len(sides), eager=load.eager)
-        if load.prompts < most:
-            fix = "Ask for as many prompts at least."
-            raise ConfigError("--prompts", load.prompts, f"--concurrency has {most} requests at once", fix)
+        load.check(options.concurrencies)
         for name, limit in (
             ("engine.max_num_seqs", served.engine.get("max_num_seqs")),
             ("routing.max_ongoing_requests", served.routing.max_ongoing_requests),

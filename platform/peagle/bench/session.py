@@ -55,6 +55,7 @@ class Job:
     def of(cls, deployment: Deployment, baseline: Deployment | None, comparison: Comparison) -> Self:
         """Raises ConfigError where the options do not fit the files or the prompts."""
         load = comparison.load
+        load.check(comparison.concurrencies)
         plans = plan_engines(
             deployment,
             baseline,

@@ -143,6 +143,12 @@ def test_a_folder_with_other_settings_is_refused_and_the_setting_named(
         run(other, tmp_path / "out", monkeypatch)
 
 
+def test_more_at_once_than_there_are_prompts_is_refused(prompts: Path) -> None:
+    options = LoadOptions(prompts=5, prompts_from=prompts)
+    with pytest.raises(ConfigError, match="--prompts = 5: --concurrency has 6 requests at once"):
+        Job.of(parse_deployment(RAW, origin="model.yaml"), None, Comparison((), (7,), (1, 6), options))
+
+
 def test_settings_have_every_engine_argument_and_the_text_of_the_prompts(prompts: Path, tmp_path: Path) -> None:
     one = job(prompts).settings
     prompts.write_text(prompts.read_text().replace("7 1", "8 1"))
