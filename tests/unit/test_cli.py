@@ -119,6 +119,19 @@ def test_bench_depth_needs_a_depth_that_drafts() -> None:
     assert "Add one above 0" in done.stderr
 
 
+def test_text_is_not_generated_where_it_could_not_be_kept(tmp_path: Path) -> None:
+    done = peagle("drafter", "generate", str(tmp_path), "--out", str(tmp_path / "text.npz"))
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "there is no tokenizer" in done.stderr
+    (tmp_path / "file").touch()
+    done = peagle("drafter", "prompts", "--out", str(tmp_path / "file" / "prompts.jsonl"))
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "--out = " in done.stderr
+    done = peagle("drafter", "prompts", "--out", str(tmp_path / "new" / "prompts.jsonl"), "--count", "3")
+    assert done.returncode == 0
+    assert len((tmp_path / "new" / "prompts.jsonl").read_text().splitlines()) == 3
+
+
 def test_a_folder_without_a_result_is_one_line_and_exit_2(tmp_path: Path) -> None:
     done = peagle("bench", "compare", str(tmp_path), str(tmp_path))
     assert done.returncode == 2

@@ -21,7 +21,7 @@ from peagle.bench.overhead_rows import overhead_rows, verdict_rows
 from peagle.bench.process_cpu import Reading, used_s
 from peagle.bench.servers import Server, Side, side_deployment, sides_of
 from peagle.bench.session import IDLE_CORES_ALLOWED, IDLE_SECONDS, progress_bar
-from peagle.bench.settings import OVERHEAD, SCHEMA_VERSION, digest, fingerprint, overhead_settings
+from peagle.bench.settings import OVERHEAD, SCHEMA_VERSION, digest, overhead_settings, weights_of
 from peagle.bench.speculation import PassKey, in_turn, planned_passes, warmup_passes
 from peagle.bench.workloads import read_prompts
 from peagle.config import Deployment
@@ -204,7 +204,7 @@ def _result(job: OverheadJob, journal: Journal) -> dict[str, Any]:
         "commit": machine.commit(),
         "versions": machine.versions(),
         "model": job.deployment.name,
-        "target": fingerprint(job.deployment.target),
+        "target": weights_of(job.deployment.target),
         "hardware": machine.hardware() | {"load_before": max(each.load_before for each in journal.sittings)},
         "idle_cores": max(each.idle_cores for each in journal.sittings),
         "sittings": len(journal.sittings),

@@ -17,7 +17,7 @@ from peagle.bench.options import Comparison
 from peagle.bench.output import write_results
 from peagle.bench.plan import NONE, EnginePlan, Variant, plan_engines, variants_of
 from peagle.bench.rows import best_rows, fastest_rows, result_rows
-from peagle.bench.settings import SCHEMA_VERSION, digest, fingerprint, settings_of
+from peagle.bench.settings import SCHEMA_VERSION, digest, settings_of, weights_of
 from peagle.bench.shifting import (
     MOST_AT_ONCE,
     TakeKey,
@@ -208,7 +208,7 @@ def _result(job: Job, journal: Journal, price_per_hour: float | None) -> dict[st
         "commit": machine.commit(),
         "versions": machine.versions(),
         "model": job.deployment.name,
-        "target": fingerprint(target),
+        "target": weights_of(target),
         "hardware": machine.hardware() | {"load_before": max(each.load_before for each in journal.sittings)},
         "idle_cores": max(each.idle_cores for each in journal.sittings),
         "sittings": len(journal.sittings),

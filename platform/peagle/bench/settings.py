@@ -10,12 +10,12 @@ from typing import Any
 from peagle.bench.options import Comparison, LoadOptions, OverheadOptions
 from peagle.bench.plan import EnginePlan
 from peagle.config import Checkpoint, Deployment
+from peagle.engine.checkpoint import fingerprint
 from peagle.errors import ConfigError
 
 SCHEMA_VERSION = 2
 """Of `result.json` and `passes.jsonl`; it goes up when a reader of the older form would misread the newer."""
 OVERHEAD = "overhead"
-_TAIL_BYTES = 65536
 
 Settings = Mapping[str, Any]
 
@@ -63,8 +63,8 @@ def _of_load(load: LoadOptions, texts: Sequence[str]) -> dict[str, Any]:
 
 def _of_deployment(deployment: Deployment) -> dict[str, Any]:
     return deployment.model_dump(mode="json") | {
-        "target": fingerprint(deployment.target),
-        "drafter": deployment.drafter and fingerprint(deployment.drafter),
+        "target": weights_of(deployment.target),
+        "drafter": deployment.drafter and weights_of(deployment.drafter),
     }
 
 
@@ -78,18 +78,11 @@ def refuse_other(asked: Settings, kept: Settings, folder: Path) -> None:
             )
 
 
-def fingerprint(checkpoint: Checkpoint) -> str:
-    """Which weights these are, wherever they lie: of a folder its files' names, sizes and ends, else the revision."""
-    if not checkpoint.is_local:
-        return f"{checkpoint.source}@{checkpoint.revision or 'main'}"
-    known = hashlib.sha256()
-    for file in sorted(path for path in Path(checkpoint.source).expanduser().iterdir() if path.is_file()):
-        size = file.stat().st_size
-        known.update(f"{file.name} {size}\n".encode())
-        with file.open("rb") as content:
-            content.seek(max(0, size - _TAIL_BYTES))
-            known.update(content.read())
-    return known.hexdigest()[:16]
+def weights_of(checkpoint: Checkpoint) -> str:
+    """Which weights these are, wherever they lie: the fingerprint of a folder, else the revision."""
+    if checkpoint.is_local:
+        return fingerprint(Path(checkpoint.source).expanduser())
+    return f"{checkpoint.source}@{checkpoint.revision or 'main'}"
 
 
 def digest(value: Any) -> str:

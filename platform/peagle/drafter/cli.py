@@ -10,8 +10,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
     from peagle.drafter.prepare import Job
     from peagle.drafter.training import Progress as TrainingProgress
 
@@ -25,6 +23,7 @@ TARGET = Annotated[Path, typer.Argument(help="Folder of the target model.", exis
 OUT = Annotated[Path, typer.Option(help="Where the result goes; an interrupted run found there goes on.")]
 STEPS = Annotated[int | None, typer.Option(help="Optimizer steps; by default the plan's.", min=1)]
 PROMPTS = Annotated[int | None, typer.Option(help="How many; by default the plan's.", min=1)]
+FILE = Annotated[Path, typer.Option(help="The file to write.", dir_okay=False, writable=True)]
 THREADS = Annotated[int, typer.Option(help="CPU threads to use; 0 takes PyTorch's choice.", min=0)]
 
 
@@ -49,7 +48,7 @@ def target(out: OUT, threads: THREADS = 0) -> None:
 @app.command()
 def generate(
     target: TARGET,
-    out: OUT,
+    out: FILE,
     prompts: PROMPTS = None,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Continue held-out files, greedily: text to evaluate a head on.")
@@ -65,11 +64,14 @@ def generate(
     from peagle.drafter.corpus import standard_library, token_stream
     from peagle.drafter.generate import GenerationPlan
     from peagle.drafter.generate import generate as generate_rows
+    from peagle.drafter.prepare import read_tokenizer
 
+    tokenizer = read_tokenizer(target)
+    _make_room(out)
     plan = GenerationPlan()
     plan = replace(plan, prompts=prompts or plan.prompts, greedy_ratio=1.0 if held_out else plan.greedy_ratio)
     corpus = standard_library()
-    text = generate_rows(target, token_stream(_tokenizer(target), corpus.held_out if held_out else corpus.train), plan)
+    text = generate_rows(target, token_stream(tokenizer, corpus.held_out if held_out else corpus.train), plan)
     text.save(out)
     rows = text.tokens
     console.print(f"{len(rows)} of {plan.prompts} rows kept (the others loop), {rows.size} tokens, in {out}")
@@ -102,6 +104,7 @@ def train(
     """
     from peagle.drafter.heads import train_head
     from peagle.drafter.prepare import Job, prepare
+    from peagle.drafter.training import checkpoint_step
 
     if plan is not None:
         from peagle.drafter.plan_file import load_training
@@ -113,6 +116,8 @@ def train(
         job = _job(target, generated, out, method or "p-eagle", layers, start, steps)
     _use_threads(threads or 0)
     material = prepare(job)
+    if done := checkpoint_step(job.out):
+        console.print(f"Going on in {job.out}: {done} of {job.plan.steps} steps are done.")
     with _Bar(job.plan.method, job.plan.steps) as bar:
         train_head(
             job.target,
@@ -208,7 +213,7 @@ def evaluate(
 
 
 @app.command()
-def prompts(out: OUT, count: Annotated[int, typer.Option(min=1)] = 384) -> None:
+def prompts(out: FILE, count: Annotated[int, typer.Option(min=1)] = 384) -> None:
     """Write held-out prompts, one JSON object a line: what tests and benchmarks run on.
 
     Example: peagle drafter prompts --out platform/peagle/bench/data/held_out.jsonl
@@ -216,15 +221,20 @@ def prompts(out: OUT, count: Annotated[int, typer.Option(min=1)] = 384) -> None:
     from peagle.drafter.corpus import standard_library
     from peagle.drafter.prompts import held_out_prompts
 
+    _make_room(out)
     lines = [json.dumps({"prompt": prompt}) for prompt in held_out_prompts(standard_library(), count)]
     out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     console.print(f"{len(lines)} prompts in {out}")
 
 
-def _tokenizer(target: Path) -> "Tokenizer":
-    from tokenizers import Tokenizer
+def _make_room(out: Path) -> None:
+    """Make the folder that `out` is written into, before the work: what was made is not lost for want of a folder."""
+    from peagle.errors import ConfigError
 
-    return Tokenizer.from_file(str(target / "tokenizer.json"))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError("--out", str(out), f"its folder cannot be made: {error.strerror}", "Name another.") from None
 
 
 def _use_threads(threads: int) -> None:

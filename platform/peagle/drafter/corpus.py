@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from peagle.errors import ConfigError
+
 END_OF_TEXT = "<|endoftext|>"
 MASK = "<|mask|>"
 SPECIAL_TOKENS = (END_OF_TEXT, MASK)
@@ -80,11 +82,11 @@ def special_id(tokenizer: Tokenizer, token: str) -> int:
     """The id of one of `SPECIAL_TOKENS`.
 
     Raises:
-        ValueError: The tokenizer does not have it.
+        ConfigError: The tokenizer does not have it.
     """
     found: int | None = tokenizer.token_to_id(token)
     if found is None:
-        raise ValueError(f"the tokenizer has no {token}; train it with peagle drafter target")
+        raise ConfigError("target", token, "its tokenizer has no such token", "Train it with `peagle drafter target`.")
     return found
 
 

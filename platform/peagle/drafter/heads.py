@@ -1,9 +1,8 @@
 """Trains draft heads for a target with `speculators`: P-EAGLE, and EAGLE-3 as the baseline everyone compares with."""
 
-import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,9 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from peagle.drafter.export import export_head
 from peagle.drafter.loss import StepwiseKL, weighted_kl
 from peagle.drafter.partition import backward_in_chunks
+from peagle.drafter.record import keep_record, learned_from
 from peagle.drafter.text import GeneratedText
 from peagle.drafter.training import (
-    CHECKPOINT,
     Progress,
     Rates,
     make_optimizers,
@@ -32,7 +31,6 @@ from peagle.errors import ConfigError
 
 Method = Literal["p-eagle", "eagle3"]
 TARGET_LAYERS_MIN = 6
-PLAN = "plan.json"
 # A crop that held only a prompt would have nothing to learn.
 ANSWER_TOKENS_MIN = 8
 HEAD_RATES = Rates(matrix=6e-3, other=2e-3, warmup_steps=50, decay_steps=2800, weight_decay=0.01)
@@ -107,10 +105,10 @@ def train_head(
         start: Weights of the head in `plan.start`, but for those that training takes from the target.
 
     Raises:
-        ConfigError: `out` has a checkpoint of another plan.
+        ConfigError: `out` has a checkpoint of another plan, or of other text or another target.
     """
     out.mkdir(parents=True, exist_ok=True)
-    keep_plan(out, plan)
+    keep_record(out, plan, learned_from(target, generated, corpus, mask_token))
     torch.manual_seed(plan.seed)
     config = AutoConfig.from_pretrained(target)
     taps = plan.tapped_layers or tapped_layers_of(config.num_hidden_layers)
@@ -133,23 +131,6 @@ def train_head(
         if (step + 1) % checkpoint_every_steps == 0 or step + 1 == plan.steps:
             save_checkpoint(out, head, optimizers, step + 1)
     export_head(head, out, plan, mask_token)
-
-
-def keep_plan(out: Path, plan: HeadPlan) -> None:
-    """Write down what the folder's checkpoint is trained by. In how many partitions may change on the way.
-
-    Raises:
-        ConfigError: It has a checkpoint of another plan, which would go on as neither.
-    """
-    path = out / PLAN
-    asked = json.loads(json.dumps(asdict(plan)))
-    if path.exists() and (out / CHECKPOINT).exists():
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        for name, value in asked.items():
-            if kept.get(name) != value and name != "partitions":
-                problem = f"the checkpoint in {out} was trained with {kept.get(name)}"
-                raise ConfigError(name, value, problem, "Write that, or train into another folder.")
-    path.write_text(json.dumps(asked, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def tapped_layers_of(layers: int) -> tuple[int, int, int]:

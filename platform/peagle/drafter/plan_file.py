@@ -53,7 +53,8 @@ class Text(Strict):
 
 
 class LearningRates(Strict):
-    """Warm up, hold, then fall linearly to zero over the last `decay_steps`; `matrix` is for hidden matrices (Muon)."""
+    """Warm up, hold, then fall linearly to zero over the last `decay_steps`, or over all where a run is shorter;
+    `matrix` is for hidden matrices (Muon)."""
 
     matrix: Rate = HEAD_RATES.matrix
     other: Rate = HEAD_RATES.other

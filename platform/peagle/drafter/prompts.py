@@ -9,6 +9,7 @@ import re
 import numpy as np
 
 from peagle.drafter.corpus import Corpus
+from peagle.errors import ConfigError
 
 _DEFINITION = re.compile(r"^\s*(async )?def \w+\(.*\).*:\s*$")
 
@@ -17,7 +18,7 @@ def held_out_prompts(corpus: Corpus, count: int, context_lines: int = 14, seed: 
     """Pick `count` function heads with the lines before them, spread evenly over the held-out files.
 
     Raises:
-        ValueError: The held-out files hold fewer than `count` such places.
+        ConfigError: The held-out files hold fewer than `count` such places.
     """
     draw = np.random.default_rng(seed)
     by_file = []
@@ -29,5 +30,6 @@ def held_out_prompts(corpus: Corpus, count: int, context_lines: int = 14, seed: 
     for turn in range(max(map(len, by_file))):
         prompts.extend(each[turn] for each in by_file if turn < len(each))
     if len(prompts) < count:
-        raise ValueError(f"{count} prompts asked for, but the held-out files hold only {len(prompts)} functions")
+        problem = f"the held-out files hold only {len(prompts)} functions"
+        raise ConfigError("--count", count, problem, "Ask for as many at most.")
     return prompts[:count]

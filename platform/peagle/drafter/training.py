@@ -11,7 +11,8 @@ CHECKPOINT = "checkpoint.pt"
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Learning rates: warm up, hold, then fall linearly to zero over the last `decay_steps`."""
+    """Learning rates: warm up, hold, then fall linearly to zero over the last `decay_steps`, or over all where a run is
+    shorter."""
 
     matrix: float
     other: float
@@ -21,7 +22,7 @@ class Rates:
 
     def factor_at(self, step: int, steps: int) -> float:
         """Factor in (0, 1] on both rates at `step` (0-based) of `steps`."""
-        return min(1.0, (step + 1) / self.warmup_steps, (steps - step) / self.decay_steps)
+        return min(1.0, (step + 1) / self.warmup_steps, (steps - step) / min(self.decay_steps, steps))
 
 
 @dataclass(frozen=True, slots=True)

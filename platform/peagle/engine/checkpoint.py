@@ -3,6 +3,7 @@
 No weight is read and no torch is needed, so a checkpoint of any size is read in well under a second.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -20,6 +21,8 @@ AGAIN = "Download or copy the checkpoint again."
 # The bound that the safetensors format itself sets.
 MAX_HEADER_BYTES = 100_000_000
 MAX_JSON_BYTES = 256 * 1024 * 1024
+# Of each file, at its end, what a fingerprint is taken of.
+_TAIL_BYTES = 65536
 
 # Bytes of one element, by the format's name of its type; of others only the extent is checked.
 _ELEMENT_BYTES: Mapping[str, int] = {
@@ -151,3 +154,15 @@ def _shown(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def fingerprint(folder: Path) -> str:
+    """A short name for what a folder's files hold, wherever they lie: of their names, their sizes and their ends."""
+    known = hashlib.sha256()
+    for file in sorted(path for path in folder.iterdir() if path.is_file()):
+        size = file.stat().st_size
+        known.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as content:
+            content.seek(max(0, size - _TAIL_BYTES))
+            known.update(content.read())
+    return known.hexdigest()[:16]

@@ -52,7 +52,7 @@ def test_token_stream_gives_the_text_back_and_ends_each_text() -> None:
 
 
 def test_missing_special_token_is_named() -> None:
-    with pytest.raises(ValueError, match=r"<\|nothing\|>"):
+    with pytest.raises(ConfigError, match=r"<\|nothing\|>"):
         special_id(train_tokenizer(TEXTS, 300), "<|nothing|>")
 
 
@@ -71,7 +71,7 @@ def test_a_shallow_target_is_refused_with_its_depth() -> None:
 def test_more_prompts_than_functions_is_refused(tmp_path: Path) -> None:
     for number in range(60):
         (tmp_path / f"m{number}.py").write_text("x = 1\n" * 20 + "def f():\n    pass\n")
-    with pytest.raises(ValueError, match="only"):
+    with pytest.raises(ConfigError, match="only"):
         held_out_prompts(standard_library(tmp_path), 500)
 
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.drafter.heads import ANSWER_TOKENS_MIN, HEAD_PLANS, keep_plan, rows_of_step
+from peagle.drafter.heads import ANSWER_TOKENS_MIN, HEAD_PLANS, rows_of_step
+from peagle.drafter.record import keep_record, learned_from
 from peagle.drafter.text import GeneratedText
-from peagle.drafter.training import CHECKPOINT
+from peagle.drafter.training import CHECKPOINT, Rates
 from peagle.errors import ConfigError
 
 CORPUS = np.zeros(600, dtype=np.int32)
@@ -59,10 +60,37 @@ def test_every_row_has_an_answer_and_knows_where_its_prompt_ends(prompt_tokens: 
 
 
 def test_a_checkpoint_goes_on_only_by_the_plan_that_it_was_trained_with(tmp_path: Path) -> None:
-    plan = HEAD_PLANS["p-eagle"]
-    keep_plan(tmp_path, plan)
-    keep_plan(tmp_path, replace(plan, seed=12))  # nothing is trained yet
+    plan, learned = HEAD_PLANS["p-eagle"], {"target": "one"}
+    keep_record(tmp_path, plan, {"target": "another"})
+    keep_record(tmp_path, replace(plan, seed=12), learned)  # nothing is trained yet
     (tmp_path / CHECKPOINT).touch()
-    keep_plan(tmp_path, replace(plan, seed=12, partitions=4))
+    keep_record(tmp_path, replace(plan, seed=12, partitions=4), learned)
     with pytest.raises(ConfigError, match=r"seed = 11: the checkpoint in .* was trained with 12"):
-        keep_plan(tmp_path, plan)
+        keep_record(tmp_path, plan, learned)
+
+
+def test_a_checkpoint_goes_on_only_from_what_it_was_trained_on(tmp_path: Path) -> None:
+    target, plan = tmp_path / "target", HEAD_PLANS["p-eagle"]
+    target.mkdir()
+    (target / "model.safetensors").write_bytes(b"one")
+    text, corpus = text_of(8, 32), np.arange(40, dtype=np.int32)
+    learned = learned_from(target, text, corpus, 1)
+    keep_record(tmp_path, plan, learned)
+    (tmp_path / CHECKPOINT).touch()
+    keep_record(tmp_path, plan, learned_from(target, text_of(8, 32), corpus.copy(), 1))
+    for name, other in {
+        "generated": learned_from(target, text_of(9, 32), corpus, 1),
+        "corpus": learned_from(target, text, corpus[1:], 1),
+        "mask_token": learned_from(target, text, corpus, 0),
+    }.items():
+        with pytest.raises(ConfigError, match=rf"{name} = .*: the checkpoint in .* was trained with another"):
+            keep_record(tmp_path, plan, other)
+    (target / "model.safetensors").write_bytes(b"two")
+    with pytest.raises(ConfigError, match="target = "):
+        keep_record(tmp_path, plan, learned_from(target, text, corpus, 1))
+
+
+@pytest.mark.parametrize(("steps", "at", "factor"), [(100, 0, 0.1), (100, 50, 1.0), (100, 90, 0.5), (15, 10, 1 / 3)])
+def test_rates_warm_up_hold_and_fall_in_a_short_run_from_its_start(steps: int, at: int, factor: float) -> None:
+    rates = Rates(matrix=1.0, other=1.0, warmup_steps=10, decay_steps=20)
+    assert rates.factor_at(at, steps) == pytest.approx(factor)

@@ -1,0 +1,63 @@
+"""What a checkpoint was trained by and from, kept beside it: one that goes on as something else would be neither."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from peagle.drafter.text import GeneratedText
+from peagle.drafter.training import CHECKPOINT
+from peagle.engine.checkpoint import fingerprint
+from peagle.errors import ConfigError
+
+if TYPE_CHECKING:
+    from peagle.drafter.heads import HeadPlan
+
+PLAN = "plan.json"
+# In how many chunks a row goes backward changes no gradient.
+_FREE = "partitions"
+
+
+def learned_from(
+    target: Path, generated: GeneratedText, corpus: np.ndarray, mask_token: int | None
+) -> dict[str, str | int | None]:
+    """What a head is trained on, each by a short name that is the same for the same content."""
+    return {
+        "target": fingerprint(target),
+        "generated": _digest(generated.tokens, generated.prompt_tokens),
+        "corpus": _digest(corpus),
+        "mask_token": mask_token,
+    }
+
+
+def keep_record(out: Path, plan: "HeadPlan", learned: dict[str, str | int | None]) -> None:
+    """Write down what the folder's checkpoint is trained by and from.
+
+    Raises:
+        ConfigError: It has a checkpoint of another plan, or of other text or another target.
+    """
+    path = out / PLAN
+    settings = json.loads(json.dumps(asdict(plan)))
+    if path.exists() and (out / CHECKPOINT).exists():
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        for name, value in settings.items():
+            if kept.get(name) != value and name != _FREE:
+                problem = f"the checkpoint in {out} was trained with {kept.get(name)}"
+                raise ConfigError(name, value, problem, "Write that, or train into another folder.")
+        for name, value in learned.items():
+            if kept.get("learned_from", {}).get(name) != value:
+                problem = f"the checkpoint in {out} was trained with another"
+                raise ConfigError(name, value, problem, "Name what it was trained with, or train into another folder.")
+    record = settings | {"learned_from": learned}
+    path.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _digest(*arrays: np.ndarray) -> str:
+    known = hashlib.sha256()
+    for array in arrays:
+        known.update(f"{array.dtype} {array.shape}\n".encode())
+        known.update(array.tobytes())
+    return known.hexdigest()[:16]
