@@ -69,7 +69,9 @@ SERVING = (
     ),
     Alert(
         "PeagleScrapeLost",
-        "(max_over_time(peagle_replicas_answering[1h]) unless max_over_time(peagle_replicas_answering[5m])) "
+        # By model: after the head's pod was replaced the same series come from another one.
+        "(max by (namespace, model) (max_over_time(peagle_replicas_answering[1h])) "
+        "unless max by (namespace, model) (max_over_time(peagle_replicas_answering[5m]))) "
         "or absent_over_time(peagle_replicas_answering[1h])",
         "2m",
         "critical",

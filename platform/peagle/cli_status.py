@@ -51,11 +51,11 @@ def read_fleet(client: httpx.Client) -> Fleet:
         fleet["models"]
     except httpx.TransportError as error:
         raise nothing_answers(str(client.base_url).rstrip("/"), error) from None
-    except (httpx.HTTPStatusError, ValueError, KeyError, TypeError):
-        raise StartupError(
-            f"{str(client.base_url).rstrip('/')} answers, but not with a fleet",
-            "Name a peagle server with --url.",
-        ) from None
+    except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
+        base = str(client.base_url).rstrip("/")
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.FORBIDDEN:
+            raise StartupError(f"{base} does not tell this machine of its fleet", "Ask where it runs.") from None
+        raise StartupError(f"{base} answers, but not with a fleet", "Name a peagle server with --url.") from None
     return fleet
 
 

@@ -32,8 +32,8 @@ ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
     "depth": lambda app: app.get("/fleet/replicas/{replica}/depth"),
     "limit_depth": lambda app: app.put("/fleet/replicas/{replica}/depth"),
     "unlimit_depth": lambda app: app.delete("/fleet/replicas/{replica}/depth"),
-    "limit_model_depth": lambda app: app.put("/fleet/models/{model}/depth"),
-    "unlimit_model_depth": lambda app: app.delete("/fleet/models/{model}/depth"),
+    "limit_model_depth": lambda app: app.put("/fleet/models/{model:path}/depth"),
+    "unlimit_model_depth": lambda app: app.delete("/fleet/models/{model:path}/depth"),
 }
 
 

@@ -50,11 +50,15 @@ class Guard:
 
         try:
             await self._app(scope, receive, observe)
+        except ClientDisconnect:
+            # Nobody is left to answer; without a status it counts as left.
+            if status is not None:
+                raise
         except Exception as error:
             logger.exception("Request %s failed.", request_id)
             if status is not None:
                 # Its status is sent: only a broken connection can still say that the answer is not whole.
-                if (exchange := scope["state"].get("exchange")) is not None and not isinstance(error, ClientDisconnect):
+                if (exchange := scope["state"].get("exchange")) is not None:
                     exchange.fail()
                 raise
             await describe(error).response()(scope, receive, observe)

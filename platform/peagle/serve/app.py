@@ -24,6 +24,7 @@ from peagle.serve.server import LocalCheckpoint, PeagleServer
 
 # Open requests at which one more ingress process is started: each is one Python event loop that relays streams.
 INGRESS_TARGET_REQUESTS = 64
+INGRESS_MAX_REQUESTS = 1_000_000
 DRAIN_AWARE = {"request_router_config": {"request_router_class": "peagle.serve.draining.DrainAwareRouter"}}
 
 
@@ -72,14 +73,13 @@ def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.A
 
 
 def ingress_options(deployments: Sequence[Deployment]) -> dict[str, Any]:
-    """Serve options of the ingress: it holds what all replicas may hold, and grows with open requests."""
-    bounds = [
-        deployment.replicas.max * deployment.routing.max_ongoing_requests
-        + max(0, deployment.routing.max_queued_requests)
-        for deployment in deployments
-    ]
+    """Serve options of the ingress: it takes whatever comes, and grows with open requests.
+
+    Requests that nothing can take are refused in it, by each model's own bounds. One that waited for a place in it
+    would not be, and a probe would wait behind it.
+    """
     return {
-        "max_ongoing_requests": sum(bounds),
+        "max_ongoing_requests": INGRESS_MAX_REQUESTS,
         "autoscaling_config": {
             "min_replicas": 1,
             "max_replicas": sum(deployment.replicas.max for deployment in deployments),

@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from urllib.parse import urlsplit
 
 from peagle import tracing
+from peagle.api.loopback import is_loopback
 from peagle.api.settings import ApiSettings
 from peagle.config import Deployment
 from peagle.errors import ConfigError, StartupError
@@ -100,7 +102,7 @@ def run(
         try:
             terminal.say(f"Logs of Ray and vLLM: {terminal.log}")
             _start(deployments, settings, (host, port, address), terminal, signals)
-            _announce(deployments, base_url(host, port), terminal)
+            _announce(deployments, base_url(host, port, address), terminal)
             threading.Event().wait()
         except (Interrupted, SystemExit):
             terminal.say("Stopping. Press Ctrl-C again to stop at once.")
@@ -154,8 +156,9 @@ def _start(
                 stage.detail(f"{state.replicas[0]} of {state.replicas[1]} replicas ready")
                 time.sleep(POLL_S)
             stage.detail(f"{cluster.rollout().replicas[0]} replicas ready")
-        with terminal.stage("Ask every replica"):
-            _wait_until_all_answer(base_url(host, port), deployments)
+        if (url := base_url(host, port, address)) is not None:
+            with terminal.stage("Ask every replica"):
+                _wait_until_all_answer(url, deployments)
     except StartupError as error:
         raise StartupError(error.problem, f"{error.fix.rstrip('.')}: {terminal.log}") from None
 
@@ -171,31 +174,47 @@ def _connect(deployments: Sequence[Deployment], address: str | None) -> None:
         cluster.connect(deployments, address)
 
 
-def base_url(host: str, port: int) -> str:
-    """Where a client on this machine reaches a server that listens on `host`."""
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-    return f"http://{reachable}:{port}"
+def base_url(host: str, port: int, address: str | None = None) -> str | None:
+    """Where a client on this machine reaches what listens on `host` of the nodes of the Ray cluster at `address`.
+
+    None where it cannot: they listen to their own machines only, and this is none of them.
+    """
+    named = address or "auto"
+    head = urlsplit(named if "://" in named else f"//{named}").hostname or "auto"
+    is_here = head in ("auto", "localhost") or is_loopback(head)
+    if host in ("0.0.0.0", "::"):
+        host = head if not is_here else "127.0.0.1" if host == "0.0.0.0" else "::1"
+    elif not is_here and (host == "localhost" or is_loopback(host)):
+        return None
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _wait_until_all_answer(url: str, deployments: Sequence[Deployment], timeout_s: float = 60.0) -> None:
-    """Ask for the whole fleet over HTTP until each model shows its least number of replicas."""
+    """Ask over HTTP until of each model at least its least number of replicas is well."""
     wanted = {deployment.name: deployment.replicas.min for deployment in deployments}
     deadline = time.monotonic() + timeout_s
     while True:
         answered: dict[str, int] = {}
         try:
-            with urllib.request.urlopen(f"{url}/fleet", timeout=timeout_s) as answer:
-                answered = {model["name"]: len(model["replicas"]) for model in json.load(answer)["models"]}
+            with urllib.request.urlopen(f"{url}/health", timeout=timeout_s) as answer:
+                answered = json.load(answer)["replicas"]
         except (urllib.error.URLError, OSError, ValueError) as error:
-            logger.info("%s/fleet: %s", url, error)
+            logger.info("%s/health: %s", url, error)
         if all(answered.get(name, 0) >= count for name, count in wanted.items()):
             return
         if time.monotonic() > deadline:
-            raise StartupError(f"{url}/fleet shows {answered} and not {wanted} after {timeout_s:.0f} s", "See the log")
+            raise StartupError(
+                f"{url}/health tells of {answered} and not {wanted} after {timeout_s:.0f} s", "See the log"
+            )
         time.sleep(POLL_S)
 
 
-def _announce(deployments: Sequence[Deployment], url: str, terminal: Terminal) -> None:
+def _announce(deployments: Sequence[Deployment], url: str | None, terminal: Terminal) -> None:
+    if url is None:
+        terminal.say(
+            "Ready, for callers on the cluster's own machines: --host 0.0.0.0 lets others in. Ctrl-C stops it."
+        )
+        return
     body = {"model": deployments[0].name, "prompt": EXAMPLE_PROMPT, "max_tokens": 64, "temperature": 0}
     terminal.console.print(f"\n[bold green]Ready[/bold green] at [bold]{url}[/bold]. Try it:\n")
     terminal.say(f"curl {url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}\n")

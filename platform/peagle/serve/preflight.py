@@ -183,6 +183,13 @@ def available_memory_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys
     try:
         limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
         used = int((cgroup / "memory.current").read_text(encoding="ascii"))
+        used -= _inactive_cache_bytes((cgroup / "memory.stat").read_text(encoding="ascii"))
     except (OSError, ValueError):
         return available
     return min(available, max(0, limit - used))
+
+
+def _inactive_cache_bytes(stat: str) -> int:
+    """File pages that the kernel gives up first: used, as a container counts, but free for whoever asks (as the kubelet
+    works out a working set)."""
+    return sum(int(size) for name, size in (line.split() for line in stat.splitlines()) if name == "inactive_file")

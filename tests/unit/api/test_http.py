@@ -11,8 +11,10 @@ from fastapi import FastAPI, Request
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
+from starlette.testclient import TestClient
+from starlette.types import Message
 
-from peagle.api.app import build_http
+from peagle.api.app import ENDPOINTS, build_http
 from peagle.api.body import read_json
 from peagle.api.errors import describe
 from peagle.api.metrics import Exchange, HttpMetrics, Scrape, exposition, http_metrics
@@ -235,6 +237,44 @@ async def test_a_request_to_a_model_counts_by_how_it_ended(monkeypatch: pytest.M
     assert 'peagle_request_ttft_seconds_count{ingress="me",model="m"} 3.0' in text
     assert 'peagle_request_itl_seconds_count{ingress="me",model="m"} 3.0' in text
     assert 'peagle_request_e2e_seconds_count{ingress="me",model="m"} 1.0' in text
+
+
+async def test_a_client_that_leaves_while_it_sends_counts_as_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    counters = HttpMetrics()
+    monkeypatch.setattr("peagle.api.middleware.http_metrics", lambda: counters)
+    app = application()
+
+    async def upload(request: Request) -> None:
+        await request.body()
+
+    app.post("/upload")(upload)
+    messages = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return next(messages)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/upload", "query_string": b"", "headers": []}
+    await app(scope, receive, send)
+    assert not sent
+    assert not caplog.records
+    text = exposition(Scrape({"me": counters.values()})).decode()
+    assert 'route="/upload",status="499"} 1.0' in text
+
+
+@pytest.mark.parametrize("model", ["tiny", "org/tiny"])
+def test_a_model_of_any_name_has_its_depth_route(model: str) -> None:
+    app = FastAPI()
+    for name in ("limit_model_depth", "unlimit_model_depth"):
+        ENDPOINTS[name](app)(lambda model: model)
+    with TestClient(app) as http:
+        for method in ("PUT", "DELETE"):
+            assert http.request(method, f"/fleet/models/{model}/depth").json() == model
 
 
 async def test_an_answer_that_comes_in_one_piece_has_a_first_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,8 @@ def feed(
         ((7, 2, 6), (2, 3, 5, 6)),
         ((7, 4, 4), (4,)),
         ((7, 9, 3), (3,)),
+        ((7, 0, None, 4), (0, 1, 2, 3, 4, 5, 7)),
+        ((7, 0, 3, 4), (0, 1, 2, 3)),
     ],
 )
 def test_the_ladder_keeps_to_the_bounds(arguments: tuple[int, ...], rungs: tuple[int, ...]) -> None:
@@ -71,6 +73,13 @@ def test_batch_ranges_cover_every_batch_size_once(batch_max: int) -> None:
 def test_the_first_plan_is_what_the_replica_applies_already() -> None:
     _, plan = step(start(SETTINGS), report(), SETTINGS, 0.0)
     assert (plan.table, plan.changes) == (STATIC, ())
+
+
+@pytest.mark.parametrize("static", [4, 6])
+def test_the_configured_k_stays_where_no_other_promises_more(static: int) -> None:
+    asked, table = replace(SETTINGS, depth_static=static), replace(STATIC, depths=(static,) * len(STATIC.depths))
+    _, plan = step(start(asked), report(table=table), asked, 0.0)
+    assert (plan.table, plan.changes) == (table, ())
 
 
 def test_a_tuner_that_comes_back_takes_over_the_replicas_table() -> None:
@@ -122,6 +131,13 @@ def test_a_pause_keeps_the_table_while_learning_goes_on() -> None:
     assert state.acceptance.counts.drafts > 1000
     _, plan = feed(state, good_cell(batch_size=16, seconds=4.0), 4, SETTINGS, start_s=6.0)
     assert plan.table.depth_at(16) < 5
+
+
+def test_a_pause_keeps_a_k_that_was_pinned() -> None:
+    state, _ = step(start(SETTINGS), report(), SETTINGS, 0.0)
+    state, pinned = step(state, report(), limited(pin=4), 0.5)
+    _, plan = step(state, report(table=pinned.table), limited(paused=True), 1.0)
+    assert (plan.mode, plan.table, plan.changes) == (Mode.PAUSED, pinned.table, ())
 
 
 def test_a_pause_wins_over_the_guard_and_bounds_win_over_a_pause() -> None:

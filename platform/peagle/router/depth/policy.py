@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from math import inf, log1p
 
 from peagle.router.depth.forecast import Forecast, Gain
-from peagle.router.depth.ladder import depth_ladder
 from peagle.router.depth.settings import DepthSettings
 
 # A depth that an inter-token target rules out comes back only if it keeps this much distance.
@@ -59,7 +58,7 @@ def allowed_depths(forecast: Forecast, index: int, present: int) -> tuple[int, .
     If none keeps it, the one with the quickest step is left.
     """
     settings = forecast.settings
-    rungs = depth_ladder(settings.depth_max, settings.limits.floor, settings.limits.ceiling)
+    rungs = settings.rungs
     target_s = settings.inter_token_s_max
     if target_s is None:
         return rungs

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from peagle.router.depth.cost_prior import CostPrior
+from peagle.router.depth.ladder import depth_ladder
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +91,8 @@ class DepthSettings:
     probe_wait_s: tuple[float, float] = (5.0, 60.0)
     probe_s_max: float = 3.0
     guard_hold_s: tuple[float, float] = (30.0, 600.0)
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """The depths to choose from, shallowest first: within the operator's bounds, the static K among them."""
+        return depth_ladder(self.depth_max, self.limits.floor, self.limits.ceiling, self.depth_static)

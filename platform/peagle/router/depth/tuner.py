@@ -6,7 +6,7 @@ from typing import TypeVar
 from peagle.router.depth import guard as guards
 from peagle.router.depth import policy
 from peagle.router.depth.forecast import Forecast
-from peagle.router.depth.ladder import batch_ranges, depth_ladder, range_index
+from peagle.router.depth.ladder import batch_ranges, range_index
 from peagle.router.depth.plan import Cause, DepthChange, DepthPlan, Mode
 from peagle.router.depth.probe import PROBE_CHANGES, Probe, ProbeKind, next_probe, proves_better
 from peagle.router.depth.publish import Causes, Why, publish, publish_uniform
@@ -91,7 +91,8 @@ def _paused(state: DepthState, forecast: Forecast) -> tuple[DepthState, tuple[in
     held = [state.plan.table.depth_at(batches.at) for batches in forecast.ranges]
     if state.probe is not None:
         held[state.probe.index] = state.ranges[state.probe.index].depth
-    kept = tuple(_on_ladder(depth, forecast.settings) for depth in held)
+    rungs = forecast.settings.rungs
+    kept = tuple(min(max(depth, rungs[0]), rungs[-1]) for depth in held)
     return replace(state, probe=None), kept
 
 
@@ -135,7 +136,7 @@ def _judge_probe(
 def _move(state: DepthState, forecast: Forecast, loaded: set[int], causes: Causes) -> tuple[DepthState, Causes]:
     """Let every batch range that is not being probed follow its wish, if it may."""
     settings, now_s = forecast.settings, forecast.now_s
-    rungs = depth_ladder(settings.depth_max, settings.limits.floor, settings.limits.ceiling)
+    rungs = settings.rungs
     ranges = list(state.ranges)
     for index, before in enumerate(ranges):
         # Where the load is, every report counts; elsewhere ranges take turns, which bounds the work.
@@ -211,12 +212,12 @@ def _within_limits(state: DepthState, settings: DepthSettings) -> DepthState:
 
 def _on_ladder(depth: int, settings: DepthSettings) -> int:
     """The deepest rung within the operator's bounds that is not above `depth`, or the lowest."""
-    rungs = depth_ladder(settings.depth_max, settings.limits.floor, settings.limits.ceiling)
+    rungs = settings.rungs
     return max((rung for rung in rungs if rung <= depth), default=rungs[0])
 
 
 def _static(settings: DepthSettings) -> int:
-    rungs = depth_ladder(settings.depth_max, settings.limits.floor, settings.limits.ceiling)
+    rungs = settings.rungs
     return min(max(settings.depth_static, rungs[0]), rungs[-1])
 
 

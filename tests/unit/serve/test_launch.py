@@ -1,0 +1,74 @@
+"""Where a started server is reached, and when it is taken to be ready."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from peagle.config import Deployment, parse_deployment
+from peagle.errors import StartupError
+from peagle.serve import launch
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "url"),
+    [
+        ("127.0.0.1", None, "http://127.0.0.1:80"),
+        ("0.0.0.0", None, "http://127.0.0.1:80"),
+        ("::", None, "http://[::1]:80"),
+        ("::1", None, "http://[::1]:80"),
+        ("192.168.1.5", None, "http://192.168.1.5:80"),
+        ("0.0.0.0", "auto", "http://127.0.0.1:80"),
+        ("127.0.0.1", "127.0.0.1:6379", "http://127.0.0.1:80"),
+        ("0.0.0.0", "ray://head.example:10001", "http://head.example:80"),
+        ("0.0.0.0", "10.0.0.7:6379", "http://10.0.0.7:80"),
+        ("::", "ray://[fd00::7]:10001", "http://[fd00::7]:80"),
+        ("10.0.0.7", "10.0.0.7:6379", "http://10.0.0.7:80"),
+        ("127.0.0.1", "ray://head.example:10001", None),
+        ("localhost", "10.0.0.7:6379", None),
+    ],
+)
+def test_a_server_is_reached_where_it_listens(host: str, address: str | None, url: str | None) -> None:
+    assert launch.base_url(host, 80, address) == url
+
+
+class Health(BaseHTTPRequestHandler):
+    """A fleet that is not well at first, then has one replica, then two."""
+
+    answers: list[int]
+
+    def do_GET(self) -> None:
+        assert self.path == "/health", "what callers from elsewhere may ask, too"
+        replicas = self.answers.pop(0)
+        self.send_response(200 if replicas else 503)
+        self.end_headers()
+        self.wfile.write(json.dumps({"replicas": {"m": replicas}} if replicas else {"error": {}}).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def health() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Health)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def model(replicas: int) -> Deployment:
+    raw = {"name": "m", "target": {"source": "org/m"}, "speculation": {"enabled": False}}
+    return parse_deployment({**raw, "replicas": {"min": replicas, "max": replicas}}, origin="m.yaml")
+
+
+def test_it_is_ready_when_as_many_replicas_are_well_as_are_wanted(health: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "POLL_S", 0.01)
+    Health.answers = [0, 1, 2]
+    launch._wait_until_all_answer(health, [model(2)])
+    assert not Health.answers
+    Health.answers = [1] * 1000
+    with pytest.raises(StartupError, match=r"tells of \{'m': 1\} and not \{'m': 2\}"):
+        launch._wait_until_all_answer(health, [model(2)], timeout_s=0.1)
