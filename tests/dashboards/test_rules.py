@@ -97,7 +97,15 @@ ANSWERING = f"peagle_replicas_answering{{{M}}}"
 CASES = (
     Case("PeagleNoReplica", {ANSWERING: "1x20 0x40"}, {ANSWERING: "2x20 1x40"}),
     Case("PeagleReplicaFlaps", {ANSWERING: " ".join(["2 1"] * 30)}, {ANSWERING: "2x20 1 2 3 2x40"}),
-    Case("PeagleScrapeLost", {ANSWERING: "1x20"}, {ANSWERING: "1x60"}),
+    Case(
+        "PeagleScrapeLost",
+        {ANSWERING: "1x20"},
+        # The head's pod is replaced, and another one is scraped.
+        {
+            f'peagle_replicas_answering{{{M},instance="old"}}': "1x20",
+            f'peagle_replicas_answering{{{M},instance="new"}}': "_x20 1x40",
+        },
+    ),
     Case("PeagleScrapeGaps", {ANSWERING: "1x60 " + "1 _ " * 30}, {ANSWERING: "1x60 1x8 _ 1x50"}, "110m"),
     Case("PeagleRequestsFail", outcomes("failed", 90, 10), outcomes("failed", 1000, 1)),
     Case("PeagleRequestsShed", outcomes("shed", 90, 10), outcomes("shed", 990, 10)),
