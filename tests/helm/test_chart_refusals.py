@@ -48,6 +48,10 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
     "an argument that the platform sets": (
         at(f"{DEPLOYMENT}.engine.revision", "x"), f"{DEPLOYMENT}.engine.revision is set by target.revision. Remove it"
     ),
+    "a label that pods are found by": (
+        at("commonLabels", {"team": "x", "app.kubernetes.io/part-of": "x"}),
+        "commonLabels has app.kubernetes.io/part-of, which the chart sets itself. Remove it,",
+    ),
     "one name twice": (other_model(), "models.small.deployment.name is small, as models.other.deployment.name is."),
     "a GPU that no group has": (
         at(f"{DEPLOYMENT}.resources.accelerator_type", "H200"), f"{DEPLOYMENT}.resources asks for a GPU of type H200"

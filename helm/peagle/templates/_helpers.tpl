@@ -25,7 +25,7 @@ What selects this release's pods. Not `app.kubernetes.io/name`: on Ray's pods th
 service finds the head by it. Not the instance alone: an operator in the same release has that one too.
 */}}
 {{- define "peagle.selector" -}}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/part-of: peagle
 {{- end -}}
 

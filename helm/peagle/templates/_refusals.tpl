@@ -10,6 +10,7 @@ fix. What one field alone can have wrong is the schema's business.
   (include "peagle.problems.storage" . | fromYamlArray)
   (include "peagle.problems.access" . | fromYamlArray)
   (include "peagle.problems.tracing" . | fromYamlArray)
+  (include "peagle.problems.labels" . | fromYamlArray)
 -}}
 {{- if $problems -}}
 {{- fail (printf "these values cannot work:\n  %s" (join "\n  " $problems)) -}}
@@ -144,6 +145,15 @@ fix. What one field alone can have wrong is the schema's business.
 - {{ printf "tracing.endpoint is %s, and gRPC knows no path. Write tracing.protocol: http/protobuf, or take the path away." .endpoint | quote }}
 {{- else if and .endpoint (not $path) (eq .protocol "http/protobuf") }}
 - {{ printf "tracing.endpoint is %s, without the path that spans are posted to. Add it: /v1/traces for most collectors." .endpoint | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The chart's objects find their pods by labels of these prefixes, which another value would hide. */}}
+{{- define "peagle.problems.labels" -}}
+{{- range $name, $_ := .Values.commonLabels }}
+{{- if regexMatch "^(app\\.kubernetes\\.io|helm\\.sh|ray\\.io)/" $name }}
+- {{ printf "commonLabels has %s, which the chart sets itself. Remove it, or use a prefix of your own." $name | quote }}
 {{- end }}
 {{- end }}
 {{- end -}}
