@@ -53,6 +53,7 @@ def generate(
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Continue held-out files, greedily: text to evaluate a head on.")
     ] = False,
+    seed: Annotated[int | None, typer.Option(help="Another gives other text; by default the plan's.", min=0)] = None,
 ) -> None:
     """Let the target continue its corpus: the text its heads are trained on, or evaluated on.
 
@@ -69,7 +70,12 @@ def generate(
     tokenizer = read_tokenizer(target)
     _make_room(out)
     plan = GenerationPlan()
-    plan = replace(plan, prompts=prompts or plan.prompts, greedy_ratio=1.0 if held_out else plan.greedy_ratio)
+    plan = replace(
+        plan,
+        prompts=prompts or plan.prompts,
+        greedy_ratio=1.0 if held_out else plan.greedy_ratio,
+        seed=plan.seed if seed is None else seed,
+    )
     corpus = standard_library()
     text = generate_rows(target, token_stream(tokenizer, corpus.held_out if held_out else corpus.train), plan)
     text.save(out)
