@@ -21,7 +21,7 @@ class BatchRange:
 
 @lru_cache(maxsize=64)
 def depth_ladder(depth_max: int, floor: int = 0, ceiling: int | None = None, static: int = 0) -> tuple[int, ...]:
-    """Return 0, 1, 2, 3, 5, 7, … up to `depth_max`, and the `static` K, cut to the operator's bounds, which are on it."""
+    """Return 0, 1, 2, 3, 5, 7, … up to `depth_max`, and `static`, cut to the operator's bounds, which are on it."""
     top = depth_max if ceiling is None else max(0, min(ceiling, depth_max))
     bottom = max(0, min(floor, top))
     rungs = {0, 1, 2, *range(3, depth_max + 1, 2), depth_max, static}
