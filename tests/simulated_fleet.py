@@ -115,7 +115,7 @@ class Policy:
     def choose(self, job: Job, now_s: float, replicas: Sequence[Replica]) -> str:
         return replicas[next(self._turn) % len(replicas)].replica_id
 
-    def ended(self, job: Job) -> None: ...
+    def ended(self, job: Job, now_s: float) -> None: ...
 
     def report(self, snapshots: Sequence[ReplicaSnapshot]) -> None: ...
 
@@ -146,8 +146,8 @@ class Soonest(Policy):
         assert isinstance(decision, Route), decision
         return decision.replica_id
 
-    def ended(self, job: Job) -> None:
-        self.dispatchers[job.dispatcher % len(self.dispatchers)].ended(job.request.request_id)
+    def ended(self, job: Job, now_s: float) -> None:
+        self.dispatchers[job.dispatcher % len(self.dispatchers)].ended(job.request.request_id, now_s)
 
     def report(self, snapshots: Sequence[ReplicaSnapshot]) -> None:
         for dispatcher in self.dispatchers:
@@ -205,7 +205,7 @@ class Simulation:
             job.first_token_s = now_s if job.first_token_s is None else job.first_token_s
             if job.generated == job.output_tokens:
                 replica.running.remove(job)
-                self.policy.ended(job)
+                self.policy.ended(job, now_s)
                 self._open -= 1
                 self._ended_at_s = now_s
         self._step(replica, now_s)

@@ -49,7 +49,7 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
         at(f"{DEPLOYMENT}.engine.revision", "x"), f"{DEPLOYMENT}.engine.revision is set by target.revision. Remove it"
     ),
     "a label that pods are found by": (
-        at("commonLabels", {"team": "x", "app.kubernetes.io/part-of": "x"}),
+        at("commonLabels", {"app.kubernetes.io/created-by": "x", "app.kubernetes.io/part-of": "x"}),
         "commonLabels has app.kubernetes.io/part-of, which the chart sets itself. Remove it,",
     ),
     "one name twice": (other_model(), "models.small.deployment.name is small, as models.other.deployment.name is."),

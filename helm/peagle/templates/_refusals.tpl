@@ -149,10 +149,10 @@ fix. What one field alone can have wrong is the schema's business.
 {{- end }}
 {{- end -}}
 
-{{/* The chart's objects find their pods by labels of these prefixes, which another value would hide. */}}
+{{/* The chart's objects find their pods by these labels, which another value would hide. */}}
 {{- define "peagle.problems.labels" -}}
 {{- range $name, $_ := .Values.commonLabels }}
-{{- if regexMatch "^(app\\.kubernetes\\.io|helm\\.sh|ray\\.io)/" $name }}
+{{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|version|managed-by|part-of|component)|helm\\.sh/chart|ray\\.io/.*)$" $name }}
 - {{ printf "commonLabels has %s, which the chart sets itself. Remove it, or use a prefix of your own." $name | quote }}
 {{- end }}
 {{- end }}

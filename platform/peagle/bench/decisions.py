@@ -45,7 +45,7 @@ def time_decisions(replicas: int = 1000, decisions: int = 20_000, seed: int = 0)
         elapsed_ns.append(time.perf_counter_ns() - start_ns)
         in_flight.append(request.request_id)
         if len(in_flight) > replicas:
-            dispatcher.ended(in_flight.popleft())
+            dispatcher.ended(in_flight.popleft(), now_s)
     cpu_us = [each / 1000 for each in cpu_ns[_WARM_UP:]]
     elapsed_us = [each / 1000 for each in elapsed_ns[_WARM_UP:]]
     return DecisionTimes(

@@ -47,8 +47,9 @@ def keep_record(out: Path, plan: "HeadPlan", learned: dict[str, str | int | None
             if kept.get(name) != value and name != _FREE:
                 problem = f"the checkpoint in {out} was trained with {kept.get(name)}"
                 raise ConfigError(name, value, problem, "Write that, or train into another folder.")
-        for name, value in learned.items():
-            if kept.get("learned_from", {}).get(name) != value:
+        # An older version did not say.
+        for name, value in learned.items() if "learned_from" in kept else ():
+            if kept["learned_from"].get(name) != value:
                 problem = f"the checkpoint in {out} was trained with another"
                 raise ConfigError(name, value, problem, "Name what it was trained with, or train into another folder.")
     record = settings | {"learned_from": learned}

@@ -41,6 +41,7 @@ def _drafts_in_parallel_on_cpu(proposer: Any) -> bool:
         and proposer.parallel_drafting
         and proposer.needs_extra_input_slots
         and not proposer.use_heterogeneous_vocab
+        and not proposer.vllm_config.model_config.uses_mrope
     )
 
 

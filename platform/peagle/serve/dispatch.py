@@ -111,12 +111,12 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
 
     def _over(self, request_id: str, replica_id: str) -> None:
         """Forget a request, unless it has been sent elsewhere since: the end of a failed attempt may come late."""
-        self._dispatcher.ended(request_id, at=replica_id)
+        self._dispatcher.ended(request_id, time.monotonic(), at=replica_id)
         if self._dispatcher.where(request_id) is None:
             self._open.pop(request_id, None)
 
     def _forget(self, request_id: str) -> None:
-        self._dispatcher.ended(request_id)
+        self._dispatcher.forgotten(request_id)
         self._open.pop(request_id, None)
 
     def _dispatch(self, pending: PendingRequest) -> tuple[str, ...]:

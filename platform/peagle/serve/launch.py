@@ -179,9 +179,9 @@ def base_url(host: str, port: int, address: str | None = None) -> str | None:
 
     None where it cannot: they listen to their own machines only, and this is none of them.
     """
-    named = address or "auto"
-    head = urlsplit(named if "://" in named else f"//{named}").hostname or "auto"
-    is_here = head in ("auto", "localhost") or is_loopback(head)
+    # Ray's other addresses are joined from the cluster's own machines only.
+    head = (urlsplit(address or "").hostname or "") if (address or "").startswith("ray://") else "localhost"
+    is_here = head == "localhost" or is_loopback(head)
     if host in ("0.0.0.0", "::"):
         host = head if not is_here else "127.0.0.1" if host == "0.0.0.0" else "::1"
     elif not is_here and (host == "localhost" or is_loopback(host)):

@@ -1,4 +1,5 @@
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -94,3 +95,12 @@ def test_a_checkpoint_goes_on_only_from_what_it_was_trained_on(tmp_path: Path) -
 def test_rates_warm_up_hold_and_fall_in_a_short_run_from_its_start(steps: int, at: int, factor: float) -> None:
     rates = Rates(matrix=1.0, other=1.0, warmup_steps=10, decay_steps=20)
     assert rates.factor_at(at, steps) == pytest.approx(factor)
+
+
+def test_a_checkpoint_of_an_older_version_goes_on(tmp_path: Path) -> None:
+    plan = HEAD_PLANS["p-eagle"]
+    (tmp_path / "plan.json").write_text(json.dumps(asdict(plan)))
+    (tmp_path / CHECKPOINT).touch()
+    keep_record(tmp_path, plan, {"target": "not written down"})
+    with pytest.raises(ConfigError, match="target = 'another'"):
+        keep_record(tmp_path, plan, {"target": "another"})

@@ -78,8 +78,9 @@ def test_the_first_plan_is_what_the_replica_applies_already() -> None:
 @pytest.mark.parametrize("static", [4, 6])
 def test_the_configured_k_stays_where_no_other_promises_more(static: int) -> None:
     asked, table = replace(SETTINGS, depth_static=static), replace(STATIC, depths=(static,) * len(STATIC.depths))
-    _, plan = step(start(asked), report(table=table), asked, 0.0)
+    state, plan = step(start(asked), report(table=table), asked, 0.0)
     assert (plan.table, plan.changes) == (table, ())
+    assert all(static in one.predicted_tokens_per_s for one in view(state, asked, 0.0).ranges)
 
 
 def test_a_tuner_that_comes_back_takes_over_the_replicas_table() -> None:

@@ -106,7 +106,7 @@ def test_a_full_replica_has_places_again_as_its_requests_end() -> None:
         in_flight.started(replace(REQUEST, request_id=name), "a", NOW_S - 1.0)
     in_flight.reported("a", NOW_S - 0.4)
     assert isinstance(decide(REQUEST, full, in_flight, NOW_S, draw=0), Shed)
-    in_flight.ended("first")
+    in_flight.ended("first", NOW_S - 0.1)
     decision = routed(REQUEST, full, in_flight)
     assert decision.weighed[0].terms["decode_s"] == pytest.approx(100 / 90), "two others are left in its batch"
     in_flight.started(REQUEST, "a", NOW_S)
@@ -258,7 +258,7 @@ def test_a_replica_that_was_sent_the_prefix_before_is_as_warm_as_its_home() -> N
     fleet, in_flight = fleet_of(**{name: {} for name in "abc"}), InFlight()
     stranger = fleet.homes.of_key(KEY)[2]
     in_flight.started(replace(SHARING, request_id="earlier"), stranger, NOW_S - 50.0)
-    in_flight.ended("earlier")
+    in_flight.ended("earlier", NOW_S)
     costs = {each.replica_id: each.terms["prefill_s"] for each in routed(SHARING, fleet, in_flight).weighed}
     assert [costs[name] for name in fleet.homes.of_key(KEY)] == [0.2, 1.0, 0.2]
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peagle.router.dispatch import Dispatcher, Fleet, InFlight, Route
-from peagle.router.dispatch.in_flight import ARRIVAL_S, PREFIXES_REMEMBERED
+from peagle.router.dispatch.in_flight import ARRIVAL_S, ENDS_REMEMBERED_S, PREFIXES_REMEMBERED
 from peagle.router.snapshot import ReplicaSnapshot, RequestRates, RouteRequest
 
 REQUEST = RouteRequest("first", prompt_tokens=100, output_tokens=20)
@@ -31,12 +31,12 @@ def test_a_sent_request_is_unseen_until_a_report_that_is_younger_than_it() -> No
 def test_an_ended_request_leaves_nothing_whether_or_not_it_was_reported() -> None:
     in_flight = InFlight()
     in_flight.started(REQUEST, "a", 10.0)
-    in_flight.ended("first")
+    in_flight.ended("first", 10.1)
     assert seen(in_flight, "a") == (0, 0, 0, 0)
     in_flight.started(REQUEST, "a", 10.0)
     in_flight.reported("a", 11.0)
-    in_flight.ended("first")
-    in_flight.ended("first")
+    in_flight.ended("first", 11.1)
+    in_flight.ended("first", 11.1)
     assert seen(in_flight, "a") == (0, 0, 0, 0)
     assert in_flight.open_requests == 0
 
@@ -46,12 +46,41 @@ def test_ends_are_counted_until_a_report_shows_them() -> None:
     for number in range(3):
         in_flight.started(replace(REQUEST, request_id=str(number)), "a", 10.0)
     in_flight.reported("a", 11.0)
-    in_flight.started(replace(REQUEST, request_id="unseen"), "a", 11.5)
-    for name in ("0", "1", "unseen", "1"):
-        in_flight.ended(name)
+    in_flight.started(replace(REQUEST, request_id="unseen"), "a", 11.4)
+    in_flight.ended("0", 11.0 + ARRIVAL_S / 2)  # the report may have been without it
+    for name in ("1", "2", "unseen", "1"):
+        in_flight.ended(name, 11.5)
     assert in_flight.to("a").ended_requests == 2
+    in_flight.reported("a", 11.001)
+    assert in_flight.to("a").ended_requests == 2, "the same report again"
     in_flight.reported("a", 12.0)
     assert in_flight.to("a").ended_requests == 0
+
+
+def test_what_ended_on_the_way_of_a_report_that_holds_it_counts() -> None:
+    in_flight = InFlight()
+    in_flight.reported("a", 9.0)
+    in_flight.started(REQUEST, "a", 10.0)
+    in_flight.ended("first", 11.1)
+    in_flight.reported("a", 11.0)
+    assert in_flight.to("a").ended_requests == 1
+
+
+def test_a_request_that_was_never_sent_has_not_ended() -> None:
+    in_flight = InFlight()
+    in_flight.started(REQUEST, "a", 10.0)
+    in_flight.reported("a", 11.0)
+    in_flight.forgotten("first")
+    assert seen(in_flight, "a") == (0, 0, 0, 0)
+    assert in_flight.to("a").ended_requests == 0
+
+
+def test_ends_that_no_report_asks_for_are_not_kept() -> None:
+    in_flight = InFlight()
+    for number in range(100):
+        in_flight.started(replace(REQUEST, request_id=str(number)), "a", float(number))
+        in_flight.ended(str(number), number + 0.5)
+    assert len(in_flight._ends["a"]) <= ENDS_REMEMBERED_S + 1
 
 
 def test_a_request_that_goes_elsewhere_counts_only_there() -> None:
@@ -66,9 +95,9 @@ def test_the_late_end_of_a_failed_attempt_does_not_end_the_next() -> None:
     in_flight = InFlight()
     in_flight.started(REQUEST, "a", 10.0)
     in_flight.started(REQUEST, "b", 10.1)
-    in_flight.ended("first", at="a")
+    in_flight.ended("first", 10.2, at="a")
     assert in_flight.open_requests == 1
-    in_flight.ended("first", at="b")
+    in_flight.ended("first", 10.2, at="b")
     assert in_flight.open_requests == 0
 
 
@@ -112,7 +141,7 @@ def test_counts_always_equal_a_recount(steps: list[tuple[str, int, str]]) -> Non
             in_flight.started(replace(REQUEST, request_id=str(number)), replica_id, now_s)
             where[str(number)] = (replica_id, now_s)
         elif kind == "end":
-            in_flight.ended(str(number))
+            in_flight.ended(str(number), now_s)
             where.pop(str(number), None)
         elif kind == "report":
             in_flight.reported(replica_id, reported_at := float(number))
@@ -155,7 +184,7 @@ def test_a_dispatcher_counts_what_it_sends_before_the_next_decision() -> None:
         chosen.append(decision.replica_id)
     assert sorted(chosen) == ["a", "b"]
     dispatcher.moved(replace(REQUEST, request_id="x"), chosen[1], 1.0)
-    dispatcher.ended("y")
+    dispatcher.ended("y", 1.0)
     assert dispatcher.open_requests == 1
     dispatcher.set_members([chosen[0]])
     assert dispatcher.open_requests == 0, "what was open on a replica that left is gone with it"

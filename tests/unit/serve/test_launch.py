@@ -23,11 +23,12 @@ from peagle.serve import launch
         ("0.0.0.0", "auto", "http://127.0.0.1:80"),
         ("127.0.0.1", "127.0.0.1:6379", "http://127.0.0.1:80"),
         ("0.0.0.0", "ray://head.example:10001", "http://head.example:80"),
-        ("0.0.0.0", "10.0.0.7:6379", "http://10.0.0.7:80"),
+        ("0.0.0.0", "10.0.0.7:6379", "http://127.0.0.1:80"),
         ("::", "ray://[fd00::7]:10001", "http://[fd00::7]:80"),
         ("10.0.0.7", "10.0.0.7:6379", "http://10.0.0.7:80"),
         ("127.0.0.1", "ray://head.example:10001", None),
-        ("localhost", "10.0.0.7:6379", None),
+        ("localhost", "10.0.0.7:6379", "http://localhost:80"),
+        ("127.0.0.1", "ray://localhost:10001", "http://127.0.0.1:80"),
     ],
 )
 def test_a_server_is_reached_where_it_listens(host: str, address: str | None, url: str | None) -> None:

@@ -95,7 +95,7 @@ def estimate(state: DepthState, settings: DepthSettings, now_s: float) -> DepthE
 def view(state: DepthState, settings: DepthSettings, now_s: float) -> DepthView:
     """Show a state; costs a few hundred predictions, so it is for whoever asks, not for every report."""
     forecast = state.forecast(settings, now_s)
-    rungs = depth_ladder(settings.depth_max)
+    rungs = depth_ladder(settings.depth_max, static=settings.depth_static)
     return DepthView(
         plan=state.plan,
         survival=forecast.survival,

@@ -50,7 +50,7 @@ class Dispatcher:
 
         A request that is decided again has not been sent, so what was decided before counts no more.
         """
-        self._in_flight.ended(request.request_id)
+        self._in_flight.forgotten(request.request_id)
         decision = decide(request, self._fleet, self._in_flight, now_s, draw, self._profile, self._limits)
         if isinstance(decision, Route):
             self._in_flight.started(request, decision.replica_id, now_s)
@@ -65,6 +65,10 @@ class Dispatcher:
         """Return the replica that an open request is counted at."""
         return self._in_flight.where(request_id)
 
-    def ended(self, request_id: str, at: str | None = None) -> None:
-        """Note that a request is over or was never sent; with `at`, only if it is open at that replica."""
-        self._in_flight.ended(request_id, at)
+    def forgotten(self, request_id: str) -> None:
+        """Note that a request was never sent."""
+        self._in_flight.forgotten(request_id)
+
+    def ended(self, request_id: str, now_s: float, at: str | None = None) -> None:
+        """Note that a request is over; with `at`, only if it is open at that replica."""
+        self._in_flight.ended(request_id, now_s, at)

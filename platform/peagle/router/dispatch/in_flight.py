@@ -1,5 +1,6 @@
 """What one dispatcher has sent itself: the part of a replica's load that its last report cannot show yet."""
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -9,6 +10,8 @@ from peagle.router.snapshot import RouteRequest
 ARRIVAL_S = 0.05
 # Prefixes remembered for each replica; past that, its cache has most likely dropped the oldest.
 PREFIXES_REMEMBERED = 256
+# Ends are remembered for longer than any report is believed.
+ENDS_REMEMBERED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class Sent:
         open_requests: How many are open.
         unseen: Those of them that the report does not hold, by id, in the order in which they were sent.
         unseen_kv_tokens: What these take of its KV cache, in all.
-        ended_requests: How many that the report holds have ended since.
+        ended_requests: How many that the report holds have ended since, as far as that is certain.
         prefixes: What was sent there lately begins with these, the latest last.
     """
 
@@ -50,6 +53,8 @@ class InFlight:
         self._open: dict[str, dict[str, OpenRequest]] = {}
         self._where: dict[str, str] = {}
         self._sent: dict[str, Sent] = {}
+        # When requests were sent and when they ended, of those that ended lately.
+        self._ends: dict[str, deque[tuple[float, float]]] = {}
         self._reported_at_s: dict[str, float] = {}
 
     @property
@@ -66,7 +71,7 @@ class InFlight:
 
     def started(self, request: RouteRequest, replica_id: str, now_s: float) -> None:
         """Note that `request` goes to `replica_id`, instead of where it went before if it is open already."""
-        self.ended(request.request_id)
+        self.forgotten(request.request_id)
         sent = self._sent.setdefault(replica_id, Sent())
         cached = _remember(sent.prefixes, request)
         new = OpenRequest(
@@ -77,42 +82,63 @@ class InFlight:
         sent.open_requests += 1
         self._see(sent, request.request_id, new)
 
-    def ended(self, request_id: str, at: str | None = None) -> None:
+    def forgotten(self, request_id: str) -> None:
+        """Note that a request was not sent after all, or goes elsewhere; an unknown one changes nothing."""
+        self._drop(request_id, None)
+
+    def ended(self, request_id: str, now_s: float, at: str | None = None) -> None:
         """Note that a request is over, however it ended; an unknown one changes nothing.
 
         With `at`, only if that is where it is open: the end of a failed attempt may come after the next has begun.
         """
-        replica_id = self._where.get(request_id)
-        if replica_id is None or at not in (None, replica_id):
-            return
-        del self._where[request_id]
-        over = self._open[replica_id].pop(request_id)
-        sent = self._sent[replica_id]
-        sent.open_requests -= 1
-        if sent.unseen.pop(request_id, None) is None:
-            sent.ended_requests += 1
-        else:
-            sent.unseen_kv_tokens -= over.kv_tokens
+        if (over := self._drop(request_id, at)) is not None:
+            ends = self._ends.setdefault(over.replica_id, deque())
+            ends.append((over.sent_at_s, now_s))
+            while ends[0][1] < now_s - ENDS_REMEMBERED_S:
+                ends.popleft()
+            self._count_ends(over.replica_id)
 
     def reported(self, replica_id: str, taken_at_s: float) -> None:
-        """Count as unseen from now on only what was sent after a report taken at `taken_at_s`."""
+        """Count from now on only what came after a report taken at `taken_at_s`; the same one again changes nothing."""
         self._reported_at_s[replica_id] = taken_at_s
         sent = self._sent.get(replica_id)
         if sent is None:
             return
         sent.unseen.clear()
-        sent.unseen_kv_tokens = sent.ended_requests = 0
+        sent.unseen_kv_tokens = 0
         for request_id, request in self._open.get(replica_id, {}).items():
             self._see(sent, request_id, request)
+        self._count_ends(replica_id)
 
     def retain(self, replica_ids: Collection[str]) -> None:
         """Forget every replica but `replica_ids`, with all that was open there."""
         for replica_id in self._sent.keys() - replica_ids:
             del self._sent[replica_id]
+            self._ends.pop(replica_id, None)
             for request_id in self._open.pop(replica_id):
                 del self._where[request_id]
         for replica_id in self._reported_at_s.keys() - replica_ids:
             del self._reported_at_s[replica_id]
+
+    def _drop(self, request_id: str, at: str | None) -> OpenRequest | None:
+        replica_id = self._where.get(request_id)
+        if replica_id is None or at not in (None, replica_id):
+            return None
+        del self._where[request_id]
+        dropped = self._open[replica_id].pop(request_id)
+        sent = self._sent[replica_id]
+        sent.open_requests -= 1
+        if sent.unseen.pop(request_id, None) is not None:
+            sent.unseen_kv_tokens -= dropped.kv_tokens
+        return dropped
+
+    def _count_ends(self, replica_id: str) -> None:
+        at_s = self._reported_at_s.get(replica_id, float("inf"))
+        # One that ended as the report was taken may be missing in it already.
+        self._sent[replica_id].ended_requests = sum(
+            sent_at_s <= at_s - ARRIVAL_S and ended_at_s > at_s + ARRIVAL_S
+            for sent_at_s, ended_at_s in self._ends.get(replica_id, ())
+        )
 
     def _see(self, sent: Sent, request_id: str, request: OpenRequest) -> None:
         if request.sent_at_s > self._reported_at_s.get(request.replica_id, float("-inf")) - ARRIVAL_S:
