@@ -99,20 +99,6 @@ def test_a_replica_that_had_nothing_to_do_has_not_worked_ahead() -> None:
     )
 
 
-def test_a_full_replica_has_places_again_as_its_requests_end() -> None:
-    full = fleet_of(a={"running_requests": 3, "max_ongoing_requests": 3, "taken_at_s": NOW_S - 0.4})
-    in_flight = InFlight()
-    for name in ("first", "second"):
-        in_flight.started(replace(REQUEST, request_id=name), "a", NOW_S - 1.0)
-    in_flight.reported("a", NOW_S - 0.4)
-    assert isinstance(decide(REQUEST, full, in_flight, NOW_S, draw=0), Shed)
-    in_flight.ended("first", NOW_S - 0.1)
-    decision = routed(REQUEST, full, in_flight)
-    assert decision.weighed[0].terms["decode_s"] == pytest.approx(100 / 90), "two others are left in its batch"
-    in_flight.started(REQUEST, "a", NOW_S)
-    assert isinstance(decide(replace(REQUEST, request_id="next"), full, in_flight, NOW_S, draw=0), Shed)
-
-
 def test_what_this_dispatcher_sent_since_the_report_counts() -> None:
     fleet, in_flight = fleet_of(a={}, b={"running_requests": 1}), InFlight()
     in_flight.started(replace(REQUEST, request_id="earlier"), "a", NOW_S)

@@ -215,3 +215,21 @@ def test_an_old_report_that_comes_late_does_not_make_seen_work_unseen() -> None:
     decision = dispatcher.dispatch(replace(REQUEST, request_id="next", prompt_tokens=200), now_s=6.0, draw=0)
     assert isinstance(decision, Route)
     assert decision.weighed[0].terms["wait_s"] == 0.0
+
+
+def test_a_full_replica_has_places_again_as_its_requests_end() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.set_members(["a"])
+    full = ReplicaSnapshot("a", 2.0, running_requests=2, max_ongoing_requests=2)
+    for name in ("first", "second"):
+        dispatcher.dispatch(replace(REQUEST, request_id=name), now_s=1.0, draw=0)
+    dispatcher.report([full])
+
+    def is_taken(name: str) -> bool:
+        return isinstance(dispatcher.dispatch(replace(REQUEST, request_id=name), now_s=2.3, draw=0), Route)
+
+    assert not is_taken("third")
+    dispatcher.ended("first", 2.2)
+    dispatcher.report([full])  # a process reads each report more than once
+    assert is_taken("third")
+    assert not is_taken("fourth")
