@@ -1,11 +1,13 @@
 """The real request router and Router deployment on real Ray Serve, over replicas that take an engine's time."""
 
+import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 import ray
 from ray import serve
@@ -23,6 +25,7 @@ PATIENCE_S = 60.0
 @pytest.fixture(scope="module")
 def callers() -> Iterator[list[Any]]:
     """Four processes that dispatch to four equal replicas."""
+    others = set(processes.descendants())  # such as a platform that tests of this session share
     cluster.prepare_environment()
     processes.adopt_orphans()
     ray.init(address="local", include_dashboard=False, object_store_memory=cluster.OBJECT_STORE_BYTES)
@@ -31,7 +34,8 @@ def callers() -> Iterator[list[Any]]:
     finally:
         serve.shutdown()
         ray.shutdown()
-        processes.end_descendants(patience_s=10.0)
+        _, left = psutil.wait_procs(set(processes.descendants()) - others, timeout=10.0)
+        processes.send(left, signal.SIGKILL)
 
 
 def decisions() -> Counter[str]:
