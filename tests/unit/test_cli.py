@@ -7,15 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from peagle import cli
 from peagle.cli_chat import Answer, Piece, acceptance_between, draft_counts, parse_event
-from peagle.cli_status import fleet_table
+from peagle.cli_status import fleet_table, read_fleet
 from peagle.cli_url import http_url
-from peagle.errors import ConfigError, RequestError
+from peagle.errors import ConfigError, RequestError, StartupError
 from peagle.serve import launch
 from served import DEPLOYMENT
 
@@ -117,6 +118,14 @@ def test_bench_depth_needs_a_depth_that_drafts() -> None:
     assert done.returncode == 2
     assert "--depths = '0'" in done.stderr
     assert "Add one above 0" in done.stderr
+
+
+@pytest.mark.parametrize(("status", "problem"), [(403, "does not tell this machine"), (404, "not with a fleet")])
+def test_a_server_that_tells_of_no_fleet_is_said_so(status: int, problem: str) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, json={"error": {}}))
+    client = httpx.Client(base_url="http://served", transport=transport)
+    with client, pytest.raises(StartupError, match=f"http://served .*{problem}"):
+        read_fleet(client)
 
 
 def test_text_is_not_generated_where_it_could_not_be_kept(tmp_path: Path) -> None:
