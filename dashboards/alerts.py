@@ -18,21 +18,30 @@ def _of_replica(part: str, whole: str, window: str = "10m") -> str:
 
 
 FIRST = "replica:peagle_first_position_acceptance:ratio_rate10m"
+FIRST_OF_MODEL = "model:peagle_first_position_acceptance:ratio_rate10m"
 EFFECTIVE = "replica:peagle_effective_depth:ratio_rate10m"
 WAITING = "model:peagle_waiting_requests:sum"
 _FIRST_POSITION = '{position="1"}'
 
+
+def _first(by: str) -> str:
+    """Nothing where nothing was drafted: one value that is no number would make an average over hours none."""
+
+    def rate(name: str) -> str:
+        return f"sum by ({by}) (rate(peagle_replica_position_{name}_tokens_total{_FIRST_POSITION}[10m]))"
+
+    return f"{rate('accepted')} / ({rate('draft')} > 0)"
+
+
 RECORDINGS = (
     *(recording for objective in OBJECTIVES for recording in objective.recordings()),
-    Recording(
-        FIRST,
-        f"sum by ({_BY_REPLICA}) (rate(peagle_replica_position_accepted_tokens_total{_FIRST_POSITION}[10m])) / "
-        f"sum by ({_BY_REPLICA}) (rate(peagle_replica_position_draft_tokens_total{_FIRST_POSITION}[10m]))",
-    ),
+    Recording(FIRST, _first(_BY_REPLICA)),
+    Recording(FIRST_OF_MODEL, _first(BY)),
     Recording(
         EFFECTIVE, _of_replica("peagle_replica_draft_tokens_total", "peagle_replica_requested_draft_tokens_total")
     ),
-    Recording(WAITING, f"sum by ({BY}) (peagle_replica_waiting_requests)"),
+    # In engines' queues, in Serve's and between them.
+    Recording(WAITING, f"sum by ({BY}) (peagle_requests_open) - sum by ({BY}) (peagle_replica_running_requests)"),
     Recording("model:peagle_requests:rate5m", f"sum by ({BY}, outcome) (rate(peagle_requests_total[5m]))"),
     Recording(
         "model:peagle_generation_tokens:rate5m",
@@ -111,12 +120,13 @@ SERVING = (
     ),
     Alert(
         "PeagleQueueGrows",
-        f"deriv({WAITING}[15m]) > 0 and {WAITING} > 0.5 * sum by ({BY}) (peagle_replica_running_requests)",
-        "15m",
+        f"min_over_time({WAITING}[10m]) > 0.5 * sum by ({BY}) (peagle_replica_running_requests)",
+        "5m",
         "warning",
-        "The queue of {{ $labels.model }} grows.",
-        "More requests come than replicas finish: half as many wait as run, and the number rises. Raise replicas.max; "
-        "at the most GPUs there are, lower routing.max_queued_requests, so that clients are told early.",
+        "The queue of {{ $labels.model }} has grown and stays.",
+        "More requests come than replicas finish: for a quarter of an hour half as many have waited as run, in engines "
+        "or before them (Router shows both). Raise replicas.max; at the most GPUs there are, lower "
+        "routing.max_queued_requests, so that clients are told early.",
     ),
     Alert(
         "PeagleCacheFull",
@@ -132,11 +142,13 @@ SERVING = (
 SPECULATION = (
     Alert(
         "PeagleAcceptanceCollapses",
-        f"({FIRST} < 0.5 * avg_over_time({FIRST}[6h] offset 30m)) and ({_DRAFTS})",
+        # Against the model's past: a roll-out brings replicas that have none of their own.
+        f"({FIRST} < on ({BY}) group_left 0.5 * avg_over_time({FIRST_OF_MODEL}[6h] offset 30m)) and ({_DRAFTS})",
         "5m",
         "warning",
         "The drafts of {{ $labels.replica }} are right half as often as they were.",
-        "The first draft token is accepted half as often as in the hours before. Different prompts do that by degrees; "
+        "The first draft token is accepted half as often as the model's was in the hours before. Different prompts do "
+        "that by degrees; "
         "at once, on every replica, it is a drafter that does not match a new target; on one replica, a fault of that "
         "engine. See Speculation for acceptance by position. The depth rule already answers with a shallow K: if "
         "output is at stake, pin K = 0 (PUT /fleet/models/MODEL/depth) and compare the checkpoints with "

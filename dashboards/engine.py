@@ -94,15 +94,16 @@ LATENCY = (
     ),
 )
 
-# vLLM's series come through Ray's agent, which names the model in a label of its own.
+# vLLM's series come through Ray's agent, which names the model and the replica in labels of its own.
+_VLLM = 'model_name=~"$model", ReplicaId=~"$replica"'
 VLLM = (
     Panel(
         "Requests, as vLLM counts them",
         "vLLM's own series; they agree with those above.",
         units.Short,
         (
-            Query("sum by (model_name) (ray_vllm_num_requests_running)", "{{model_name}} running"),
-            Query("sum by (model_name) (ray_vllm_num_requests_waiting)", "{{model_name}} waiting"),
+            Query(f"sum by (model_name) (ray_vllm_num_requests_running{{{_VLLM}}})", "{{model_name}} running"),
+            Query(f"sum by (model_name) (ray_vllm_num_requests_waiting{{{_VLLM}}})", "{{model_name}} waiting"),
         ),
     ),
     Panel(
@@ -111,7 +112,7 @@ VLLM = (
         units.Seconds,
         (
             Query(
-                quantile(0.95, "ray_vllm_request_prefill_time_seconds", 'model_name=~"$model"', "model_name"),
+                quantile(0.95, "ray_vllm_request_prefill_time_seconds", _VLLM, "model_name"),
                 "{{model_name}}",
             ),
         ),
@@ -122,7 +123,7 @@ VLLM = (
         units.Seconds,
         (
             Query(
-                quantile(0.95, "ray_vllm_request_decode_time_seconds", 'model_name=~"$model"', "model_name"),
+                quantile(0.95, "ray_vllm_request_decode_time_seconds", _VLLM, "model_name"),
                 "{{model_name}}",
             ),
         ),

@@ -14,7 +14,6 @@ VLLM = frozenset(
 
 RAY = frozenset(
     {
-        "ray_serve_deployment_queued_queries",
         "ray_node_cpu_utilization",
         "ray_node_mem_used",
         "ray_node_mem_total",

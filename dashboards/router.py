@@ -42,12 +42,12 @@ DISPATCH = (
     ),
     Panel(
         "Requests in the platform and in engines",
-        "Those open at the API, and those that engines run or queue; what lies between waits in dispatch.",
+        "Those open at the API, and those that engines run or queue; what lies between waits in dispatch, in Serve's "
+        "queue.",
         units.Short,
         (
             Query(f"sum(peagle_requests_open{{{OF_MODEL}}})", "open"),
             Query(_IN_ENGINES, "in engines"),
-            Query("sum(ray_serve_deployment_queued_queries)", "queued in Serve"),
         ),
         width=12,
     ),

@@ -46,7 +46,8 @@ class KubernetesApi:
     Attributes:
         refused: (verb, resource) pairs answered with 403, such as `("list", "nodes")`.
         budgeted: Names of pods whose eviction a disruption budget refuses.
-        replies: What `GET` of a path answers instead of objects: version, service proxies.
+        replies: What `GET` of a path answers instead of objects, such as the version.
+        printed: What commands in containers print, by (pod, container, command line); others fail, as unknown ones do.
         mute: Resources whose open watches say nothing, as if their connections were dead.
         requests: (verb, resource or path, name) of every request so far.
     """
@@ -54,6 +55,7 @@ class KubernetesApi:
     refused: set[tuple[str, str]] = field(default_factory=set)
     budgeted: set[str] = field(default_factory=set)
     replies: dict[str, Json] = field(default_factory=dict)
+    printed: dict[tuple[str, str, str], str] = field(default_factory=dict)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     mute: set[str] = field(default_factory=set)
     url: str = ""
@@ -155,6 +157,8 @@ class KubernetesApi:
         self.requests.append((verb, full, name))
         if (verb, full) in self.refused:
             return _status(403, "Forbidden", f'{full} is forbidden: User "test" cannot {verb} resource "{full}"')
+        if subresource == "exec":
+            return await self._run(request, name)
         if subresource == "eviction":
             return await self._evict(space, name, await request.json())
         if resource == "selfsubjectaccessreviews":
@@ -214,6 +218,23 @@ class KubernetesApi:
         finally:
             self._watches.discard(transport)
         return response
+
+    async def _run(self, request: web.Request, pod: str) -> web.StreamResponse:
+        socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
+        await socket.prepare(request)
+        line = " ".join(request.query.getall("command"))
+        printed = self.printed.get((pod, request.query["container"], line))
+        if printed is None:
+            await socket.send_bytes(b"\x02" + f"{line}: not found".encode())
+            outcome = _failure(500, "NonZeroExitCode", "command terminated with exit code 127")
+        else:
+            # A long output comes in several messages.
+            for start in range(0, len(printed), 100):
+                await socket.send_bytes(b"\x01" + printed[start : start + 100].encode())
+            outcome = {"kind": "Status", "status": "Success"}
+        await socket.send_bytes(b"\x03" + json.dumps(outcome).encode())
+        await socket.close()
+        return socket
 
     async def _evict(self, namespace: str, name: str, body: Json) -> web.Response:
         pod = self._objects.get(("pods", namespace, name))

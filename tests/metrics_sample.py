@@ -81,6 +81,8 @@ def http_values() -> HttpMetrics:
         http.closed(exchange, status, 1.0)
     http.observe("POST", "/v1/completions", 200, 1.0)
     http.retried(MODEL)
+    for reason in ("soonest", "soonest", "wait-full"):
+        http.decided(MODEL, reason)
     return http
 
 
@@ -89,6 +91,5 @@ def whole_scrape() -> Scrape:
         ingress={"i1": http_values().values()},
         replicas={MODEL: [replica_row()]},
         estimates={MODEL: estimates()},
-        decisions={MODEL: {"soonest": 3, "wait-full": 1}},
         states={MODEL: {"running": 1}},
     )

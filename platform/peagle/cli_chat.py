@@ -4,7 +4,6 @@ Answers go to stdout and everything else to stderr, so that a pipe holds nothing
 """
 
 import json
-import os
 import signal
 import sys
 import time
@@ -14,13 +13,11 @@ from typing import Any
 
 import httpx
 
-from peagle.errors import PeagleError, RequestError, StartupError
+from peagle.cli_server import choose_model, key_headers, nothing_answers
+from peagle.errors import PeagleError, RequestError
 
 HELP = "Ctrl-C stops an answer, /reset forgets the conversation, /exit or Ctrl-D leaves."
 CODE_HINT = "This small model was trained on Python source and continues it. Try: def read_json(path):"
-
-# The key for a server that asks for one; on a command line every user of the machine would see it.
-API_KEY = "PEAGLE_API_KEY"
 
 Message = dict[str, str]
 DraftCounts = tuple[int, int]
@@ -81,26 +78,16 @@ class ChatClient:
     def __init__(self, url: str, model: str | None, options: dict[str, Any]) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         # An answer may take its time to begin; a server that is there accepts the connection at once.
-        key = os.environ.get(API_KEY)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=httpx.Timeout(None, connect=5.0))
+        self._http = httpx.Client(base_url=self.url, headers=key_headers(), timeout=httpx.Timeout(None, connect=5.0))
         self._options = options
         self.model = self._choose(model)
 
     def _choose(self, wanted: str | None) -> str:
         try:
-            response = self._http.get("/v1/models")
-            response.raise_for_status()
-            served = [entry["id"] for entry in response.json()["data"]]
+            answer = self._http.get("/v1/models")
         except httpx.TransportError as error:
             raise nothing_answers(self.url, error) from None
-        except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
-            raise StartupError(f"{self.url} is no OpenAI-compatible server ({error})", "Name one with --url.") from None
-        if not served:
-            raise StartupError(f"{self.url} serves no model", "Wait until it is ready, or see its log.")
-        if wanted is not None and wanted not in served:
-            raise StartupError(f"{self.url} does not serve {wanted}", f"Served there: {', '.join(served)}.")
-        return wanted or served[0]
+        return choose_model(answer, self.url, wanted)
 
     def stream(self, messages: list[Message]) -> Generator[Piece, None, None]:
         """Yield an answer as it arrives.
@@ -201,13 +188,6 @@ def acceptance_between(before: DraftCounts | None, after: DraftCounts | None) ->
     if before is None or after is None or after[0] == before[0]:
         return None
     return 1.0 + (after[1] - before[1]) / (after[0] - before[0])
-
-
-def nothing_answers(url: str, error: Exception) -> StartupError:
-    return StartupError(
-        f"no server answers at {url} ({error or type(error).__name__})",
-        "Start one with: peagle serve deployments/embedded.yaml",
-    )
 
 
 def run_chat(url: str, model: str | None, *, max_tokens: int, temperature: float | None, system: str | None) -> int:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from peagle.cli_chat import nothing_answers
+from peagle.cli_server import nothing_answers
 from peagle.errors import StartupError
 
 Fleet = dict[str, Any]

@@ -192,6 +192,17 @@ class Deployment(Strict):
     def speculates(self) -> bool:
         return self.speculation.enabled
 
+    @property
+    def pipeline_parallel_size(self) -> int:
+        """Stages of a replica, each on `resources.tensor_parallel_size` accelerators of one node."""
+        size = self.engine.get("pipeline_parallel_size", 1)
+        return size if isinstance(size, int) else 1  # vLLM's own check refuses what is no number
+
+    @property
+    def devices(self) -> int:
+        """Accelerators of one replica; the CPUs of one without are one."""
+        return self.resources.tensor_parallel_size * self.pipeline_parallel_size
+
 
 def load_deployment(path: Path) -> Deployment:
     """Read one deployment file; local checkpoints in it become absolute paths.

@@ -179,6 +179,12 @@ RETRIES = _counter(
     (INGRESS, MODEL),
     "Requests sent to another replica, as theirs was lost before its first token.",
 )
+DECISIONS = _counter(
+    "peagle_dispatch_decisions",
+    Unit.REQUESTS,
+    (INGRESS, MODEL, DISPATCH),
+    "Requests sent to a replica, by why it was that one; `wait-` where none could take it at once.",
+)
 INGRESS_METRICS = (
     HTTP_REQUESTS,
     HTTP_REQUEST,
@@ -188,18 +194,13 @@ INGRESS_METRICS = (
     REQUEST_ITL,
     REQUEST_E2E,
     RETRIES,
+    DECISIONS,
 )
 
 # What the whole fleet is.
 REPLICAS_ANSWERING = _gauge("peagle_replicas_answering", Unit.REPLICAS, OF_MODEL, "Replicas that answered this scrape.")
 REPLICAS = _gauge("peagle_replicas", Unit.REPLICAS, (MODEL, STATE), "Replicas, by what Ray Serve says of them.")
-DECISIONS = _counter(
-    "peagle_dispatch_decisions",
-    Unit.REQUESTS,
-    (MODEL, DISPATCH),
-    "Requests sent to a replica, by why it was that one; `wait-` where none could take it at once.",
-)
-FLEET_METRICS = (REPLICAS_ANSWERING, REPLICAS, DECISIONS)
+FLEET_METRICS = (REPLICAS_ANSWERING, REPLICAS)
 
 # What a replica says of itself, or the Router of it: `field` is the key in its answer. A dictionary there has the last
 # label's values as keys, a list is by position, and a histogram is a mapping of bounds, counts and sum.

@@ -64,6 +64,18 @@ def first_position(before: int, now: int) -> Series:
     }
 
 
+def rolled_out(now: int) -> Series:
+    """Five hours of one replica, one without a draft, then a new replica of whose 100 drafts so many are right."""
+    old, new = 'model="m",replica="old",position="1"', 'model="m",replica="r",position="1"'
+    return {
+        f"peagle_replica_position_draft_tokens_total{{{old}}}": "0+100x300 30000x60",
+        f"peagle_replica_position_accepted_tokens_total{{{old}}}": "0+70x300 21000x60",
+        f"peagle_replica_position_draft_tokens_total{{{new}}}": "_x360 0+100x60",
+        f"peagle_replica_position_accepted_tokens_total{{{new}}}": f"_x360 0+{now}x60",
+        f"peagle_replica_drafts_total{{{R}}}": "_x360 0+100x60",
+    }
+
+
 def verified(share: float) -> Series:
     return {
         f"peagle_replica_requested_draft_tokens_total{{{R}}}": "0+1000x60",
@@ -72,9 +84,10 @@ def verified(share: float) -> Series:
     }
 
 
-def queue(waiting: str) -> Series:
+def queue(open_requests: str) -> Series:
+    """Of the requests open, 32 run."""
     return {
-        f"peagle_replica_waiting_requests{{{R}}}": waiting,
+        f'peagle_requests_open{{{M},ingress="i"}}': open_requests,
         f"peagle_replica_running_requests{{{R}}}": "32x60",
     }
 
@@ -109,13 +122,16 @@ CASES = (
     Case("PeagleScrapeGaps", {ANSWERING: "1x60 " + "1 _ " * 30}, {ANSWERING: "1x60 1x8 _ 1x50"}, "110m"),
     Case("PeagleRequestsFail", outcomes("failed", 90, 10), outcomes("failed", 1000, 1)),
     Case("PeagleRequestsShed", outcomes("shed", 90, 10), outcomes("shed", 990, 10)),
-    Case("PeagleQueueGrows", queue("0+2x60"), queue("30x60")),
+    Case("PeagleQueueGrows", queue("32+2x60"), queue("46x60")),
+    # It fills to its bound and stays there; a burst is worked off.
+    Case("PeagleQueueGrows", queue("32x5 300x55"), queue("32x30 300x5 46x25")),
     Case(
         "PeagleCacheFull",
         {f"peagle_replica_kv_usage_ratio{{{R}}}": "0.99x60"},
         {f"peagle_replica_kv_usage_ratio{{{R}}}": "0.8x40 0.99x10 0.8x10"},
     ),
     Case("PeagleAcceptanceCollapses", first_position(70, 20), first_position(70, 50), "385m"),
+    Case("PeagleAcceptanceCollapses", rolled_out(20), rolled_out(50), "385m"),
     Case("PeagleDepthIsNotApplied", verified(0.5), verified(0.9)),
     Case("PeagleDepthOscillates", planned("3 5 " * 30, "8x60"), planned("3 5 " * 30, "2 32 " * 30)),
     Case(

@@ -1,6 +1,7 @@
 """The real request router and Router deployment on real Ray Serve, over replicas that take an engine's time."""
 
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -10,10 +11,11 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import pytest
 import ray
-from ray import serve
+from ray import cloudpickle, serve
 
 from peagle.bench.dispatchers import APP, SOONEST, FleetPlan, run, start
 from peagle.bench.fleet_load import Sample, burst, mixed_arrivals
+from peagle.router.dispatch import DispatcherReport
 from peagle.serve import cluster, processes, router
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
@@ -25,6 +27,7 @@ PATIENCE_S = 60.0
 @pytest.fixture(scope="module")
 def callers() -> Iterator[list[Any]]:
     """Four processes that dispatch to four equal replicas."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     others = set(processes.descendants())  # such as a platform that tests of this session share
     cluster.prepare_environment()
     processes.adopt_orphans()
@@ -38,9 +41,22 @@ def callers() -> Iterator[list[Any]]:
         processes.send(left, signal.SIGKILL)
 
 
-def decisions() -> Counter[str]:
-    counts: dict[str, dict[str, int]] = serve.get_deployment_handle(router.NAME, APP).decisions.remote().result()
-    return Counter(counts[SOONEST])
+def decisions(callers: list[Any]) -> Counter[str]:
+    """Decisions by reason, of all processes that dispatch."""
+    return sum(ray.get([caller.__ray_call__.remote(decided_here) for caller in callers]), Counter())
+
+
+def decided_here(_: Any) -> Counter[str]:
+    from peagle.api.metrics import http_metrics
+
+    counted = (each for each in http_metrics().values() if each[0] == "peagle_dispatch_decisions_total")
+    return Counter({dict(labels)["reason"]: int(value) for _, labels, value in counted})
+
+
+def reporting() -> int:
+    """How many replicas the Router has heard from."""
+    handle = serve.get_deployment_handle(router.NAME, APP)
+    return len(handle.news.remote(SOONEST, DispatcherReport("test")).result().snapshots)
 
 
 def eventually(holds: Callable[[], bool]) -> None:
@@ -62,10 +78,10 @@ def test_processes_that_dispatch_at_one_moment_do_not_herd(callers: list[Any], s
 
 
 def test_every_decision_is_counted_and_rests_on_reports(callers: list[Any]) -> None:
-    before = decisions()
+    before = decisions(callers)
     run(callers, SOONEST, mixed_arrivals(100, per_s=20.0, seed=5))
-    eventually(lambda: (decisions() - before).total() == 100)
-    made = decisions() - before
+    made = decisions(callers) - before
+    assert made.total() == 100
     assert made["soonest"] + made["home"] > 80, made
 
 
@@ -79,7 +95,9 @@ def test_without_a_router_every_request_is_answered_and_reports_come_back(caller
     load.join()
     assert len(found) == 200
     assert max(shares(found).values()) <= 1.5 * 200 / REPLICAS, shares(found)
-    eventually(lambda: decisions().total() > 0)
-    before = decisions()
+    eventually(lambda: reporting() == REPLICAS)
+    time.sleep(1.0)  # dispatchers ask four times a second
+    before = decisions(callers)
     run(callers, SOONEST, mixed_arrivals(40, per_s=20.0, seed=7))
-    eventually(lambda: (decisions() - before)["soonest"] + (decisions() - before)["home"] > 30)
+    made = decisions(callers) - before
+    assert made["soonest"] + made["home"] > 30, made

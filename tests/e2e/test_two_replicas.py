@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 PROMPT = "def read_lines(path):\n    with open(path) as file:"
 REQUESTS, AT_ONCE = 40, 8
 PATIENCE_S = 30.0
-_DECISION = re.compile(r'^peagle_dispatch_decisions_total\{model="[^"]+",reason="([^"]+)"\} (\d+)', re.MULTILINE)
+_DECISION = re.compile(r'^peagle_dispatch_decisions_total\{[^}]*reason="([^"]+)"\} (\d+)', re.MULTILINE)
 
 
 @pytest.fixture(scope="module")

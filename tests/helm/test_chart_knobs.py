@@ -66,8 +66,11 @@ GENERAL = (
     Knob("huggingFace.tokenKey", "k", "env HF_TOKEN secretKeyRef key", given=at("huggingFace.existingSecret", "s")),
     Knob("apiKeys.existingSecret", "s", "volumes api-keys secret secretName"),
     Knob("apiKeys.existingSecret", "s", "arguments api keys_file", "/etc/peagle/keys"),
+    Knob("apiKeys.existingSecret", "", "volumes api-keys secret secretName", f"{FULLNAME}-api-keys"),
     Knob("apiKeys.key", "k", "volumes api-keys secret items 0 key", given=at("apiKeys.existingSecret", "s")),
     Knob("env", {"A": "1"}, "env A", "1"),
+    Knob("envFromSecrets", ["s"], "container envFrom", [{"secretRef": {"name": "s"}}]),
+    Knob("envFromSecrets", ["s"], "head spec containers 0 envFrom", [{"secretRef": {"name": "s"}}]),
     Knob("modelCache.type", "none", "volumes model-cache emptyDir", {}),
     Knob("modelCache.type", "ephemeral", "volumes model-cache ephemeral volumeClaimTemplate spec accessModes 0",
          "ReadWriteOnce"),
@@ -77,6 +80,8 @@ GENERAL = (
     Knob("modelCache.type", "pvc", f"{CLAIM} spec accessModes", ["ReadWriteMany"]),
     Knob("modelCache.size", "9Gi", f"{CLAIM} spec resources requests storage", given=PVC),
     Knob("modelCache.hostPath", "/m", "volumes model-cache hostPath path", given=at("modelCache.type", "hostPath")),
+    Knob("modelCache.hostPath", "/m", "worker spec initContainers 0 command",
+         ["chown", "10001:10001", "/var/cache/peagle"], at("modelCache.type", "hostPath")),
     Knob("modelCache.keep", True, f"{CLAIM} metadata annotations", {"helm.sh/resource-policy": "keep"}, PVC),
     Knob("modelCache.keep", False, f"{CLAIM} metadata annotations", ABSENT, PVC),
     Knob("ray.auth.mode", "disabled", "cluster authOptions", {"mode": "disabled"}),
@@ -107,9 +112,9 @@ GENERAL = (
     Knob("drain.replacementSeconds", 100, "container lifecycle preStop exec command 4", "700"),
     Knob("drain.replacementSeconds", 100, "worker spec terminationGracePeriodSeconds", 760),
     Knob("drain.replacementSeconds", 100, "Deployment/-drain spec template spec containers 0 args 2", "--patience=100"),
-    Knob("drain.timeoutSeconds", 100, "container lifecycle preStop exec command 4", "400"),
-    Knob("drain.timeoutSeconds", 100, "worker spec terminationGracePeriodSeconds", 460),
-    Knob("drain.timeoutSeconds", 100, "Deployment/-drain spec template spec containers 0 args 3", "--finish=100"),
+    Knob("drain.timeoutSeconds", 700, "container lifecycle preStop exec command 4", "1000"),
+    Knob("drain.timeoutSeconds", 700, "worker spec terminationGracePeriodSeconds", 1060),
+    Knob("drain.timeoutSeconds", 700, "Deployment/-drain spec template spec containers 0 args 3", "--finish=700"),
     Knob("drain.shutdownSeconds", 5, "worker spec terminationGracePeriodSeconds", 905),
     Knob("drain.watcher.enabled", False, "names Deployment ClusterRole ClusterRoleBinding Role RoleBinding", []),
     Knob("drain.watcher.resources", LIMITS,
@@ -224,8 +229,8 @@ ACCESS = (
 )  # fmt: skip
 
 KNOBS = (*GENERAL, *STORE, *NODES, *ACCESS)
-# Read by Helm itself, as the condition of a dependency.
-READ_BY_HELM = {"kuberay-operator.enabled"}
+# Read by Helm itself, as the condition of a dependency, and by that dependency.
+READ_BY_HELM = {"kuberay-operator.enabled", "kuberay-operator.env"}
 
 
 def seen(it: Rendered, where: str) -> Any:

@@ -52,6 +52,14 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
         at("commonLabels", {"app.kubernetes.io/created-by": "x", "app.kubernetes.io/part-of": "x"}),
         "commonLabels has app.kubernetes.io/part-of, which the chart sets itself. Remove it,",
     ),
+    "drained before a request may end": (
+        at("api.request_timeout_s", 700.5),
+        "drain.timeoutSeconds is 600, and a request may take 700.5 s (api.request_timeout_s). Raise it to that,",
+    ),
+    "more GPUs for a pipeline than there are": (
+        at(f"{DEPLOYMENT}.engine.pipeline_parallel_size", 2),
+        "models: the least number of replicas (replicas.min) takes 2 GPUs of type B200, and workerGroups",
+    ),
     "one name twice": (other_model(), "models.small.deployment.name is small, as models.other.deployment.name is."),
     "a GPU that no group has": (
         at(f"{DEPLOYMENT}.resources.accelerator_type", "H200"), f"{DEPLOYMENT}.resources asks for a GPU of type H200"

@@ -29,7 +29,7 @@ LAYERS = (
     ("peagle.api", "peagle.cluster", "peagle.drafter", "peagle.simulator"),
     ("peagle.serve",),
     ("peagle.bench", "peagle.testing"),
-    ("peagle.cli", "peagle.cli_chat", "peagle.cli_status", "peagle.cli_url", "peagle.observe"),
+    ("peagle.cli", "peagle.cli_chat", "peagle.cli_server", "peagle.cli_status", "peagle.cli_url", "peagle.observe"),
 )
 HEAVY = {"ray", "vllm", "torch", "kubernetes", "transformers"}
 

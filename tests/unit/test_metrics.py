@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from metrics_sample import whole_scrape
 from peagle import metrics
-from peagle.api.metrics import Scrape, exposition
+from peagle.api.metrics import HttpMetrics, Scrape, exposition
 from peagle.metrics import METRICS, Kind, Unit
 from peagle.router.depth import Mode
 from peagle.router.depth.plan import Cause
@@ -78,8 +78,10 @@ def test_a_label_has_the_values_that_ray_and_vllm_give_it() -> None:
 
 
 def test_a_value_that_a_label_is_not_declared_to_have_counts_as_another() -> None:
-    text = exposition(Scrape(decisions={"m": {"whim": 1}})).decode()
-    assert 'peagle_dispatch_decisions_total{model="m",reason="other"} 1.0' in text
+    http = HttpMetrics()
+    http.decided("m", "whim")
+    text = exposition(Scrape({"i": http.values()})).decode()
+    assert 'peagle_dispatch_decisions_total{ingress="i",model="m",reason="other"} 1.0' in text
 
 
 def test_ingress_processes_do_not_overwrite_each_other() -> None:

@@ -68,6 +68,36 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
+{{- define "peagle.envFrom" -}}
+{{- with .Values.envFromSecrets }}
+envFrom:
+  {{- range . }}
+  - secretRef: {name: {{ . }}}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* A folder that the kubelet makes belongs to root, and no fsGroup reaches it. */}}
+{{- define "peagle.ownCache" -}}
+- name: own-cache
+  {{- include "peagle.imageFields" . | nindent 2 }}
+  command: [chown, "{{ .Values.podSecurity.runAsUser }}:{{ .Values.podSecurity.runAsGroup }}", /var/cache/peagle]
+  securityContext:
+    runAsNonRoot: false
+    runAsUser: 0
+    allowPrivilegeEscalation: false
+    readOnlyRootFilesystem: true
+    capabilities:
+      drop: [ALL]
+      add: [CHOWN]
+  resources:
+    requests: {cpu: 10m, memory: 16Mi}
+    limits: {memory: 64Mi}
+  volumeMounts:
+    - name: model-cache
+      mountPath: /var/cache/peagle
+{{- end -}}
+
 {{- define "peagle.volumeMounts" -}}
 - name: shared-mem
   mountPath: /dev/shm
@@ -75,11 +105,9 @@ imagePullSecrets:
   mountPath: /tmp
 - name: model-cache
   mountPath: /var/cache/peagle
-{{- if .Values.apiKeys.existingSecret }}
 - name: api-keys
   mountPath: /etc/peagle
   readOnly: true
-{{- end }}
 {{- end -}}
 
 {{/* Volumes of a pod: (dict "root" $ "sharedMemory" "1Gi" "isHead" true) */}}
@@ -111,14 +139,14 @@ imagePullSecrets:
       spec:
         {{- include "peagle.cacheClaim" (dict "cache" $cache "accessMode" "ReadWriteOnce") | nindent 8 }}
   {{- end }}
-{{- with $values.apiKeys.existingSecret }}
+# Without a secret there are no keys to ask for; it may come later.
 - name: api-keys
   secret:
-    secretName: {{ . }}
+    secretName: {{ $values.apiKeys.existingSecret | default (printf "%s-api-keys" (include "peagle.fullname" .root)) }}
+    optional: true
     items:
       - key: {{ $values.apiKeys.key }}
         path: keys
-{{- end }}
 {{- end -}}
 
 {{- define "peagle.cacheClaim" -}}

@@ -39,6 +39,7 @@ spec:
         {{- include "peagle.securityContext" . | nindent 8 }}
       env:
         {{- include "peagle.env" (dict "root" $ "env" dict) | trim | nindent 8 }}
+      {{- with include "peagle.envFrom" . | trim }}{{ . | nindent 6 }}{{ end }}
       ports:
         - {name: gcs-server, containerPort: 6379}
         - {name: dashboard, containerPort: 8265}
@@ -94,6 +95,10 @@ spec:
           {{- include "peagle.selector" $root | nindent 10 }}
           ray.io/group: {{ $.name }}
   {{- end }}
+  {{- if eq $root.Values.modelCache.type "hostPath" }}
+  initContainers:
+    {{- include "peagle.ownCache" $root | nindent 4 }}
+  {{- end }}
   containers:
     - name: ray-worker
       {{- include "peagle.imageFields" $root | nindent 6 }}
@@ -105,6 +110,7 @@ spec:
           {{- end }}
       env:
         {{- include "peagle.env" (dict "root" $root "env" $group.env) | trim | nindent 8 }}
+      {{- with include "peagle.envFrom" $root | trim }}{{ . | nindent 6 }}{{ end }}
       ports:
         - {name: serve, containerPort: 8000}
         - {name: metrics, containerPort: 8080}

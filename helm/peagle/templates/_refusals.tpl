@@ -11,6 +11,7 @@ fix. What one field alone can have wrong is the schema's business.
   (include "peagle.problems.access" . | fromYamlArray)
   (include "peagle.problems.tracing" . | fromYamlArray)
   (include "peagle.problems.labels" . | fromYamlArray)
+  (include "peagle.problems.drain" . | fromYamlArray)
 -}}
 {{- if $problems -}}
 {{- fail (printf "these values cannot work:\n  %s" (join "\n  " $problems)) -}}
@@ -75,7 +76,7 @@ fix. What one field alone can have wrong is the schema's business.
 {{- else if gt $ranks $largest }}
 - {{ printf "%s.tensor_parallel_size is %d, and the largest pod that fits has %d GPUs (workerGroups.*.gpus). A replica stays within one node: lower it to %d, or raise gpus to what the node has." $at $ranks $largest $largest | quote }}
 {{- else }}
-{{- $_ := set $needed $type (add (default 0 (get $needed $type)) (mul $ranks (int $deployment.replicas.min))) -}}
+{{- $_ := set $needed $type (add (default 0 (get $needed $type)) (mul $ranks (int (default 1 $deployment.engine.pipeline_parallel_size)) (int $deployment.replicas.min))) -}}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -146,6 +147,14 @@ fix. What one field alone can have wrong is the schema's business.
 {{- else if and .endpoint (not $path) (eq .protocol "http/protobuf") }}
 - {{ printf "tracing.endpoint is %s, without the path that spans are posted to. Add it: /v1/traces for most collectors." .endpoint | quote }}
 {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Serve stops a replica so long before its node's deadline as a request may take. */}}
+{{- define "peagle.problems.drain" -}}
+{{- $request := float64 (default 600 .Values.api.request_timeout_s) -}}
+{{- if lt (float64 .Values.drain.timeoutSeconds) $request }}
+- {{ printf "drain.timeoutSeconds is %d, and a request may take %v s (api.request_timeout_s). Raise it to that, or lower api.request_timeout_s." (int .Values.drain.timeoutSeconds) $request | quote }}
 {{- end }}
 {{- end -}}
 

@@ -57,7 +57,7 @@ class Edge:
         scope["headers"] = [(name, value) for name, value in scope["headers"] if _is_allowed(name, value)]
         answer = _Answer(scope, receive, send)
         try:
-            await self._app(scope, receive, answer.pass_on)
+            await self._app(scope, answer.hear, answer.pass_on)
         except Exception:
             logger.exception("The proxy failed on %s %s.", scope["method"], scope["path"])
         await answer.complete()
@@ -104,7 +104,12 @@ class _Answer:
         self._plain: tuple[int, list[bytes]] | None = None
         self._retry_after = b""
         self._streams = False
-        self._started = self._completed = False
+        self._started = self._completed = self._left = False
+
+    async def hear(self) -> Message:
+        message = await self._receive()
+        self._left = self._left or message["type"] == "http.disconnect"
+        return message
 
     async def pass_on(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -124,8 +129,11 @@ class _Answer:
         await self._send(message)
 
     async def complete(self) -> None:
-        """Send what is missing; a cut answer that is no stream is left to break, so that it is not taken for whole."""
-        if self._completed:
+        """Send what is missing; a cut answer that is no stream is left to break, so that it is not taken for whole.
+
+        A client that has left is sent nothing: the proxy ends its request without a word.
+        """
+        if self._completed or self._left:
             return
         if not self._started:
             await self._reply().response()(self._scope, self._receive, self._send)

@@ -216,14 +216,13 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
         """
         if not _settings(request).metrics:
             raise NotFoundError("Metrics are off here; peagle serve without --no-metrics has them.", code="metrics_off")
-        ingress, replicas, estimates, decisions, states = await asyncio.gather(
+        ingress, replicas, estimates, states = await asyncio.gather(
             self._ask_ingresses(request),
             self._ask_all(request, "replica_metrics"),
-            self._router_tells(request, "estimates"),
-            self._router_tells(request, "decisions"),
+            self._estimates(request),
             self._replica_states(request),
         )
-        text = metrics.exposition(metrics.Scrape(ingress, replicas, estimates, decisions, states))
+        text = metrics.exposition(metrics.Scrape(ingress, replicas, estimates, states))
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(self) -> JSONResponse:
@@ -262,15 +261,15 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
             return dict([mine])
         return dict([mine, *await ask_replicas(self._ingresses, "http_values", timeout_s)])
 
-    async def _router_tells(self, request: Request, method: str) -> dict[str, Any]:
-        """What the Router knows, by model; nothing where it does not answer in time."""
+    async def _estimates(self, request: Request) -> dict[str, Any]:
+        """What the Router expects of replicas, by model; nothing where it does not answer in time."""
         if self._router is None:
             return {}
         try:
             async with asyncio.timeout(_settings(request).probe_timeout_s):
-                answer: dict[str, Any] = await getattr(self._router, method).remote()
+                answer: dict[str, Any] = await self._router.estimates.remote()
         except Exception as error:  # a scrape without it is better than none
-            logger.warning("The Router does not tell its %s: %r", method, error)
+            logger.warning("The Router does not tell its estimates: %r", error)
             return {}
         return answer
 

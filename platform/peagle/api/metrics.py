@@ -77,11 +77,16 @@ class HttpMetrics:
             for metric in INGRESS_METRICS:
                 if metric.labels[1:] == (metrics.MODEL,):
                     self._at(metric, model)
-            for outcome in metrics.OUTCOME.values:
-                self._at(metrics.REQUESTS, model, outcome)
+            for metric in (metrics.REQUESTS, metrics.DECISIONS):
+                for value in metric.labels[-1].values:
+                    self._at(metric, model, value)
 
     def retried(self, model: str) -> None:
         self._at(metrics.RETRIES, model).inc()
+
+    def decided(self, model: str, reason: str) -> None:
+        """Count what dispatch decided for a request."""
+        self._at(metrics.DECISIONS, model, reason).inc()
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answer to any route."""
@@ -146,14 +151,12 @@ class Scrape:
         ingress: Values of each ingress process, by its name.
         replicas: What each replica of a model answered.
         estimates: By model and replica, fields that the Router adds to a replica's answer.
-        decisions: Dispatch decisions, by model and reason.
         states: How many replicas of a model are in a state of Ray Serve's.
     """
 
     ingress: Mapping[str, Sequence[Value]] = field(default_factory=dict)
     replicas: Rows = field(default_factory=dict)
     estimates: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
-    decisions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     states: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
@@ -168,18 +171,14 @@ class _Fleet(Collector):
     def collect(self) -> Iterator[Family]:
         for metric in INGRESS_METRICS:
             yield self._of_ingress(metric)
-        answering, states, decisions = (_family(metric) for metric in FLEET_METRICS)
+        answering, states = (_family(metric) for metric in FLEET_METRICS)
         for model, rows in self._rows.items():
             answering.add_metric([model], len(rows))
         yield answering
-        for metric, family, counts in (
-            (metrics.REPLICAS, states, self._scrape.states),
-            (metrics.DECISIONS, decisions, self._scrape.decisions),
-        ):
-            for model, by_value in counts.items():
-                for value, count in by_value.items():
-                    family.add_metric(metric.label_values(model, value), count)
-            yield family
+        for model, by_state in self._scrape.states.items():
+            for state, count in by_state.items():
+                states.add_metric(metrics.REPLICAS.label_values(model, state), count)
+        yield states
         for metric in REPLICA_METRICS:
             family = _family(metric)
             for model, rows in self._rows.items():

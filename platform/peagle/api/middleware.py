@@ -10,12 +10,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peagle.api.errors import describe
 from peagle.api.metrics import http_metrics
+from peagle.api.relay import DONE
+from peagle.api.reply import LEFT
 
 logger = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
-# What nginx calls a client that closed its connection before the answer.
-LEFT = 499
+_LAST_EVENT = DONE.encode()
 
 
 class Guard:
@@ -44,8 +45,11 @@ class Guard:
                     # Serve's proxy echoes an id that it has given or been given.
                     MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
-            whole = message["type"] == "http.response.body" and not message.get("more_body", False)
-            if (exchange := scope["state"].get("exchange")) is not None and (piece := message.get("body")):
+            piece = message.get("body", b"")
+            # Clients close a stream when they have read its last event, which may be before its empty end is sent.
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            whole = whole or is_last or piece.endswith(_LAST_EVENT)
+            if (exchange := scope["state"].get("exchange")) is not None and piece:
                 http_metrics().sent(exchange, piece, time.monotonic())
 
         try:

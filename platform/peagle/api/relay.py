@@ -13,13 +13,12 @@ from starlette.responses import StreamingResponse
 from starlette.types import Send
 
 from peagle.api.errors import Asked, EngineError, describe, from_engine
+from peagle.api.reply import ERROR_EVENT
 from peagle.errors import ReplicaLostError
 
 logger = logging.getLogger(__name__)
 
 DONE = "data: [DONE]\n\n"
-# How vLLM begins an event that carries an error.
-_ERROR_PREFIX = 'data: {"error"'
 
 
 class EventStream(StreamingResponse):
@@ -45,8 +44,8 @@ def split_events(reply: Any) -> list[str]:
 
 
 def has_choices(event: str) -> bool:
-    """Whether the event carries a part of an answer, be it empty; `[DONE]` and an event of usage alone do not."""
-    return event.startswith("data: {") and '"choices":[]' not in event
+    """Whether the event carries a part of an answer, be it empty; `[DONE]`, an error and usage alone do not."""
+    return event.startswith("data: {") and not event.startswith(ERROR_EVENT) and '"choices":[]' not in event
 
 
 def any_choices(packet: bytes) -> bool:
@@ -56,7 +55,7 @@ def any_choices(packet: bytes) -> bool:
 
 def engine_error(event: str, asked: Asked) -> EngineError | None:
     """The error that an event carries, if it carries one."""
-    if not event.startswith(_ERROR_PREFIX):
+    if not event.startswith(ERROR_EVENT):
         return None
     payload = json.loads(event.removeprefix("data: "))
     info: Mapping[str, Any] = payload["error"]

@@ -11,6 +11,10 @@ from starlette.responses import JSONResponse
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 OVERLOADED = "rate_limit_error"
+# How an event that carries an error begins, vLLM's and the platform's own.
+ERROR_EVENT = 'data: {"error"'
+# What nginx calls a client that closed its connection before the answer.
+LEFT = 499
 
 # Clients print messages; an engine may quote a whole prompt in one.
 MAX_MESSAGE_CHARS = 1000

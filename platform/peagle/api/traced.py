@@ -7,8 +7,11 @@ which then draws again. So Serve never starts a trace here; it continues the one
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from peagle.api.reply import ERROR_EVENT, LEFT
 from peagle.tracing import context_of, continue_in
 
+# What spans are named after; a client is free to invent other paths.
+ROUTES = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"})
 # W3C Trace Context.
 TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})
 
@@ -25,27 +28,47 @@ class Traced:
             await self._app(scope, receive, send)
             return
         told = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in TRACE_HEADERS}
-        status = 0
-
-        async def note(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        # Named without the path, which a client is free to invent, until something has answered there.
         attributes = {"http.request.method": scope["method"], "url.path": scope["path"]}
-        span = self._tracer.start_span("POST", context_of(told), SpanKind.SERVER, attributes)
+        name = f"POST {scope['path']}" if scope["path"] in ROUTES else "POST"
+        span = self._tracer.start_span(name, context_of(told), SpanKind.SERVER, attributes)
+        seen = _Seen(receive, send)
         try:
-            await self._app(_with_trace(scope, span), receive, note)
+            await self._app(_with_trace(scope, span), seen.hear, seen.say)
         finally:
-            if status:
+            if status := seen.status or (LEFT if seen.left else 0):
                 span.set_attribute("http.response.status_code", status)
-            if status not in (404, 405):
-                span.update_name(f"POST {scope['path']}")
-            if status >= 500 or not status:
+            if seen.failed:
                 span.set_status(Status(StatusCode.ERROR))
             span.end()
+
+
+class _Seen:
+    """What passes between a client and the application, as far as a span tells of it."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive, self._send = receive, send
+        self._broken, self._whole = False, False
+        self.status = 0
+        self.left = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether there was an error of the server's: as the answer, at the end of a stream, or in place of an end."""
+        return self.status >= 500 or self._broken or not (self._whole or self.left)
+
+    async def hear(self) -> Message:
+        message = await self._receive()
+        # A connection whose answer is out is closed, too.
+        self.left = self.left or (message["type"] == "http.disconnect" and not self._whole)
+        return message
+
+    async def say(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self._broken = self._broken or message.get("body", b"").startswith(ERROR_EVENT.encode())
+        await self._send(message)
+        self._whole = message["type"] == "http.response.body" and not message.get("more_body", False)
 
 
 def _with_trace(scope: Scope, span: Span) -> Scope:

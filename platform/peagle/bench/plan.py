@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from peagle.config import Deployment, parse_deployment
+from peagle.config import Deployment, Speculation, parse_deployment
 from peagle.errors import ConfigError
 
 NONE, EAGLE3, PEAGLE = "none", "eagle3", "p-eagle"
@@ -141,7 +141,10 @@ def sharing_a_gpu(deployment: Deployment, engines: int) -> Deployment:
 def _derive(
     deployment: Deployment, depth: int | None, eager: bool, adaptive: bool = False, live: bool = True
 ) -> Deployment:
-    """`deployment` at a fixed K, or without speculation where K is None; in one compile mode for all."""
+    """`deployment` at a fixed K, or without speculation where K is None; in one compile mode for all.
+
+    An adaptive one drafts up to K, and keeps what else the rule is given: the static K and the inter-token target.
+    """
     raw: dict[str, Any] = deployment.model_dump()
     raw["engine"] = {**raw["engine"], "enforce_eager": eager}
     if depth is None:
@@ -150,5 +153,12 @@ def _derive(
         raw |= {"drafter": None, "speculation": {"enabled": False}}
     else:
         live = live and raw["speculation"]["live_depth"] and raw["drafter"]["method"] == PEAGLE
-        raw["speculation"] = {"live_depth": live, "depth_max": depth, "depth_static": depth, "adaptive": adaptive}
+        ruled = deployment.speculation if adaptive else Speculation(depth_max=depth, depth_static=depth)
+        raw["speculation"] = {
+            "live_depth": live,
+            "adaptive": adaptive,
+            "depth_max": depth,
+            "depth_static": min(ruled.depth_static, depth),
+            "inter_token_s_max": ruled.inter_token_s_max,
+        }
     return parse_deployment(raw, origin=deployment.name)

@@ -44,6 +44,8 @@ def check_capacity(values: Values, facts: Facts, scale_up: bool) -> Iterator[Che
             yield _products(kind, group, suitable, facts.nodes)
         placed = _place(kind, suitable, free)
         yield _room(kind, placed, suitable, free, scale_up)
+    if values.ray.upgrade_strategy == "NewCluster" and any(node.own for node in facts.nodes):
+        yield _room_beside(kinds, facts.nodes)
 
 
 def pod_kinds(values: Values) -> list[PodKind]:
@@ -119,6 +121,19 @@ def _room(
     return failed(subject, detail, "Add nodes or free some, lower minReplicas, or pass --scale-up if nodes are added.")
 
 
+def _room_beside(kinds: Sequence[PodKind], nodes: Sequence[NodeFacts]) -> Check:
+    """Whether a second cluster fits beside the one that runs, as long as an upgrade takes."""
+    subject = "room for an upgrade"
+    free = {node.name: {name: amount - node.own.get(name, 0) for name, amount in node.free.items()} for node in nodes}
+    for kind in kinds:
+        placed = _place(kind, [node for node in nodes if _admits(node, kind)], free)
+        if placed < kind.least:
+            detail = f"beside the running cluster {placed} of {kind.least} pods of {kind.name} fit"
+            fix = "For an upgrade that changes pods add nodes, or set ray.upgradeStrategy: None and reinstall."
+            return warned(subject, detail, fix)
+    return passed(subject, "a second cluster fits beside the one that runs")
+
+
 def _lacking(kind: PodKind, suitable: Sequence[NodeFacts], free: Mapping[str, Amounts]) -> Iterator[str]:
     for node in suitable[:SHOWN]:
         short = [name for name, amount in kind.asks.items() if free[node.name].get(name, Decimal(0)) < amount]
@@ -160,9 +175,7 @@ def _replicas_fit_groups(values: Values) -> Iterator[Check]:
     asked: Counter[str] = Counter()
     for deployment in values.deployments:
         if deployment.resources.accelerator == "gpu":
-            asked[deployment.resources.accelerator_type or ""] += (
-                deployment.replicas.min * deployment.resources.tensor_parallel_size
-            )
+            asked[deployment.resources.accelerator_type or ""] += deployment.replicas.min * deployment.devices
     for kind, count in asked.items():
         groups = [group for group in values.groups.values() if not kind or group.accelerator_type == kind]
         pods = "max_replicas" if values.autoscaling.enabled else "min_replicas"

@@ -94,17 +94,24 @@ def _crds(values: Values, facts: Facts) -> Iterator[Check]:
 
 
 def _operator(values: Values, facts: Facts) -> Iterator[Check]:
+    subject = "KubeRay operator"
     if isinstance(facts.operators, ClusterError):
-        yield unknown("KubeRay operator", facts.operators)
-    elif values.operator.enabled and facts.operators:
-        detail = f"runs already ({', '.join(facts.operators)}), and this release brings one more"
-        yield failed("KubeRay operator", detail, "Set kuberay-operator.enabled: false.")
-    elif values.operator.enabled:
-        yield passed("KubeRay operator", "comes with this release")
-    elif facts.operators:
-        yield passed("KubeRay operator", ", ".join(facts.operators))
+        yield unknown(subject, facts.operators)
+        return
+    others = [each for each in facts.operators if not each.is_own]
+    images = ", ".join(each.image for each in others)
+    namespace = values.network_policy.operator_namespace or facts.namespace
+    homes = {facts.namespace} if values.operator.enabled else {each.namespace for each in others}
+    if values.operator.enabled and others:
+        detail = f"runs already ({images}), and this release brings one more"
+        yield failed(subject, detail, "Set kuberay-operator.enabled: false.")
+    elif not homes:
+        yield failed(subject, "none runs in the cluster", f"Run: {INSTALL_OPERATOR}")
+    elif values.network_policy.enabled and namespace not in homes:
+        detail = f"it is in {', '.join(sorted(homes))}, and the network policy lets it in from {namespace} only"
+        yield failed(subject, detail, f"Set networkPolicy.operatorNamespace: {min(homes)}.")
     else:
-        yield failed("KubeRay operator", "none runs in the cluster", f"Run: {INSTALL_OPERATOR}")
+        yield passed(subject, "comes with this release" if values.operator.enabled else images)
 
 
 def _namespace(values: Values, facts: Facts) -> Iterator[Check]:
@@ -173,15 +180,15 @@ def _class(field: str, name: str, facts: Facts) -> Check:
 def _secrets(values: Values, facts: Facts) -> Iterator[Check]:
     for name, key in secrets_needed(values).items():
         keys, subject = facts.secrets[name], f"secret {name}"
-        make = f"Run: kubectl create secret generic {name} -n {facts.namespace} --from-literal={key}=..."
+        make = f"Run: kubectl create secret generic {name} -n {facts.namespace} --from-literal={key or 'NAME'}=..."
         if isinstance(keys, ClusterError):
             yield unknown(subject, keys)
         elif keys is None:
             yield failed(subject, f"it is not in {facts.namespace}", make)
-        elif key not in keys:
+        elif key is not None and key not in keys:
             yield failed(subject, f"it has no key {key}, only {', '.join(sorted(keys)) or 'none'}", make)
         else:
-            yield passed(subject, f"has the key {key}")
+            yield passed(subject, f"has the key {key}" if key else "is there")
 
 
 def _classes(facts: Facts) -> Iterator[Check]:

@@ -82,7 +82,8 @@ def status(
 ) -> None:
     """Show a release: its RayService, pods and their nodes, and every replica with its K.
 
-    Replicas are asked through the Kubernetes API, so that nothing has to be forwarded.
+    Replicas are asked in the head pod, so that nothing has to be forwarded; it takes the right to run commands there
+    (pods/exec).
 
     Example: peagle cluster status -n serving
     """

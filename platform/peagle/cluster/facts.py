@@ -23,7 +23,7 @@ RAY_KINDS = ("rayservices", "rayclusters")
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node: `capacity` is what pods may ask for in all, `free` what they have left."""
+    """A node: `capacity` is what pods may ask for in all, `free` what others than this release's leave, `own` its."""
 
     name: str
     labels: Mapping[str, str]
@@ -31,6 +31,16 @@ class NodeFacts:
     is_ready: bool
     capacity: Amounts
     free: Amounts
+    own: Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorFacts:
+    """A KubeRay operator, and whether it came with the release."""
+
+    image: str
+    namespace: str
+    is_own: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,7 @@ class Facts:
     namespace: str
     namespace_labels: Known[Mapping[str, str] | None]
     crds: Mapping[str, Known[CrdFacts | None]]
-    operators: Known[tuple[str, ...]]
+    operators: Known[tuple[OperatorFacts, ...]]
     nodes: Known[tuple[NodeFacts, ...]]
     storage_classes: Known[Mapping[str, bool]]
     claims: Mapping[str, Known[tuple[str, ...] | None]]
@@ -92,7 +102,8 @@ def secrets_needed(values: Values) -> dict[str, str | None]:
         store.existing_secret if values.gcs.store != "none" else "": store.password_key,
     }
     pulling: dict[str, str | None] = dict.fromkeys(values.image.pull_secrets, ".dockerconfigjson")
-    return {name: key for name, key in (pulling | named).items() if name}
+    whole: dict[str, str | None] = dict.fromkeys(values.env_from_secrets)
+    return {name: key for name, key in (pulling | whole | named).items() if name}
 
 
 async def gather(api: KubeApi, values: Values, release: str) -> Facts:
@@ -114,7 +125,7 @@ async def gather(api: KubeApi, values: Values, release: str) -> Facts:
         namespace=api.namespace,
         namespace_labels=await _known(_labels(api, space)),
         crds=await _each(crds_needed(values), lambda name: _crd(api, name)),
-        operators=await _known(_operators(api)),
+        operators=await _known(_operators(api, release)),
         nodes=await _known(_nodes(api, release)),
         storage_classes=await _known(_storage_classes(api)),
         claims=await _each([claim], lambda name: _claim(api, f"{space}/persistentvolumeclaims/{name}")),
@@ -183,29 +194,39 @@ def _fields(schema: Json, depth: int, prefix: str = "") -> Iterable[str]:
             yield from _fields(field, depth - 1, f"{prefix}{name}.")
 
 
-async def _operators(api: KubeApi) -> tuple[str, ...]:
-    """Images of the KubeRay operators in the cluster."""
+async def _operators(api: KubeApi, release: str) -> tuple[OperatorFacts, ...]:
     query = {"labelSelector": "app.kubernetes.io/name=kuberay-operator"}
     found, _ = await api.list("/apis/apps/v1/deployments", "list deployments of all namespaces", query)
-    return tuple(each["spec"]["template"]["spec"]["containers"][0]["image"] for each in found)
+    return tuple(
+        OperatorFacts(
+            image=each["spec"]["template"]["spec"]["containers"][0]["image"],
+            namespace=each["metadata"]["namespace"],
+            is_own=_is_own(each, api, release),
+        )
+        for each in found
+    )
+
+
+def _is_own(item: Json, api: KubeApi, release: str) -> bool:
+    metadata = item["metadata"]
+    return metadata["namespace"] == api.namespace and (metadata.get("labels") or {}).get(INSTANCE) == release
 
 
 async def _nodes(api: KubeApi, release: str) -> tuple[NodeFacts, ...]:
     nodes, _ = await api.list("/api/v1/nodes", "list nodes")
     running = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
     pods, _ = await api.list("/api/v1/pods", "list pods of all namespaces", running)
-    used: dict[str, dict[str, Decimal]] = {}
+    others: dict[str, dict[str, Decimal]] = {}
+    own: dict[str, dict[str, Decimal]] = {}
     for pod in pods:
-        labels = pod["metadata"].get("labels") or {}
-        # An upgrade takes the place of the release's own pods.
-        if (node := pod["spec"].get("nodeName")) and not (
-            labels.get(INSTANCE) == release and pod["metadata"]["namespace"] == api.namespace
-        ):
+        if node := pod["spec"].get("nodeName"):
+            used = own if _is_own(pod, api, release) else others
             _add(used.setdefault(node, {}), pod_requests(pod["spec"]))
-    return tuple(_node(item, used.get(item["metadata"]["name"], {})) for item in nodes)
+    names = (item["metadata"]["name"] for item in nodes)
+    return tuple(_node(item, others.get(name, {}), own.get(name, {})) for item, name in zip(nodes, names, strict=True))
 
 
-def _node(item: Json, used: Amounts) -> NodeFacts:
+def _node(item: Json, others: Amounts, own: Amounts) -> NodeFacts:
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     taints = list(spec.get("taints") or [])
     if spec.get("unschedulable"):
@@ -218,7 +239,8 @@ def _node(item: Json, used: Amounts) -> NodeFacts:
         taints=tuple(taints),
         is_ready=any(each["type"] == "Ready" and each["status"] == "True" for each in conditions),
         capacity=capacity,
-        free={name: amount - used.get(name, Decimal(0)) for name, amount in capacity.items()},
+        free={name: amount - others.get(name, Decimal(0)) for name, amount in capacity.items()},
+        own=own,
     )
 
 

@@ -7,13 +7,15 @@ why they ended; so objects stay plain values here, and `peagle.cluster.watch` de
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from kubernetes.aio import client, config
+from kubernetes.aio.stream import WsApiClient
+from kubernetes.aio.stream.ws_client import ERROR_CHANNEL, STDERR_CHANNEL, STDOUT_CHANNEL
 
 from peagle.errors import ClusterError, ConfigError
 
@@ -82,6 +84,36 @@ class KubeApi:
             raise ClusterError(0, action, _said(error)) from None
         finally:
             response.close()
+
+    async def run(self, pod: str, container: str, command: Sequence[str], action: str) -> str:
+        """Run a command in a container and return what it printed, as `kubectl exec` does.
+
+        Raises:
+            ClusterError: No answer, a refusal, or a command that failed, with what it said of it.
+        """
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/exec"
+        query = [("container", container), ("stdout", "true"), ("stderr", "true"), *(("command", c) for c in command)]
+        said = {STDOUT_CHANNEL: b"", STDERR_CHANNEL: b"", ERROR_CHANNEL: b""}
+        try:
+            _, url, headers, _, _ = await self._client.param_serialize(
+                "GET", path, query_params=query, auth_settings=["BearerToken"]
+            )
+            streams = WsApiClient(self._client.configuration)  # type: ignore[no-untyped-call]
+            async with asyncio.timeout(REQUEST_TIMEOUT_S), streams:
+                opened = await streams.call_api("GET", url, headers, _preload_content=False)
+                async with opened.response as messages:
+                    async for message in messages:
+                        if message.data and message.data[0] in said:
+                            said[message.data[0]] += message.data[1:]
+            outcome = json.loads(said[ERROR_CHANNEL])
+        except aiohttp.WSServerHandshakeError as error:
+            raise ClusterError(error.status, action, error.message) from None
+        except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
+            raise ClusterError(0, action, _said(error)) from None
+        if outcome.get("status") != "Success":
+            reason = said[STDERR_CHANNEL].decode(errors="replace").strip()
+            raise _refusal(outcome.get("code", 500), action, {"message": reason} if reason else outcome)
+        return said[STDOUT_CHANNEL].decode(errors="replace")
 
     async def _exchange(
         self, method: str, path: str, action: str, query: Mapping[str, str] | None = None, body: Json | None = None

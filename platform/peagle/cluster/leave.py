@@ -1,4 +1,7 @@
-"""What a worker pod does before it ends: its Ray node drains, and it waits until no replica is left on it.
+"""What a worker pod does before it ends: its Ray node drains, and it waits until nothing of Serve is left on it.
+
+A proxy outlives the replicas beside it: it may relay answers of replicas elsewhere. Serve stops it half a minute after
+the last replica has left, or once its last answer has ended.
 
 Run by the pod's preStop hook. Where Ray's head does not answer there is nobody to send requests elsewhere, so it ends
 with a message, and the pod with it.
@@ -18,15 +21,15 @@ from peagle.cluster.ray_nodes import Gcs, RayControl, RayUnreachable
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-# How Ray titles the process of a Serve replica.
-REPLICA = "ray::ServeReplica:"
+# How Ray titles the processes of Serve's replicas and proxies.
+SERVING = ("ray::ServeReplica:", "ray::ProxyActor")
 # Set in each Ray container by KubeRay.
 ADDRESS, POD = "RAY_ADDRESS", "RAY_CLOUD_INSTANCE_ID"
 
 
-def replicas_here() -> int:
-    """How many Serve replicas run in this pod."""
-    return sum(1 for process in psutil.process_iter() if _title(process).startswith(REPLICA))
+def serving_here() -> int:
+    """How many replicas and proxies of Serve run in this pod."""
+    return sum(1 for process in psutil.process_iter() if _title(process).startswith(SERVING))
 
 
 def _title(process: psutil.Process) -> str:
@@ -40,10 +43,10 @@ def leave(
     control: RayControl,
     pod: str,
     timeout_s: float,
-    replicas: Callable[[], int] = replicas_here,
+    serving: Callable[[], int] = serving_here,
     poll_s: float = POLL_S,
 ) -> bool:
-    """Drain the Ray node in `pod` and wait; return whether its last replica has left within `timeout_s`.
+    """Drain the Ray node in `pod` and wait; return whether its last replica and proxy have left within `timeout_s`.
 
     Raises:
         RayUnreachable: Ray's head does not answer.
@@ -52,9 +55,9 @@ def leave(
     for node in control.nodes():
         if node.pod == pod:
             control.drain(node.id, round(1000 * deadline_s), f"pod {pod} ends")
-    while left := replicas():
+    while left := serving():
         if time.time() >= deadline_s:
-            logger.warning("%d replicas are still here after %.0f s", left, timeout_s)
+            logger.warning("%d replicas or proxies are still here after %.0f s", left, timeout_s)
             return False
         time.sleep(poll_s)
     return True

@@ -1,5 +1,6 @@
 """How a release is: its RayServices, their pods, and what every replica says of itself."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -8,7 +9,9 @@ from peagle.cluster.drain import INSTANCE, NODE_TYPE, RAY_CLUSTER
 from peagle.cluster.kube import Json, KubeApi
 from peagle.errors import ClusterError, ConfigError
 
-SERVE_PORT = 8000
+# What the chart calls the container of a head pod, and what there tells of the fleet, to callers of its own pod only.
+HEAD_CONTAINER = "ray-head"
+TELL_FLEET = ("peagle", "status", "--json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class ReleaseStatus:
 
 
 async def read_status(api: KubeApi, release: str) -> ReleaseStatus:
-    """Ask the Kubernetes API, and through its service proxy the release itself.
+    """Ask the Kubernetes API, and in the head pod the release itself.
 
     Raises:
         ClusterError: RayServices or pods cannot be listed.
@@ -66,10 +69,12 @@ async def read_status(api: KubeApi, release: str) -> ReleaseStatus:
     query = {"labelSelector": f"{INSTANCE}={release},{NODE_TYPE}"}
     pods, _ = await api.list(f"/api/v1/namespaces/{api.namespace}/pods", f"list pods in {api.namespace}", query)
     cordoned = await _cordoned(api)
-    fleet, problem = await _fleet(api, services[0]["metadata"]["name"])
+    found = tuple(pod_status(each, cordoned) for each in pods)
+    said = tuple(service_status(each) for each in services)
+    fleet, problem = await _fleet(api, said[0], found)
     return ReleaseStatus(
-        services=tuple(service_status(each) for each in services),
-        pods=tuple(pod_status(each, cordoned) for each in pods),
+        services=said,
+        pods=found,
         fleet=fleet,
         fleet_problem=problem,
     )
@@ -129,12 +134,18 @@ async def _cordoned(api: KubeApi) -> frozenset[str]:
     return frozenset(each["metadata"]["name"] for each in nodes if (each.get("spec") or {}).get("unschedulable"))
 
 
-async def _fleet(api: KubeApi, service: str) -> tuple[Json | None, str]:
-    path = f"/api/v1/namespaces/{api.namespace}/services/{service}:{SERVE_PORT}/proxy/fleet"
+async def _fleet(api: KubeApi, service: ServiceStatus, pods: tuple[PodStatus, ...]) -> tuple[Json | None, str]:
+    heads = (each for each in pods if each.kind == "head" and each.ray_cluster == service.ray_cluster)
+    head = next((each for each in heads if each.phase == "Running"), None)
+    if head is None:
+        return None, f"no head pod of {service.name} runs"
     try:
-        fleet = await api.read(path, f"reach service {service} through its proxy")
+        printed = await api.run(head.name, HEAD_CONTAINER, TELL_FLEET, f"run a command in pod {head.name}")
+        fleet = json.loads(printed)
     except ClusterError as error:
-        if error.status in (0, 401):
+        if error.status == 401:
             raise
         return None, str(error)
-    return (fleet, "") if isinstance(fleet.get("models"), list) else (None, f"service {service} answers no fleet")
+    except ValueError:
+        return None, f"{' '.join(TELL_FLEET)} in pod {head.name} printed no fleet"
+    return fleet, ""

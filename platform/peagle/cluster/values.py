@@ -98,6 +98,10 @@ class Drain(_Part):
     watcher: Switch = Switch()
 
 
+class NetworkPolicy(Switch):
+    operator_namespace: str = ""
+
+
 class Auth(_Part):
     mode: str = "disabled"
     existing_secret: str = ""
@@ -105,6 +109,7 @@ class Auth(_Part):
 
 class Ray(_Part):
     auth: Auth = Auth()
+    upgrade_strategy: str = "NewCluster"
 
 
 class Values(_Part):
@@ -124,6 +129,8 @@ class Values(_Part):
     gateway_route: Switch = Switch()
     drain: Drain = Drain()
     ray: Ray = Ray()
+    env_from_secrets: tuple[str, ...] = ()
+    network_policy: NetworkPolicy = NetworkPolicy()
     operator: Switch = Field(default=Switch(), alias="kuberay-operator")
 
 

@@ -64,7 +64,7 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
 
 def _has_one_cpu_worker(deployment: Deployment) -> bool:
     # A tensor is split over GPUs only.
-    return deployment.resources.accelerator == "cpu" and deployment.engine.get("pipeline_parallel_size", 1) == 1
+    return deployment.resources.accelerator == "cpu" and deployment.pipeline_parallel_size == 1
 
 
 def drafted_depth(deployment: Deployment) -> int:

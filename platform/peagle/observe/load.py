@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 import sys
 import time
@@ -15,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from peagle.bench.workloads import read_prompts
-from peagle.cli_chat import nothing_answers
-from peagle.errors import ConfigError, StartupError
+from peagle.cli_server import choose_model, key_headers, nothing_answers
+from peagle.errors import ConfigError
 
 OPEN_MAX = 512
 """Requests open at once; beyond them the next ones wait, so that a server that hangs does not exhaust this machine."""
@@ -104,18 +103,20 @@ def run_load(url: str, model: str | None, rates: str, seconds: float, max_tokens
 
     Raises:
         ConfigError: `rates` is no list of numbers.
-        StartupError: Nothing answers at `url`.
+        StartupError: Nothing answers at `url`, it asks for a key, or does not serve `model`.
     """
     times = arrivals(_rates(rates), seconds, seed)
     asyncio.run(_run(url.rstrip("/").removesuffix("/v1"), model, times, max_tokens, seed))
 
 
 async def _run(base: str, model: str | None, times: Sequence[float], max_tokens: int, seed: int) -> None:
-    key = os.environ.get("PEAGLE_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     limits = httpx.Limits(max_connections=OPEN_MAX)
-    async with httpx.AsyncClient(base_url=base, headers=headers, timeout=TIMEOUT_S, limits=limits) as client:
-        name = model or await _first_model(client)
+    async with httpx.AsyncClient(base_url=base, headers=key_headers(), timeout=TIMEOUT_S, limits=limits) as client:
+        try:
+            answer = await client.get("/v1/models")
+        except httpx.TransportError as error:
+            raise nothing_answers(base, error) from None
+        name = choose_model(answer, base, model)
         body = {"model": name, "max_tokens": max_tokens, "stream": True, "stream_options": {"include_usage": True}}
         start = time.monotonic()
         sent = await send_all(client, body, times, seed)
@@ -123,16 +124,6 @@ async def _run(base: str, model: str | None, times: Sequence[float], max_tokens:
     Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(
         summary(sent, max(time.monotonic() - start, 1e-9))
     )
-
-
-async def _first_model(client: httpx.AsyncClient) -> str:
-    try:
-        answer = (await client.get("/v1/models")).raise_for_status()
-        return str(answer.json()["data"][0]["id"])
-    except httpx.TransportError as error:
-        raise nothing_answers(str(client.base_url).rstrip("/"), error) from None
-    except (httpx.HTTPStatusError, ValueError, KeyError, IndexError, TypeError):
-        raise StartupError(f"{client.base_url} names no model", "Name one with --model.") from None
 
 
 def _rates(text: str) -> tuple[float, ...]:

@@ -53,7 +53,8 @@ def read_boards(folder: Path) -> list[dict[str, Any]]:
     Raises:
         ConfigError: There is none.
     """
-    boards = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    boards = [each for each in found if isinstance(each, dict) and {"uid", "title", "panels"} <= each.keys()]
     if not boards:
         raise ConfigError("--dashboards", str(folder), "it holds none", "Name the folder dashboards/generated.")
     return sorted(boards, key=lambda board: (board["uid"] != FIRST, board["title"]))

@@ -18,7 +18,8 @@ def prometheus_config(url: str, rules: list[Path]) -> dict[str, Any]:
     """Prometheus' configuration for the server at `url`, Ray's agents behind it, and the rule files `rules`."""
     server = urlsplit(url)
     port = server.port or {"https": 443}.get(server.scheme, 80)
-    target = {"scheme": server.scheme, "static_configs": [{"targets": [f"{server.hostname}:{port}"]}]}
+    host = f"[{server.hostname}]" if ":" in (server.hostname or "") else server.hostname
+    target = {"scheme": server.scheme, "static_configs": [{"targets": [f"{host}:{port}"]}]}
     return {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"},
         "rule_files": [str(path.resolve()) for path in rules],

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from peagle.cli_chat import nothing_answers
+from peagle.cli_server import nothing_answers
 from peagle.errors import ConfigError, StartupError
 from peagle.observe.provision import write_grafana, write_prometheus
 from peagle.serve.preflight import check_port
@@ -40,10 +40,13 @@ def run_observe(url: str, folder: Path, prometheus_port: int, grafana_port: int)
         raise ConfigError("--dashboards", str(folder), "it holds no rules", "Name the folder dashboards/generated.")
     base = url.rstrip("/").removesuffix("/v1")
     try:
-        httpx.get(f"{base}/metrics", timeout=10.0).raise_for_status()
+        answer = httpx.get(f"{base}/metrics", timeout=10.0)
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            raise StartupError(f"{base} has no /metrics", "Name a peagle server that runs without --no-metrics.")
+        answer.raise_for_status()
     except httpx.HTTPError as error:
         raise nothing_answers(base, error) from None
-    check_port("127.0.0.1", prometheus_port)
+    check_port("127.0.0.1", prometheus_port, "--prometheus-port")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     with ExitStack() as stack:
@@ -53,7 +56,7 @@ def run_observe(url: str, folder: Path, prometheus_port: int, grafana_port: int)
         stack.enter_context(Child(_prometheus(config, prometheus_port), f"{address}/-/ready", state / "prometheus.log"))
         print(f"Prometheus: {address}  (alerts: {address}/alerts)", flush=True)
         if grafana := shutil.which("grafana"):
-            check_port("127.0.0.1", grafana_port)
+            check_port("127.0.0.1", grafana_port, "--grafana-port")
             shown = f"http://127.0.0.1:{grafana_port}"
             environment = {**write_grafana(state, address, folder), "GF_SERVER_HTTP_PORT": str(grafana_port)}
             command = [grafana, "server", "--homepath", str(_grafana_home(Path(grafana)))]

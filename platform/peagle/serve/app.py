@@ -129,8 +129,12 @@ def llm_config(deployment: Deployment, serve_options: Mapping[str, Any] | None =
         model_loading_config={"model_id": deployment.name, "model_source": source},
         engine_kwargs=engine,
         accelerator_config={"kind": resources.accelerator},
-        # Ray merges the replica's own share into the first worker's bundle.
-        placement_group_config={"bundle_per_worker": {"GPU": 1} if on_gpu else {"CPU": resources.cpus}},
+        # Ray merges the replica's own share into the first worker's bundle. Tensor parallel ranks stay on one node:
+        # they exchange after every layer, and an autoscaler asked for single GPUs would bring as many nodes.
+        placement_group_config={
+            "bundle_per_worker": {"GPU": 1} if on_gpu else {"CPU": resources.cpus},
+            "strategy": "STRICT_PACK" if deployment.pipeline_parallel_size == 1 else "PACK",
+        },
         deployment_config={
             **replica_count(deployment),
             "max_ongoing_requests": deployment.routing.max_ongoing_requests,

@@ -5,7 +5,6 @@ import logging
 import random
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
 from peagle.api.attempt import client_request
+from peagle.api.metrics import http_metrics
 from peagle.router.dispatch import Dispatcher, DispatcherReport, FleetNews, Route, Shed, ShedReason
 from peagle.router.snapshot import RouteRequest
 from peagle.serve import router
@@ -58,7 +58,6 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         self._usual_output_tokens: float = OUTPUT_TOKENS
         self._open: dict[str, _Open] = {}
         self._sent_to: dict[str, frozenset[str]] = {}
-        self._decisions: Counter[str] = Counter()
         self._handle: DeploymentHandle | None = None
         self._following: asyncio.Task[None] | None = None
 
@@ -85,7 +84,7 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             ranked = self._dispatch(pending_request)
         except Exception:  # raised in here, it would leave the request waiting for ever
             logger.exception("No decision; the request goes to any replica.")
-            self._decisions["failed"] += 1
+            http_metrics().decided(self._model, "failed")
             ranked = tuple(random.sample(list(candidates), len(candidates)))
         return [[candidates[name]] for name in ranked]
 
@@ -133,7 +132,7 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             decision = self._decide(replace(request, tried=frozenset()))
         waits = not isinstance(decision, Route)
         if not waits or request.request_id not in self._open:
-            self._decisions[f"{'wait-' if waits else ''}{decision.reason}"] += 1
+            http_metrics().decided(self._model, f"{'wait-' if waits else ''}{decision.reason}")
         self._remember(_Open(request, pending.future, decision.reason), client)
         return decision.ranked if isinstance(decision, Route) else ()
 
@@ -176,7 +175,7 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
 
     async def _follow(self) -> None:
         """Tell the Router of this dispatcher, and take what it knows of the fleet."""
-        mine = DispatcherReport(self._id, self._dispatcher.open_requests, dict(self._decisions))
+        mine = DispatcherReport(self._id, self._dispatcher.open_requests)
         # Dated from the question: an answer that is late must not look newer than what was sent while it came.
         asked_s = time.monotonic()
         news = await asyncio.to_thread(self._ask, mine)

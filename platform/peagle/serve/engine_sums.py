@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from peagle.metrics import SECONDS, TOKEN_SECONDS
+from peagle.metrics import FINISH, SECONDS, TOKEN_SECONDS
 
 
 @dataclass(slots=True)
@@ -40,7 +40,8 @@ class EngineSums:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     preemptions: int = 0
-    finished: Counter[str] = field(default_factory=Counter)
+    # Every reason from the start: a rate leaves out a series' first value.
+    finished: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(FINISH.values, 0)))
 
     def stepped(self, stats: Any) -> None:
         """Take vLLM's `IterationStats` of one step."""

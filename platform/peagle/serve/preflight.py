@@ -38,27 +38,28 @@ def check_machine(deployments: Sequence[Deployment], host: str, port: int) -> No
     check_memory(deployments, available_memory_bytes())
 
 
-def check_port(host: str, port: int) -> None:
-    """The address can be listened on."""
+def check_port(host: str, port: int, option: str = "--port") -> None:
+    """The address can be listened on; `option` is where the port was asked for."""
     if not 1 <= port <= 65535:
-        raise ConfigError("--port", port, "a port is between 1 and 65535", "Pass one of these.")
+        raise ConfigError(option, port, "a port is between 1 and 65535", "Pass one of these.")
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
     except OSError as error:
-        raise _port_problem(host, port, error) from None
+        raise _port_problem(host, port, option, error) from None
 
 
-def _port_problem(host: str, port: int, error: OSError) -> ConfigError | StartupError:
+def _port_problem(host: str, port: int, option: str, error: OSError) -> ConfigError | StartupError:
     match error.errno:
         case errno.EADDRINUSE:
             owner = listening_process(port)
             by = f" by {owner}" if owner else ""
-            return StartupError(f"port {port} on {host} is in use{by}", "Stop that process, or pass another --port.")
+            return StartupError(f"port {port} on {host} is in use{by}", f"Stop that process, or pass another {option}.")
         case errno.EACCES:
-            return StartupError(f"port {port} is reserved to the system's administrator", "Pass a --port above 1023.")
+            problem = f"port {port} is reserved to the system's administrator"
+            return StartupError(problem, f"Pass a {option} above 1023.")
         case _:
             problem = f"this machine cannot listen there ({error.strerror})"
             return ConfigError("--host", host, problem, "Pass 127.0.0.1, or 0.0.0.0 for every address.")
@@ -126,7 +127,7 @@ def installed_engine() -> tuple[str | None, str | None]:
 def check_gpus(deployments: Iterable[Deployment]) -> None:
     """There are as many GPUs as the least number of replicas takes."""
     needed = {
-        deployment.name: deployment.replicas.min * deployment.resources.tensor_parallel_size
+        deployment.name: deployment.replicas.min * deployment.devices
         for deployment in deployments
         if deployment.resources.accelerator == "gpu"
     }

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from peagle.router.depth import DepthPlan, StandingLimits
+from peagle.router.depth import Cause, DepthPlan, StandingLimits
 from peagle.router.snapshot import DepthTable, StepReport, StepStats
 
 # Below Ray Serve's own, which a replica prints from the level of information on.
@@ -24,7 +24,8 @@ class PlanStatus:
     Attributes:
         mode: What governs the depths, `static` before any plan.
         reason: Why they are as they are.
-        age_s: Seconds since the Router last confirmed them; None before any plan.
+        age_s: Seconds since the Router last confirmed them, before that since it was first to be asked; None where it
+            is not.
     """
 
     mode: str
@@ -71,19 +72,20 @@ class DepthReporter:
         self._answered: StepStats | None = None
         self._readings = self._answered_reading = 0
         self._plan: DepthPlan | None = None
-        self._plan_at_s = 0.0
+        self._plan_at_s = now_s()
         self._changes: Counter[str] = Counter()
 
     @property
     def status(self) -> PlanStatus:
+        age_s = self._now_s() - self._plan_at_s
         if self._plan is None:
-            return PlanStatus("static", "no plan has come yet; the depths are those that were configured", None)
-        return PlanStatus(self._plan.mode.value, self._plan.reason, self._now_s() - self._plan_at_s)
+            return PlanStatus("static", "no plan has come yet; the depths are those that were configured", age_s)
+        return PlanStatus(self._plan.mode.value, self._plan.reason, age_s)
 
     @property
     def changes(self) -> dict[str, int]:
-        """How often K was changed for a run of batch sizes, by cause."""
-        return dict(self._changes)
+        """How often K was changed for a run of batch sizes, by every cause: a rate leaves out the first value."""
+        return {cause.value: self._changes[cause.value] for cause in Cause}
 
     async def leave_out(self) -> None:
         """Read, but report nothing of what was added so far."""

@@ -50,10 +50,6 @@ class Router:
         """One dispatcher's report; returns what all replicas of its model reported last."""
         return self._boards[model].news(dispatcher, time.monotonic())
 
-    async def decisions(self) -> dict[str, dict[str, int]]:
-        """How many requests all dispatchers have sent, by model and reason."""
-        return {model: dict(board.decisions) for model, board in self._boards.items()}
-
     async def estimates(self) -> dict[str, dict[str, dict[str, Any]]]:
         """What is expected of each replica whose depth adapts, by model and replica, as fields of its metrics."""
         now_s = time.monotonic()

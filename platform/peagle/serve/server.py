@@ -210,8 +210,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
                 "depth_changes": changes,
                 "depth_modes": {self._plan.mode: 1},
             }
-        devices = self._deployment.resources.tensor_parallel_size
-        return {**self._status(stats), **self._listener.sums.plain(), **speculation, "devices": devices}
+        sums = self._listener.sums.plain()
+        return {**self._status(stats), **sums, **speculation, "devices": self._deployment.devices}
 
     def _status(self, stats: StepStats | None) -> dict[str, Any]:
         load = self._listener.load

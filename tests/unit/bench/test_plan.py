@@ -37,6 +37,16 @@ def test_p_eagle_takes_every_depth_in_one_engine_and_eagle3_an_engine_for_each()
     assert adaptive == {Variant(engine=3, method="p-eagle", depth=7, adaptive=True)}
 
 
+def test_an_adaptive_engine_keeps_what_else_the_served_rule_is_given() -> None:
+    served = {"adaptive": True, "depth_max": 7, "depth_static": 5, "inter_token_s_max": 0.02}
+    file = deployment(speculation=served)
+    for depths, static in (([0, 7], 5), ([0, 3], 3)):
+        ruled = plan_engines(file, None, ["p-eagle"], depths, eager=False, adaptive=True)[0].deployment.speculation
+        assert (ruled.depth_max, ruled.depth_static, ruled.inter_token_s_max) == (max(depths), static, 0.02)
+    swept = plan_engines(file, None, ["p-eagle"], [0, 7], eager=False)[0].deployment.speculation
+    assert (swept.depth_static, swept.inter_token_s_max) == (7, None)
+
+
 def test_a_fixed_engine_drafts_so_much_and_cannot_change_it() -> None:
     plans = plan_engines(deployment(), None, ["none", "p-eagle"], [0, 7], eager=False, adaptive=True, fixed=7)
     assert [(plan.name, plan.depths, plan.live) for plan in plans] == [

@@ -77,16 +77,19 @@ def gpu_node(name: str, product: str = "NVIDIA-B200", gpus: int = 8) -> dict[str
     }
 
 
+def operator(namespace: str, release: str) -> dict[str, Any]:
+    labels = {"app.kubernetes.io/name": "kuberay-operator", "app.kubernetes.io/instance": release}
+    spec = {"template": {"spec": {"containers": [{"image": "kuberay/operator:v1.7.0"}]}}}
+    return {"metadata": {"name": "op", "namespace": namespace, "labels": labels}, "spec": spec}
+
+
 @pytest.fixture
 async def server() -> AsyncIterator[KubernetesApi]:
     """A cluster that has all that `RAW` asks for."""
     async with KubernetesApi(replies={"/version": {"gitVersion": "v1.33.2"}}) as serving:
         for kind in ("rayservices", "rayclusters"):
             await serving.put("customresourcedefinitions", crd(f"{kind}.ray.io"))
-        operator = {"template": {"spec": {"containers": [{"image": "kuberay/operator:v1.7.0"}]}}}
-        labels = {"app.kubernetes.io/name": "kuberay-operator"}
-        metadata = {"name": "op", "namespace": "kuberay", "labels": labels}
-        await serving.put("deployments", {"metadata": metadata, "spec": operator})
+        await serving.put("deployments", operator("kuberay", "kuberay"))
         await serving.put("namespaces", {"metadata": {"name": "serving", "labels": {}}})
         await serving.put("storageclasses", {"metadata": {"name": "fast"}})
         await serving.put(
@@ -145,8 +148,26 @@ async def test_without_kuberay_the_fix_installs_it(server: KubernetesApi) -> Non
 
 
 async def test_a_second_operator_is_refused(server: KubernetesApi) -> None:
-    found = await only(server, values(**{"kuberay-operator": {"enabled": True}}))
+    with_operator = values(**{"kuberay-operator": {"enabled": True}})
+    found = await only(server, with_operator)
     assert found.fix == "Set kuberay-operator.enabled: false."
+    # An upgrade finds the one that the release brought itself.
+    await server.remove("deployments", "op", "kuberay")
+    await server.put("deployments", operator("serving", "r"))
+    assert all(check.outcome is Outcome.PASS for check in await checks(server, with_operator))
+    await server.put("deployments", operator("serving", "another"))
+    assert (await only(server, with_operator)).fix == "Set kuberay-operator.enabled: false."
+
+
+async def test_an_operator_that_the_network_policy_keeps_out_is_refused(server: KubernetesApi) -> None:
+    found = await only(server, values(networkPolicy={"enabled": True}))
+    assert found.fix == "Set networkPolicy.operatorNamespace: kuberay."
+    for policy in ({"enabled": True, "operatorNamespace": "kuberay"}, {"enabled": False}):
+        assert all(check.outcome is Outcome.PASS for check in await checks(server, values(networkPolicy=policy)))
+    await server.remove("deployments", "op", "kuberay")
+    policy = {"enabled": True, "operatorNamespace": "kuberay"}
+    found = await only(server, values(networkPolicy=policy, **{"kuberay-operator": {"enabled": True}}))
+    assert "lets it in from kuberay only" in found.detail
 
 
 async def test_a_kuberay_that_would_drop_fields_is_refused(server: KubernetesApi) -> None:
@@ -184,6 +205,17 @@ async def test_gpus_in_use_are_no_room_but_the_release_s_own_are(server: Kuberne
     assert "gpu-1 has 3 nvidia.com/gpu left" in found.detail
     assert (await only(server, scale_up=True)).outcome is Outcome.WARN
     await server.merge("pods", "busy", {"metadata": {"labels": {"app.kubernetes.io/instance": "r"}}}, "serving")
+    assert all(check.outcome is Outcome.PASS for check in await checks(server, values(ray={"upgradeStrategy": "None"})))
+
+
+async def test_a_second_cluster_beside_the_running_one_needs_room_of_its_own(server: KubernetesApi) -> None:
+    spec = {"nodeName": "gpu-1", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "4"}}}]}
+    labels = {"app.kubernetes.io/instance": "r"}
+    await server.put("pods", {"metadata": {"name": "w", "namespace": "serving", "labels": labels}, "spec": spec})
+    found = await only(server)
+    assert (found.subject, found.outcome) == ("room for an upgrade", Outcome.WARN)
+    assert found.detail == "beside the running cluster 1 of 2 pods of b200 fit"
+    await server.put("nodes", gpu_node("gpu-2"))
     assert all(check.outcome is Outcome.PASS for check in await checks(server))
 
 
@@ -213,6 +245,8 @@ async def test_storage_that_is_not_there_is_named(server: KubernetesApi) -> None
 async def test_a_secret_without_its_key_is_found(server: KubernetesApi) -> None:
     found = await only(server, values(apiKeys={"existingSecret": "hf"}, huggingFace={}))
     assert found.detail == "it has no key keys, only token"
+    found = await only(server, values(envFromSecrets=["hf", "absent"]))
+    assert found.subject == "secret absent"
     found = await only(server, values(apiKeys={"existingSecret": "gone"}))
     assert found.fix.startswith("Run: kubectl create secret generic gone -n serving --from-literal=keys=")
 
@@ -285,7 +319,7 @@ def test_wrong_values_are_named(tmp_path: Path) -> None:
 async def test_the_command_prints_a_table_and_fails_with_1(server: KubernetesApi, tmp_path: Path) -> None:
     await server.remove("secrets", "hf", "serving")
     (tmp_path / "kubeconfig").write_text(server.kubeconfig())
-    (tmp_path / "values.yaml").write_text(yaml.safe_dump(RAW))
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump({**RAW, "networkPolicy": {"operatorNamespace": "kuberay"}}))
     ended = await run(tmp_path, "-f", str(tmp_path / "values.yaml"))
     assert ended.returncode == 1, ended.stderr
     assert "secret hf" in ended.stdout

@@ -1,4 +1,4 @@
-"""A worker pod that ends: its own Ray node drains, and it waits for real processes titled as Ray titles replicas."""
+"""A worker pod that ends: its own Ray node drains, and it waits for real processes titled as Ray titles Serve's."""
 
 import subprocess
 import time
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from peagle.cluster.drain import RayNode
-from peagle.cluster.leave import ADDRESS, POD, leave, main, replicas_here
+from peagle.cluster.leave import ADDRESS, POD, leave, main, serving_here
 
 
 class Recorded:
@@ -23,13 +23,13 @@ class Recorded:
         self.drained.append((node_id, deadline_ms))
 
 
-@pytest.fixture
-def replica() -> Iterator[subprocess.Popen[bytes]]:
-    """A process titled as Ray titles a Serve replica."""
-    before = replicas_here()
-    process = subprocess.Popen(["ray::ServeReplica:peagle:PeagleServer:small", "60"], executable="/bin/sleep")
+@pytest.fixture(params=["ray::ServeReplica:peagle:PeagleServer:small", "ray::ProxyActor"])
+def serving(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    """A process titled as Ray titles a Serve replica, or a proxy."""
+    before = serving_here()
+    process = subprocess.Popen([request.param, "60"], executable="/bin/sleep")
     deadline = time.monotonic() + 5
-    while replicas_here() == before and time.monotonic() < deadline:
+    while serving_here() == before and time.monotonic() < deadline:
         time.sleep(0.01)
     yield process
     process.kill()
@@ -38,29 +38,29 @@ def replica() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_its_own_node_drains_by_the_deadline() -> None:
     ray, begun_ms = Recorded(), 1000 * time.time()
-    assert leave(ray, "pod-b", timeout_s=60, replicas=lambda: 0)
+    assert leave(ray, "pod-b", timeout_s=60, serving=lambda: 0)
     ((node, deadline_ms),) = ray.drained
     assert node == "b"
     assert begun_ms + 60_000 - 1 <= deadline_ms <= begun_ms + 61_000
 
 
-def test_it_waits_until_the_last_replica_has_left(replica: subprocess.Popen[bytes]) -> None:
-    others = replicas_here() - 1
+def test_it_waits_until_the_last_of_them_has_left(serving: subprocess.Popen[bytes]) -> None:
+    others = serving_here() - 1
 
     def here() -> int:
-        count = replicas_here() - others
+        count = serving_here() - others
         if count:
-            replica.kill()
-            replica.wait()
+            serving.kill()
+            serving.wait()
         return count
 
-    assert leave(Recorded(), "pod-b", timeout_s=20, replicas=here, poll_s=0.01)
-    assert replica.poll() is not None
+    assert leave(Recorded(), "pod-b", timeout_s=20, serving=here, poll_s=0.01)
+    assert serving.poll() is not None
 
 
-def test_it_gives_up_after_the_timeout(replica: subprocess.Popen[bytes]) -> None:
+def test_it_gives_up_after_the_timeout(serving: subprocess.Popen[bytes]) -> None:
     assert not leave(Recorded(), "pod-b", timeout_s=0.05, poll_s=0.01)
-    assert replica.poll() is None
+    assert serving.poll() is None
 
 
 def test_outside_a_ray_pod_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:

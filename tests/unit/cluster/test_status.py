@@ -1,5 +1,6 @@
-"""`peagle cluster status`: what the API and the release's own service say, over HTTP."""
+"""`peagle cluster status`: what the API and, in its head pod, the release itself say."""
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from peagle.cluster.status import ReleaseStatus, read_status
 from peagle.cluster.table import print_status
 from peagle.errors import ClusterError, ConfigError
 
-FLEET_PATH = "/api/v1/namespaces/serving/services/r:8000/proxy/fleet"
+TELL_FLEET = ("head", "ray-head", "peagle status --json")
 REPLICA = {
     "id": "x1",
     "node": "10.0.0.9",
@@ -38,7 +39,8 @@ def rayservice(**status: Any) -> dict[str, Any]:
 
 @pytest.fixture
 async def server() -> AsyncIterator[KubernetesApi]:
-    async with KubernetesApi(replies={FLEET_PATH: {"models": [{"name": "m", "replicas": [REPLICA]}]}}) as serving:
+    fleet = json.dumps({"models": [{"name": "m", "replicas": [REPLICA]}]})
+    async with KubernetesApi(printed={TELL_FLEET: fleet}) as serving:
         await serving.put("rayservices", rayservice())
         await serving.put("nodes", node("a", unschedulable=True))
         await serving.put("pods", ray_pod("head", on="b", kind="head"))
@@ -68,13 +70,33 @@ async def test_services_pods_and_replicas_are_shown(server: KubernetesApi, capsy
 async def test_a_release_that_does_not_answer_yet_is_shown_all_the_same(
     server: KubernetesApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.replies.clear()
-    waits = {"type": "Ready", "status": "False", "message": "Waiting for the head"}
-    await server.put("rayservices", rayservice(activeServiceStatus=None, conditions=[waits]))
+    server.printed.clear()
+    waits = {"type": "Ready", "status": "False", "message": "Waiting for replicas"}
+    active = {"rayClusterName": "r-ray"}
+    await server.put("rayservices", rayservice(activeServiceStatus=active, conditions=[waits]))
     found = await status(server)
-    assert (found.fleet, found.services[0].problem) == (None, "Waiting for the head")
+    assert (found.fleet, found.services[0].problem) == (None, "Waiting for replicas")
+    assert "peagle status --json: not found" in found.fleet_problem
     print_status(found)
     assert "Replicas cannot be asked" in capsys.readouterr().out
+
+
+async def test_the_head_that_is_asked_serves_now(server: KubernetesApi) -> None:
+    await server.put("rayservices", rayservice(activeServiceStatus={"rayClusterName": "r-next"}))
+    assert (await status(server)).fleet_problem == "no head pod of r runs"
+    assert not server.count("get", "pods/exec")
+
+
+async def test_without_the_right_to_run_commands_the_rest_is_shown(server: KubernetesApi) -> None:
+    server.refused.add(("get", "pods/exec"))
+    found = await status(server)
+    assert len(found.pods) == 3
+    assert "does not let this account run a command in pod head" in found.fleet_problem
+
+
+async def test_what_is_no_fleet_is_said_to_be_none(server: KubernetesApi) -> None:
+    server.printed[TELL_FLEET] = "Segmentation fault"
+    assert (await status(server)).fleet_problem == "peagle status --json in pod head printed no fleet"
 
 
 async def test_without_the_right_to_see_nodes_the_rest_is_shown(server: KubernetesApi) -> None:

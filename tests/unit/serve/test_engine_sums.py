@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metrics_sample import engine_sums, finished_request, step_of_vllm
+from peagle.metrics import FINISH
 from peagle.serve.engine_sums import Buckets, EngineSums
 
 
@@ -22,7 +23,8 @@ def test_what_vllm_says_of_a_step_is_added() -> None:
     sums = engine_sums()
     sums.stepped(step_of_vllm())
     plain = sums.plain()
-    assert (plain["prompt_tokens"], plain["preemptions"], plain["finished"]) == (24, 2, {"stop": 2})
+    assert (plain["prompt_tokens"], plain["preemptions"], plain["finished"]["stop"]) == (24, 2, 2)
+    assert plain["finished"] == dict.fromkeys(FINISH.values, 0) | {"stop": 2}
     assert (plain["prefix_query_tokens"], plain["prefix_hit_tokens"]) == (15, 5)
     assert [sum(plain[name]["counts"]) for name in ("ttft", "itl", "tpot", "e2e", "queue")] == [2, 4, 2, 2, 2]
 
@@ -32,4 +34,4 @@ def test_a_request_that_generated_nothing_says_nothing_of_queue_and_tokens() -> 
     aborted = finished_request(finish_reason="abort", num_generation_tokens=0, queued_time=-3.0)
     sums.stepped(step_of_vllm(finished_requests=[aborted]))
     assert sum(sums.queue.counts) == sum(sums.tpot.counts) == 0
-    assert sums.finished == {"abort": 1}
+    assert +sums.finished == {"abort": 1}

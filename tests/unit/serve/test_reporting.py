@@ -8,7 +8,7 @@ import pytest
 
 from depth_reports import SETTINGS, good_cell
 from peagle.errors import OverloadedError
-from peagle.router.depth import DepthLimits, DepthPlan, Mode, ModelDepths, StandingLimits
+from peagle.router.depth import Cause, DepthLimits, DepthPlan, Mode, ModelDepths, StandingLimits
 from peagle.router.snapshot import DepthTable, StepReport, StepStats
 from peagle.serve.reporting import DepthReporter, keep_reporting
 
@@ -57,7 +57,7 @@ async def until(holds: Callable[[], bool]) -> None:
 async def test_each_step_is_reported_once_and_the_plan_is_applied() -> None:
     engine = Engine()
     reporter = engine.reporter()
-    assert (reporter.status.mode, reporter.status.age_s) == ("static", None)
+    assert (reporter.status.mode, reporter.status.age_s) == ("static", 0.0)
     for _ in range(12):
         await reporter.report()
     assert engine.reported == [100] * 12
@@ -137,7 +137,7 @@ async def test_a_change_is_counted_once_though_its_table_could_not_be_applied_at
         await reporter.report()
     await reporter.report()
     assert set(engine.table.depths) == {0}
-    assert reporter.changes == {"pin": 1}
+    assert reporter.changes == dict.fromkeys(Cause, 0) | {"pin": 1}
 
 
 async def test_what_a_late_answer_was_given_for_is_learned_once() -> None:

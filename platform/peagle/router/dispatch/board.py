@@ -1,15 +1,11 @@
 """What the Router keeps for a model's dispatchers: each replica's newest snapshot, and who else dispatches."""
 
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from peagle.router.snapshot import ReplicaSnapshot
 
 REPLICA_GONE_AFTER_S = 30.0
-DISPATCHER_SILENT_AFTER_S = 5.0
-DISPATCHER_GONE_AFTER_S = 600.0
-"""One that comes back after that has its decisions counted twice, so it is long."""
+DISPATCHER_GONE_AFTER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +15,10 @@ class DispatcherReport:
     Attributes:
         dispatcher_id: A name of its own.
         open_requests: Requests that it has sent and that are not over.
-        decisions: How many it has decided since it began, by reason.
     """
 
     dispatcher_id: str
     open_requests: int = 0
-    decisions: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +42,6 @@ class Board:
 
     _snapshots: dict[str, ReplicaSnapshot] = field(default_factory=dict)
     _dispatchers: dict[str, tuple[float, DispatcherReport]] = field(default_factory=dict)
-    _decided_by_gone: Counter[str] = field(default_factory=Counter)
 
     def report(self, snapshot: ReplicaSnapshot, now_s: float) -> None:
         """Take a replica's snapshot, just received."""
@@ -58,29 +51,15 @@ class Board:
         """Take a dispatcher's report; answer with what it needs to decide."""
         self._forget(now_s)
         self._dispatchers[dispatcher.dispatcher_id] = now_s, dispatcher
-        busy = sum(
-            1
-            for at_s, each in self._dispatchers.values()
-            if each.open_requests
-            and each.dispatcher_id != dispatcher.dispatcher_id
-            and now_s - at_s <= DISPATCHER_SILENT_AFTER_S
-        )
+        others = (each for name, (_, each) in self._dispatchers.items() if name != dispatcher.dispatcher_id)
+        busy = sum(1 for each in others if each.open_requests)
         aged = (replace(each, taken_at_s=each.taken_at_s - now_s) for each in self._snapshots.values())
         return FleetNews(1 + busy, tuple(aged))
-
-    @property
-    def decisions(self) -> Counter[str]:
-        """All dispatchers' decisions by reason, of those that have gone too: a counter must not fall."""
-        total = Counter(self._decided_by_gone)
-        for _, report in self._dispatchers.values():
-            total.update(report.decisions)
-        return total
 
     def _forget(self, now_s: float) -> None:
         for name, seen in list(self._snapshots.items()):
             if now_s - seen.taken_at_s > REPLICA_GONE_AFTER_S:
                 del self._snapshots[name]
-        for name, (at_s, report) in list(self._dispatchers.items()):
+        for name, (at_s, _) in list(self._dispatchers.items()):
             if now_s - at_s > DISPATCHER_GONE_AFTER_S:
-                self._decided_by_gone.update(report.decisions)
                 del self._dispatchers[name]
