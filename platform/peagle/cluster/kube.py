@@ -100,7 +100,7 @@ class KubeApi:
             )
             streams = WsApiClient(self._client.configuration)  # type: ignore[no-untyped-call]
             async with asyncio.timeout(REQUEST_TIMEOUT_S), streams:
-                opened = await streams.call_api("GET", url, headers, _preload_content=False)
+                opened = await streams.call_api("GET", url, headers, _preload_content=False)  # type: ignore[no-untyped-call]
                 async with opened.response as messages:
                     async for message in messages:
                         if message.data and message.data[0] in said:

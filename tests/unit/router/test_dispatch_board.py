@@ -3,7 +3,7 @@
 import pytest
 
 from peagle.router.dispatch import Board, DispatcherReport
-from peagle.router.dispatch.board import DISPATCHER_GONE_AFTER_S
+from peagle.router.dispatch.board import BUSY_FOR_S, DISPATCHER_GONE_AFTER_S
 from peagle.router.snapshot import ReplicaSnapshot
 
 
@@ -31,17 +31,23 @@ def test_a_newer_report_takes_the_place_of_the_last_and_a_silent_replica_is_forg
     assert [each.replica_id for each in board.news(DispatcherReport("d"), 31.0).snapshots] == ["a"]
 
 
-def test_only_others_that_have_requests_open_count_as_dispatchers() -> None:
-    board = Board()
+def test_others_count_as_dispatchers_while_they_have_had_requests_open_lately() -> None:
+    board, heard = Board(), DISPATCHER_GONE_AFTER_S - 1.0
     assert board.news(DispatcherReport("a", open_requests=0), 0.0).dispatchers == 1
-    board.news(DispatcherReport("b", open_requests=4), 0.1)
-    board.news(DispatcherReport("c", open_requests=0), 0.1)
+    board.news(DispatcherReport("b", open_requests=4), 0.0)
+    board.news(DispatcherReport("c", open_requests=0), 0.0)
     assert board.news(DispatcherReport("a", open_requests=9), 0.2).dispatchers == 2
-    assert board.news(DispatcherReport("a", open_requests=9), 5.2).dispatchers == 1, "b has gone"
+    now_s = 0.0
+    while now_s + heard <= BUSY_FOR_S:
+        now_s += heard
+        board.news(DispatcherReport("b", open_requests=0), now_s)
+        assert board.news(DispatcherReport("a"), now_s).dispatchers == 2, "b may be sent more at any moment"
+    board.news(DispatcherReport("b", open_requests=0), BUSY_FOR_S + 1.0)
+    assert board.news(DispatcherReport("a"), BUSY_FOR_S + 1.0).dispatchers == 1, "b idles"
 
 
-def test_a_dispatcher_that_is_silent_is_forgotten() -> None:
+def test_a_dispatcher_that_is_silent_is_forgotten_with_what_it_had_open() -> None:
     board = Board()
-    board.news(DispatcherReport("a", open_requests=1), 0.0)
-    board.news(DispatcherReport("b"), DISPATCHER_GONE_AFTER_S + 1.0)
-    assert set(board._dispatchers) == {"b"}
+    board.news(DispatcherReport("b", open_requests=1), 0.0)
+    assert board.news(DispatcherReport("a"), DISPATCHER_GONE_AFTER_S).dispatchers == 2
+    assert board.news(DispatcherReport("a"), DISPATCHER_GONE_AFTER_S + 0.1).dispatchers == 1

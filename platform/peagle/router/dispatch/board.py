@@ -6,6 +6,9 @@ from peagle.router.snapshot import ReplicaSnapshot
 
 REPLICA_GONE_AFTER_S = 30.0
 DISPATCHER_GONE_AFTER_S = 5.0
+BUSY_FOR_S = 30.0
+"""As long as replicas remember how fast they were. Requests that come at one moment come to all dispatchers, and none
+has told of its own yet: one that did not count the others would send all to whichever replica seemed fastest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class DispatcherReport:
 class FleetNews:
     """The answer: every replica's newest snapshot. Their `taken_at_s` count from this answer, so none is above 0.
 
-    `dispatchers` have requests open now, the one that asks included.
+    `dispatchers` have had requests open lately, the one that asks included.
     """
 
     dispatchers: int
@@ -41,7 +44,8 @@ class Board:
     """One model's replicas and dispatchers. Times are seconds on one monotonic clock of the caller's."""
 
     _snapshots: dict[str, ReplicaSnapshot] = field(default_factory=dict)
-    _dispatchers: dict[str, tuple[float, DispatcherReport]] = field(default_factory=dict)
+    _heard_at_s: dict[str, float] = field(default_factory=dict)
+    _busy_at_s: dict[str, float] = field(default_factory=dict)
 
     def report(self, snapshot: ReplicaSnapshot, now_s: float) -> None:
         """Take a replica's snapshot, just received."""
@@ -50,9 +54,10 @@ class Board:
     def news(self, dispatcher: DispatcherReport, now_s: float) -> FleetNews:
         """Take a dispatcher's report; answer with what it needs to decide."""
         self._forget(now_s)
-        self._dispatchers[dispatcher.dispatcher_id] = now_s, dispatcher
-        others = (each for name, (_, each) in self._dispatchers.items() if name != dispatcher.dispatcher_id)
-        busy = sum(1 for each in others if each.open_requests)
+        self._heard_at_s[dispatcher.dispatcher_id] = now_s
+        if dispatcher.open_requests:
+            self._busy_at_s[dispatcher.dispatcher_id] = now_s
+        busy = len(self._busy_at_s.keys() - {dispatcher.dispatcher_id})
         aged = (replace(each, taken_at_s=each.taken_at_s - now_s) for each in self._snapshots.values())
         return FleetNews(1 + busy, tuple(aged))
 
@@ -60,6 +65,9 @@ class Board:
         for name, seen in list(self._snapshots.items()):
             if now_s - seen.taken_at_s > REPLICA_GONE_AFTER_S:
                 del self._snapshots[name]
-        for name, (at_s, _) in list(self._dispatchers.items()):
+        for name, at_s in list(self._heard_at_s.items()):
             if now_s - at_s > DISPATCHER_GONE_AFTER_S:
-                del self._dispatchers[name]
+                del self._heard_at_s[name]
+        for name, at_s in list(self._busy_at_s.items()):
+            if now_s - at_s > BUSY_FOR_S or name not in self._heard_at_s:
+                del self._busy_at_s[name]
