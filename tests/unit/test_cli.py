@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from peagle import cli
 from peagle.cli_chat import Answer, Piece, acceptance_between, draft_counts, parse_event
+from peagle.cli_server import choose_model
 from peagle.cli_status import fleet_table, read_fleet
 from peagle.cli_url import http_url
 from peagle.errors import ConfigError, RequestError, StartupError
@@ -126,6 +127,27 @@ def test_a_server_that_tells_of_no_fleet_is_said_so(status: int, problem: str) -
     client = httpx.Client(base_url="http://served", transport=transport)
     with client, pytest.raises(StartupError, match=f"http://served .*{problem}"):
         read_fleet(client)
+
+
+@pytest.mark.parametrize(
+    ("answer", "key", "problem"),
+    [
+        (httpx.Response(401, json={}), None, "asks for an API key"),
+        (httpx.Response(401, json={}), "k", "does not know the key in PEAGLE_API_KEY"),
+        (httpx.Response(200, json={"data": [{"id": "other"}]}), None, "does not serve m.*Served there: other"),
+        (httpx.Response(200, json={"data": []}), None, "serves no model"),
+        (httpx.Response(200, json=[]), None, "no OpenAI-compatible server"),
+    ],
+)
+def test_a_server_that_names_no_such_model_is_said_to_and_why(
+    answer: httpx.Response, key: str | None, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PEAGLE_API_KEY", raising=False)
+    if key:
+        monkeypatch.setenv("PEAGLE_API_KEY", key)
+    answer.request = httpx.Request("GET", "http://served/v1/models")
+    with pytest.raises(StartupError, match=problem):
+        choose_model(answer, "http://served", "m")
 
 
 def test_text_is_not_generated_where_it_could_not_be_kept(tmp_path: Path) -> None:

@@ -185,6 +185,12 @@ def test_values_nested_beyond_reason_are_refused() -> None:
     assert line.startswith("x.yaml: engine.additional_config")
 
 
+def test_a_replica_takes_an_accelerator_for_each_rank_of_each_stage() -> None:
+    assert parse_deployment(WHOLE, "x").devices == 2
+    staged = parse_deployment(with_field("engine.pipeline_parallel_size", 3), "x")
+    assert (staged.devices, staged.pipeline_parallel_size) == (6, 3)
+
+
 def test_an_unknown_home_is_named() -> None:
     with pytest.raises(ConfigError, match=r"target\.source = '~nobody-here/t'"):
         parse_deployment(with_field("target", {"source": "~nobody-here/t"}), "x.yaml", base=Path())

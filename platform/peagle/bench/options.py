@@ -19,6 +19,14 @@ class LoadOptions:
     prompts: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 24
     tokens: Annotated[int, typer.Option(min=2, help="Output tokens of each request.")] = 128
     repeats: Annotated[int, typer.Option(min=1, help="Measured repeats; the report has their median.")] = 5
+    restart_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="REPEATS",
+            help="Start the engines anew after so many repeats: like engines differ by percents from start to start.",
+        ),
+    ] = None
     warmup: Annotated[int, typer.Option(min=0, help="Prompt sets run before measuring, at each concurrency.")] = 1
     skip_loops: Annotated[
         float | None,

@@ -80,7 +80,7 @@ def markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -> str:
             else []
         ),
         *(
-            [f"- Measured in {result['sittings']} sittings: it was stopped and went on."]
+            [f"- The engines were started {result['sittings']} times; like ones differ from start to start."]
             if result["sittings"] > 1
             else []
         ),

@@ -96,6 +96,16 @@ class Job:
         passes = [key for key in self.planned(journal) if key not in journal.passes]
         return passes, [key for key in self.planned_takes if key not in journal.takes]
 
+    def next(self, journal: Journal) -> tuple[list[PassKey], list[TakeKey]]:
+        """Those of them that the same engines make, before they start anew."""
+        passes, takes = self.remaining(journal)
+        every = self.comparison.load.restart_every or self.comparison.load.repeats
+        first = min([*(key.repeat for key in passes), *(key.repeat for key in takes)], default=0) // every
+        return (
+            [key for key in passes if key.repeat // every == first],
+            [key for key in takes if key.repeat // every == first],
+        )
+
 
 async def compare(job: Job, folder: Path, terminal: Terminal, price_per_hour: float | None = None) -> None:
     """Measure what `folder` does not have yet, print the table and write the results beside it.
@@ -110,6 +120,8 @@ async def compare(job: Job, folder: Path, terminal: Terminal, price_per_hour: fl
         if journal.selection is None or any(job.remaining(journal)):
             try:
                 await _measure(job, journal, terminal)
+                while any(job.remaining(journal)):
+                    await _measure(job, journal, terminal)
             finally:
                 _say_what_remains(job, journal, folder, terminal)
         result = _result(job, journal, price_per_hour)
@@ -169,7 +181,7 @@ async def _choose_prompts(job: Job, journal: Journal, engines: "Sequence[Engine]
 
 async def _time_passes(job: Job, journal: Journal, engines: "Sequence[Engine]", terminal: Terminal) -> None:
     assert journal.selection is not None, "prompts are chosen first"
-    todo, _ = job.remaining(journal)
+    todo, _ = job.next(journal)
     prompts = journal.selection.prompts
     warmup = warmup_passes(job.variants, prompts, todo, job.comparison.load.warmup)
     with progress_bar(terminal, len(journal.passes), len(warmup) + len(todo)) as begin:
@@ -178,7 +190,7 @@ async def _time_passes(job: Job, journal: Journal, engines: "Sequence[Engine]", 
 
 async def _time_takes(job: Job, journal: Journal, engines: "Sequence[Engine]", terminal: Terminal) -> None:
     """Measure every variant while load and prompts shift."""
-    _, todo = job.remaining(journal)
+    _, todo = job.next(journal)
     engine = engines[0]
     longest = engine.context_tokens - job.comparison.load.tokens
     phases = make_phases(job.texts, engine.encode, engine.vocabulary, longest)

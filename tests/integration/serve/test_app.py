@@ -32,6 +32,9 @@ def test_a_gpu_replica_takes_a_bundle_for_each_rank_on_the_asked_gpu() -> None:
     assert len(bundles) == 4
     assert all(bundle["GPU"] == 1 and bundle["accelerator_type:B200"] > 0 for bundle in bundles)
     assert config.deployment_config["ray_actor_options"] == {"num_cpus": 8.0}
+    assert config.get_engine_config().placement_strategy == "STRICT_PACK"
+    staged = llm_config(_deployment(resources=resources, engine={"pipeline_parallel_size": 2})).get_engine_config()
+    assert (len(staged.placement_bundles), staged.placement_strategy) == (8, "PACK")
 
 
 def test_streams_are_not_batched_and_the_server_is_ours() -> None:

@@ -212,6 +212,8 @@ async def test_a_request_to_a_model_counts_by_how_it_ended(monkeypatch: pytest.M
             raise ClientDisconnect
         yield b'data: {"choices":[],"usage":{}}\n\n'
         yield b"data: [DONE]\n\n"
+        if ends == "read":  # its client has read the last event, and leaves
+            raise ClientDisconnect
 
     async def generate(request: Request, ends: str) -> StreamingResponse:
         request.state.exchange = Exchange("m")
@@ -228,15 +230,21 @@ async def test_a_request_to_a_model_counts_by_how_it_ended(monkeypatch: pytest.M
     app.get("/shed")(shed)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-        for path in ("/generate?ends=ok", "/generate?ends=failed", "/generate?ends=left", "/shed"):
+        for path in (
+            "/generate?ends=ok",
+            "/generate?ends=failed",
+            "/generate?ends=left",
+            "/generate?ends=read",
+            "/shed",
+        ):
             await http.get(path)
     text = exposition(Scrape({"me": counters.values()})).decode()
-    for outcome in ("ok", "failed", "left", "shed"):
-        assert f'peagle_requests_total{{ingress="me",model="m",outcome="{outcome}"}} 1.0' in text
+    for outcome, count in (("ok", 2), ("failed", 1), ("left", 1), ("shed", 1)):
+        assert f'peagle_requests_total{{ingress="me",model="m",outcome="{outcome}"}} {count}.0' in text
     assert 'peagle_requests_open{ingress="me",model="m"} 0.0' in text
-    assert 'peagle_request_ttft_seconds_count{ingress="me",model="m"} 3.0' in text
-    assert 'peagle_request_itl_seconds_count{ingress="me",model="m"} 3.0' in text
-    assert 'peagle_request_e2e_seconds_count{ingress="me",model="m"} 1.0' in text
+    assert 'peagle_request_ttft_seconds_count{ingress="me",model="m"} 4.0' in text
+    assert 'peagle_request_itl_seconds_count{ingress="me",model="m"} 4.0' in text
+    assert 'peagle_request_e2e_seconds_count{ingress="me",model="m"} 2.0' in text
 
 
 async def test_a_client_that_leaves_while_it_sends_counts_as_left(

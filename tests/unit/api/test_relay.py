@@ -7,7 +7,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from peagle.api.errors import Asked
-from peagle.api.relay import DONE, EventStream, relay
+from peagle.api.relay import DONE, EventStream, any_choices, relay
 
 ASKED = Asked("prompt")
 TOKEN = 'data: {"id":"1","choices":[{"text":"a"}]}\n\n'
@@ -45,6 +45,11 @@ async def collect(replies: Replies) -> str:
 def error_of(event: str) -> dict[str, str | None]:
     body: dict[str, dict[str, str | None]] = json.loads(event.removeprefix("data: "))
     return body["error"]
+
+
+def test_an_error_and_an_end_are_no_part_of_an_answer() -> None:
+    assert any_choices((TOKEN + DONE).encode())
+    assert not any_choices((ENGINE_ERROR + DONE).encode())
 
 
 async def test_a_whole_stream_passes_unchanged() -> None:

@@ -136,7 +136,7 @@ def test_the_report_is_made_of_the_json_alone() -> None:
     assert "0.750 0.500 0.250" in text
     assert "1 at once: p-eagle K=7, 150 (100 to 200) tokens/s" in text
     assert "![throughput](throughput.svg)" in text
-    assert "2 sittings" in text
+    assert "started 2 times" in text
     assert "cost" not in text
 
 

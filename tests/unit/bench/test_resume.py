@@ -89,6 +89,17 @@ def test_ctrl_c_keeps_what_is_done_and_the_next_start_makes_the_rest(
     assert other["sittings"] == 2
 
 
+def test_engines_start_anew_after_so_many_repeats(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(job(prompts), tmp_path / "once", monkeypatch)
+    run(job(prompts, restart_every=1), tmp_path / "anew", monkeypatch)
+    assert measured(tmp_path / "anew") == measured(tmp_path / "once")
+    once, anew = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("once", "anew"))
+    assert (once["sittings"], anew["sittings"]) == (1, 2)
+    assert shape(once) == shape(anew)
+
+
 def test_a_finished_run_starts_no_engine_and_its_report_is_written_anew(
     prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

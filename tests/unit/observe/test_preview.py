@@ -24,7 +24,7 @@ from metrics_sample import whole_scrape
 from peagle.api.metrics import exposition
 from peagle.observe.draw import _by_bucket, _colour, draw, shown
 from peagle.observe.prometheus import Answer, Line, Span, filled_in, legend
-from peagle.observe.provision import write_grafana, write_prometheus
+from peagle.observe.provision import prometheus_config, write_grafana, write_prometheus
 from peagle.observe.run import Child
 from prometheus_tools import REPOSITORY, program
 from served import free_port
@@ -158,6 +158,11 @@ def test_observe_scrapes_the_server_loads_the_rules_and_leaves_nothing_behind(se
 def test_the_configuration_is_one_that_prometheus_takes(tmp_path: Path) -> None:
     path = write_prometheus(tmp_path, "http://127.0.0.1:8000", sorted(GENERATED.glob("*.yaml")))
     subprocess.run([program("promtool"), "check", "config", str(path)], check=True, capture_output=True)
+
+
+def test_an_address_of_ipv6_keeps_its_brackets() -> None:
+    jobs = prometheus_config("http://[::1]:8123", [])["scrape_configs"]
+    assert jobs[0]["static_configs"] == [{"targets": ["[::1]:8123"]}]
 
 
 def test_grafana_finds_its_data_source_and_the_dashboards(tmp_path: Path) -> None:
