@@ -233,3 +233,19 @@ def test_a_full_replica_has_places_again_as_its_requests_end() -> None:
     dispatcher.report([full])  # a process reads each report more than once
     assert is_taken("third")
     assert not is_taken("fourth")
+
+
+def test_ends_of_its_own_do_not_make_a_replica_look_idler_than_its_own_requests_there() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.set_members(["a"])
+    for number in range(4):
+        dispatcher.dispatch(replace(REQUEST, request_id=str(number)), now_s=1.0, draw=0)
+    dispatcher.set_members(["a", "b"])
+    dispatcher.set_dispatchers(4)  # three others, who are silent now
+    rates = RequestRates.of({batch: 100.0 - batch for batch in range(1, 9)})
+    rated = ReplicaSnapshot("a", 2.0, prefill_tokens_per_s=1e6, request_tokens_per_s=rates, max_running_requests=8)
+    dispatcher.report([replace(rated, running_requests=4), replace(rated, replica_id="b", running_requests=2)])
+    dispatcher.ended("0", 2.2)
+    decision = dispatcher.dispatch(replace(REQUEST, request_id="next"), now_s=2.3, draw=0)
+    assert isinstance(decision, Route)
+    assert decision.replica_id == "b", "three of its own run on a"

@@ -198,8 +198,9 @@ def _look(decision: _Decision, replica_id: str, is_home: bool = False) -> Candid
         seen,
         seen.has_rates,
         sent.open_requests,
-        max(len(sent.unseen), seen.requests + since),
-        max(len(sent.unseen), seen.requests + everyone * since),
+        max(sent.open_requests, seen.requests + since),
+        # Our own are there at least: the others may be silent, and none of theirs have ended.
+        max(sent.open_requests, seen.requests + everyone * since),
         _queued_prompt_tokens(seen, sent, everyone, decision.now_s),
         free,
         cached,
