@@ -47,6 +47,7 @@ RESOURCES = {"requests": {"cpu": "3", "memory": "3Gi"}, "limits": {"memory": "3G
 LIMITS = {"limits": {"memory": "3Gi"}}
 TOLERATIONS = [{"key": "k", "operator": "Exists"}]
 AFFINITY = {"nodeAffinity": {"x": "y"}}
+OWN_CACHE = 'test "$(stat -c %u:%g /var/cache/peagle)" = 10001:10001 || chown 10001:10001 /var/cache/peagle'
 GROUP = at("workerGroups.b200", {"minReplicas": 3, "maxReplicas": 3})
 
 GENERAL = (
@@ -81,7 +82,7 @@ GENERAL = (
     Knob("modelCache.size", "9Gi", f"{CLAIM} spec resources requests storage", given=PVC),
     Knob("modelCache.hostPath", "/m", "volumes model-cache hostPath path", given=at("modelCache.type", "hostPath")),
     Knob("modelCache.hostPath", "/m", "worker spec initContainers 0 command",
-         ["chown", "10001:10001", "/var/cache/peagle"], at("modelCache.type", "hostPath")),
+         ["sh", "-c", OWN_CACHE], at("modelCache.type", "hostPath")),
     Knob("modelCache.keep", True, f"{CLAIM} metadata annotations", {"helm.sh/resource-policy": "keep"}, PVC),
     Knob("modelCache.keep", False, f"{CLAIM} metadata annotations", ABSENT, PVC),
     Knob("ray.auth.mode", "disabled", "cluster authOptions", {"mode": "disabled"}),

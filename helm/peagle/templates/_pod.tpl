@@ -77,11 +77,18 @@ envFrom:
 {{- end }}
 {{- end -}}
 
-{{/* A folder that the kubelet makes belongs to root, and no fsGroup reaches it. */}}
+{{/*
+A folder that the kubelet makes belongs to root, and no fsGroup reaches it. One that has its owner already is left alone:
+it may lie where not even root may change that.
+*/}}
 {{- define "peagle.ownCache" -}}
+{{- $owner := printf "%d:%d" (int64 .Values.podSecurity.runAsUser) (int64 .Values.podSecurity.runAsGroup) -}}
 - name: own-cache
   {{- include "peagle.imageFields" . | nindent 2 }}
-  command: [chown, "{{ .Values.podSecurity.runAsUser }}:{{ .Values.podSecurity.runAsGroup }}", /var/cache/peagle]
+  command:
+    - sh
+    - -c
+    - test "$(stat -c %u:%g /var/cache/peagle)" = {{ $owner }} || chown {{ $owner }} /var/cache/peagle
   securityContext:
     runAsNonRoot: false
     runAsUser: 0

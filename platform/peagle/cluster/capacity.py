@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -126,7 +126,7 @@ def _room_beside(kinds: Sequence[PodKind], nodes: Sequence[NodeFacts]) -> Check:
     subject = "room for an upgrade"
     free = {node.name: {name: amount - node.own.get(name, 0) for name, amount in node.free.items()} for node in nodes}
     for kind in kinds:
-        placed = _place(kind, [node for node in nodes if _admits(node, kind)], free)
+        placed = _place(replace(kind, most=kind.least), [node for node in nodes if _admits(node, kind)], free)
         if placed < kind.least:
             detail = f"beside the running cluster {placed} of {kind.least} pods of {kind.name} fit"
             fix = "For an upgrade that changes pods add nodes, or set ray.upgradeStrategy: None and reinstall."

@@ -103,7 +103,7 @@ class KubeApi:
                 opened = await streams.call_api("GET", url, headers, _preload_content=False)  # type: ignore[no-untyped-call]
                 async with opened.response as messages:
                     async for message in messages:
-                        if message.data and message.data[0] in said:
+                        if message.type is aiohttp.WSMsgType.BINARY and message.data and message.data[0] in said:
                             said[message.data[0]] += message.data[1:]
             outcome = json.loads(said[ERROR_CHANNEL])
         except aiohttp.WSServerHandshakeError as error:
