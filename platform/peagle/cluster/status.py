@@ -142,6 +142,8 @@ async def _fleet(api: KubeApi, service: ServiceStatus, pods: tuple[PodStatus, ..
     try:
         printed = await api.run(head.name, HEAD_CONTAINER, TELL_FLEET, f"run a command in pod {head.name}")
         fleet = json.loads(printed)
+        if not isinstance(fleet, dict) or not isinstance(fleet.get("models"), list):
+            raise ValueError(printed)
     except ClusterError as error:
         if error.status == 401:
             raise

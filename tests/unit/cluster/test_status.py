@@ -94,8 +94,9 @@ async def test_without_the_right_to_run_commands_the_rest_is_shown(server: Kuber
     assert "does not let this account run a command in pod head" in found.fleet_problem
 
 
-async def test_what_is_no_fleet_is_said_to_be_none(server: KubernetesApi) -> None:
-    server.printed[TELL_FLEET] = "Segmentation fault"
+@pytest.mark.parametrize("printed", ["Segmentation fault", "[]", "{}"])
+async def test_what_is_no_fleet_is_said_to_be_none(server: KubernetesApi, printed: str) -> None:
+    server.printed[TELL_FLEET] = printed
     assert (await status(server)).fleet_problem == "peagle status --json in pod head printed no fleet"
 
 
