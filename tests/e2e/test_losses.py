@@ -86,7 +86,9 @@ class Fleet:
         """Kill an engine under a replica that lives on, and fails all it is given until Serve finds out."""
         below = psutil.Process().children(recursive=True)
         # That of a replica lost before may be there still, dead.
-        next(each for each in below if "EngineCore" in each.name() and each.status() != psutil.STATUS_ZOMBIE).kill()
+        alive = [each for each in below if "EngineCore" in each.name() and each.status() != psutil.STATUS_ZOMBIE]
+        # One at work: on shared cores dispatch may leave an engine idle for a while, and nobody would miss that.
+        max(alive, key=lambda each: each.status() == psutil.STATUS_RUNNING).kill()
 
     def stop(self) -> None:
         import ray

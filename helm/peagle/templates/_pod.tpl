@@ -37,6 +37,7 @@ imagePullSecrets:
   "RAY_USAGE_STATS_ENABLED" "0"
   "VLLM_NO_USAGE_STATS" "1"
   "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH" "peagle.api.edge.middlewares"
+  "RAY_SERVE_USE_GRPC_BY_DEFAULT" "1"
   "RAY_worker_niceness" "0"
   "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO" "0"
   "XDG_CACHE_HOME" "/var/cache/peagle"

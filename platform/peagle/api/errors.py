@@ -52,7 +52,7 @@ def describe(error: BaseException, retry_after_s: float = 1.0) -> ErrorReply:
         case EngineError():
             return error.reply
         case RayTaskError():
-            return _from_replica(error.cause, retry_after_s)
+            return describe_raised(error.cause, retry_after_s)
         case RequestError():
             return ErrorReply(error.http_status, bounded(error.message), error.kind, error.param, error.code)
         case OverloadedError():
@@ -75,13 +75,22 @@ def describe(error: BaseException, retry_after_s: float = 1.0) -> ErrorReply:
             return from_status(500, "")
 
 
-def _from_replica(cause: BaseException, retry_after_s: float) -> ErrorReply:
-    """An exception that left a replica: what vLLM blames on the client is the client's here, too."""
-    if isinstance(cause, RayTaskError):
-        return _from_replica(cause.cause, retry_after_s)
+def describe_raised(error: BaseException, retry_after_s: float = 1.0) -> ErrorReply:
+    """Say what a replica raised: what vLLM blames on the client is the client's here, too.
+
+    A task of Ray's wraps it; by gRPC it comes as it was.
+    """
+    cause = cause_of(error)
     if isinstance(cause, PeagleError) or not isinstance(cause, _CLIENT_CAUSED):
         return describe(cause, retry_after_s)
     return from_status(400, _FILE_PATH.sub("<path>", str(cause)), param=getattr(cause, "parameter", None))
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """What a replica raised, without what Ray wrapped it in."""
+    while isinstance(error, RayTaskError):
+        error = error.cause
+    return error
 
 
 def from_engine(info: Mapping[str, Any], asked: Asked) -> EngineError:
@@ -104,5 +113,4 @@ def from_engine(info: Mapping[str, Any], asked: Asked) -> EngineError:
 
 def is_lost_replica(error: BaseException) -> bool:
     """Whether the same request may succeed on another replica."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    return isinstance(error, _LOST_REPLICA) or isinstance(cause, _LOST_REPLICA)
+    return isinstance(cause_of(error), _LOST_REPLICA)

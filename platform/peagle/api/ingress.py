@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import BaseModel
 from ray import serve
-from ray.exceptions import RayTaskError
 from ray.llm._internal.serve.core.configs.openai_api_models import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -34,7 +33,7 @@ from peagle.api import metrics
 from peagle.api.attempt import attempt_id
 from peagle.api.body import read_json, validate
 from peagle.api.depth import DepthRoutes
-from peagle.api.errors import Asked, EngineError, describe, from_engine, is_lost_replica
+from peagle.api.errors import Asked, EngineError, cause_of, describe_raised, from_engine, is_lost_replica
 from peagle.api.fleet import ask_models, ask_replicas, own_handle, replica_states
 from peagle.api.loopback import require_loopback
 from peagle.api.metrics import Value
@@ -335,10 +334,10 @@ def _final(error: Exception, asked: Asked, retry_after_s: float) -> PeagleError:
     """The error to answer with, for good."""
     if isinstance(error, PeagleError):
         return error
-    if isinstance(error, RayTaskError) and isinstance(error.cause, GenerationError):
+    if isinstance(cause_of(error), GenerationError):
         return from_engine(_NO_ANSWER, asked)
     logger.warning("A replica gave no answer.", exc_info=error)
-    return EngineError(describe(error, retry_after_s))
+    return EngineError(describe_raised(error, retry_after_s))
 
 
 def _constraint(body: Any) -> str | None:

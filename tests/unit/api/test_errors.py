@@ -7,7 +7,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 from starlette.exceptions import HTTPException
 
-from peagle.api.errors import Asked, describe, from_engine, is_lost_replica
+from peagle.api.errors import Asked, describe, describe_raised, from_engine, is_lost_replica
 from peagle.api.reply import MAX_MESSAGE_CHARS, from_status
 from peagle.errors import NotFoundError, OverloadedError, ReplicaLostError, RequestError, TooLargeError
 
@@ -46,6 +46,22 @@ def test_status_type_and_code(error: Exception, status: int, kind: str, code: st
     reply = describe(error)
     assert (reply.status, reply.kind, reply.code) == (status, kind, code)
     assert set(reply.body()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("top_p"),
+        OverflowError("too big"),
+        RuntimeError("boom"),
+        OverloadedError("busy", 2.0),
+        ActorDiedError(),
+        ReplicaLostError("gone"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_a_replica_raised_is_told_alike_whichever_way_it_came(error: Exception) -> None:
+    assert describe_raised(error) == describe_raised(remote(error)) == describe(remote(error))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("secret"), remote(RuntimeError("secret")), KeyError("secret")])
@@ -118,5 +134,6 @@ def test_an_exception_of_a_replica_names_no_files() -> None:
 
 def test_only_a_lost_replica_is_worth_another_try() -> None:
     assert is_lost_replica(ActorDiedError())
+    assert is_lost_replica(remote(ActorDiedError()))
     assert not is_lost_replica(remote(RuntimeError("boom")))
     assert not is_lost_replica(TimeoutError())
