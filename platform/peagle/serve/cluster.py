@@ -29,7 +29,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "RAY_worker_niceness": "0",
     # Serve's own proxy answers in OpenAI's form, too.
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "peagle.api.edge.middlewares",
-    # A request and its answer pass from process to process by gRPC, not as a task of Ray's with an object for each piece.
+    # A request and its answer pass from process to process by gRPC, not as a task of Ray's, an object for each piece.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     # A first start that fails is told at once; a replica that has run is restarted for ever all the same.
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
