@@ -20,6 +20,7 @@ from ray.llm._internal.serve.core.protocol import LLMServerProtocol
 from peagle.api.app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
 from peagle.api.settings import ApiSettings
+from peagle.serve.cluster import TRANSPORT
 from served import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
@@ -99,6 +100,8 @@ def url(marks: Path) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "peagle.api.edge.middlewares")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        for name, value in TRANSPORT.items():
+            patch.setenv(name, value)
         ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     try:
         port = free_port()

@@ -19,7 +19,7 @@ from helm_python import Chart, lint
 
 import peagle
 from peagle.serve.arguments import read_deployments, read_settings
-from peagle.serve.cluster import ENVIRONMENT
+from peagle.serve.cluster import ENVIRONMENT, TRANSPORT
 from rendered_chart import (
     CHART,
     FULLNAME,
@@ -246,7 +246,7 @@ LOCAL_ONLY = {
 
 
 def test_rays_processes_have_the_environment_that_peagle_serve_gives_them() -> None:
-    wanted = {name: value for name, value in ENVIRONMENT.items() if name not in LOCAL_ONLY}
+    wanted = {name: value for name, value in {**ENVIRONMENT, **TRANSPORT}.items() if name not in LOCAL_ONLY}
     for template in (render(MINIMAL).head, render(MINIMAL).worker):
         (container,) = template["spec"]["containers"]
         given = {entry["name"]: entry.get("value") for entry in container["env"]}

@@ -38,6 +38,8 @@ imagePullSecrets:
   "VLLM_NO_USAGE_STATS" "1"
   "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH" "peagle.api.edge.middlewares"
   "RAY_SERVE_USE_GRPC_BY_DEFAULT" "1"
+  "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH" "2147483647"
+  "grpc_proxy" ""
   "RAY_worker_niceness" "0"
   "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO" "0"
   "XDG_CACHE_HOME" "/var/cache/peagle"

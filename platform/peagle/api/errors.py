@@ -4,16 +4,19 @@ A client's mistake is a 4xx whoever noticed it: this process, Ray, or the engine
 ours, and says nothing about our insides; the log has the rest.
 """
 
+import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 from fastapi.exceptions import RequestValidationError
 from ray.exceptions import RayActorError, RayTaskError
 from ray.llm._internal.common.errors import VLLM_CLIENT_ERRORS, VLLM_FATAL_ERRORS
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 from starlette.exceptions import HTTPException
+from vllm.exceptions import GracefulHTTPError
 
 from peagle.api.reply import SERVER_ERROR, ErrorReply, bounded, from_status, overloaded
 from peagle.errors import OverloadedError, PeagleError, ReplicaLostError, RequestError
@@ -21,6 +24,10 @@ from peagle.errors import OverloadedError, PeagleError, ReplicaLostError, Reques
 # What vLLM's own server answers with 400 when it is raised while a request is prepared.
 _CLIENT_CAUSED = (ValueError, TypeError, OverflowError, NotImplementedError, *VLLM_CLIENT_ERRORS)
 _LOST_REPLICA = (RayActorError, ReplicaUnavailableError, *VLLM_FATAL_ERRORS)
+# How a call ends that its server did not: Serve itself knows only the first of them.
+_LOST_CALL = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL})
+# Where an engine is full and does not say for how long.
+RETRY_AFTER_S = 1.0
 
 _TOO_LONG = re.compile(r"maximum (context|model) length")
 # vLLM repeats the field, and quotes its value whole, at the end of a message.
@@ -46,13 +53,13 @@ class EngineError(PeagleError):
         self.reply, self.message = reply, reply.message
 
 
-def describe(error: BaseException, retry_after_s: float = 1.0) -> ErrorReply:
+def describe(error: Exception, retry_after_s: float = RETRY_AFTER_S) -> ErrorReply:
     """Say what `error` is to the client; `retry_after_s` is used where an overload names no time of its own."""
     match error:
         case EngineError():
             return error.reply
         case RayTaskError():
-            return describe_raised(error.cause, retry_after_s)
+            return describe(_meant(cause_of(error)), retry_after_s)
         case RequestError():
             return ErrorReply(error.http_status, bounded(error.message), error.kind, error.param, error.code)
         case OverloadedError():
@@ -69,25 +76,38 @@ def describe(error: BaseException, retry_after_s: float = 1.0) -> ErrorReply:
             return overloaded("Too many requests wait for this model.", error.retry_after_s or retry_after_s)
         case DeploymentUnavailableError():
             return ErrorReply(503, "No replica of this model is running.", SERVER_ERROR, code="model_unavailable")
-        case _ if isinstance(error, _LOST_REPLICA):
+        case _ if is_lost_replica(error):
             return describe(ReplicaLostError("The replica that served this request was lost."))
         case _:
             return from_status(500, "")
 
 
-def describe_raised(error: BaseException, retry_after_s: float = 1.0) -> ErrorReply:
-    """Say what a replica raised: what vLLM blames on the client is the client's here, too.
+def told(error: Exception) -> Exception:
+    """What a replica should raise instead of `error`, so that it survives the way and the ingress understands it."""
+    meant = _meant(error)
+    try:
+        pickle.loads(pickle.dumps(meant))
+    except Exception:  # an exception's own code, which may fail in any way
+        return RuntimeError(f"{type(meant).__name__}: {meant}")
+    return meant
 
-    A task of Ray's wraps it; by gRPC it comes as it was.
-    """
-    cause = cause_of(error)
-    if isinstance(cause, PeagleError) or not isinstance(cause, _CLIENT_CAUSED):
-        return describe(cause, retry_after_s)
-    return from_status(400, _FILE_PATH.sub("<path>", str(cause)), param=getattr(cause, "parameter", None))
+
+def _meant(error: Exception) -> Exception:
+    """What an exception of a replica comes to: what vLLM blames on the client is the client's mistake here, too."""
+    match error:
+        case GracefulHTTPError() if error.http_status in (429, 503):
+            return OverloadedError(error.message, RETRY_AFTER_S)
+        case PeagleError():
+            return error
+        case _ if isinstance(error, _CLIENT_CAUSED):
+            message = _REPEATED.sub("", _FILE_PATH.sub("<path>", str(error)))
+            return RequestError(message, param=getattr(error, "parameter", None))
+        case _:
+            return error
 
 
-def cause_of(error: BaseException) -> BaseException:
-    """What a replica raised, without what Ray wrapped it in."""
+def cause_of(error: Exception) -> Exception:
+    """What a replica raised, without what a task of Ray's wraps it in; by gRPC it comes as it was."""
     while isinstance(error, RayTaskError):
         error = error.cause
     return error
@@ -99,7 +119,7 @@ def from_engine(info: Mapping[str, Any], asked: Asked) -> EngineError:
     code = info.get("code")
     status = code if isinstance(code, int) else 500
     if status in (429, 503):
-        return EngineError(overloaded(message, 1.0))
+        return EngineError(overloaded(message, RETRY_AFTER_S))
     if status >= 500 and asked.constraint:
         # vLLM reports a schema or grammar that it cannot compile, or that no text satisfies, as its own failure.
         message = f"The engine cannot follow {asked.constraint}: it is not supported, or no text satisfies it."
@@ -111,6 +131,7 @@ def from_engine(info: Mapping[str, Any], asked: Asked) -> EngineError:
     return EngineError(from_status(status, message, param=param))
 
 
-def is_lost_replica(error: BaseException) -> bool:
+def is_lost_replica(error: Exception) -> bool:
     """Whether the same request may succeed on another replica."""
-    return isinstance(cause_of(error), _LOST_REPLICA)
+    cause = cause_of(error)
+    return isinstance(cause, _LOST_REPLICA) or (isinstance(cause, grpc.aio.AioRpcError) and cause.code() in _LOST_CALL)

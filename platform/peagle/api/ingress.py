@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.llm._internal.serve.core.configs.openai_api_models import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -33,7 +34,7 @@ from peagle.api import metrics
 from peagle.api.attempt import attempt_id
 from peagle.api.body import read_json, validate
 from peagle.api.depth import DepthRoutes
-from peagle.api.errors import Asked, EngineError, cause_of, describe_raised, from_engine, is_lost_replica
+from peagle.api.errors import Asked, EngineError, cause_of, describe, from_engine, is_lost_replica
 from peagle.api.fleet import ask_models, ask_replicas, own_handle, replica_states
 from peagle.api.loopback import require_loopback
 from peagle.api.metrics import Value
@@ -295,6 +296,11 @@ async def _replies(response: Any, timeout_s: float) -> AsyncGenerator[Any, None]
                 except StopAsyncIteration:
                     finished = True
                     return
+                except asyncio.CancelledError:
+                    if (task := asyncio.current_task()) is None or task.cancelling():
+                        raise
+                    # Not this request was cancelled, but its call: dispatch has found the replica's node gone.
+                    raise RayActorError from None
             yield reply
     finally:
         if not finished:
@@ -337,7 +343,7 @@ def _final(error: Exception, asked: Asked, retry_after_s: float) -> PeagleError:
     if isinstance(cause_of(error), GenerationError):
         return from_engine(_NO_ANSWER, asked)
     logger.warning("A replica gave no answer.", exc_info=error)
-    return EngineError(describe_raised(error, retry_after_s))
+    return EngineError(describe(error, retry_after_s))
 
 
 def _constraint(body: Any) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Send
 
-from peagle.api.errors import Asked, EngineError, describe_raised, from_engine
+from peagle.api.errors import Asked, EngineError, describe, from_engine
 from peagle.api.reply import ERROR_EVENT
 from peagle.errors import ReplicaLostError
 
@@ -75,7 +75,7 @@ async def relay(
         first: Events that were read already, none of which is an error.
         rest: Further replies; it is closed at the end, which aborts the request if it still runs.
         asked: What an error may be about.
-        retry_after_s: See `describe_raised`.
+        retry_after_s: See `describe`.
         failed: Called before an error is sent, which the status that was sent before does not tell.
     """
     try:
@@ -100,7 +100,7 @@ async def relay(
         logger.warning("A stream ended with an error.", exc_info=error)
         if failed is not None:
             failed()
-        yield describe_raised(error, retry_after_s).event()
+        yield describe(error, retry_after_s).event()
     finally:
         await rest.aclose()
 

@@ -29,10 +29,18 @@ ENVIRONMENT: Mapping[str, str] = {
     "RAY_worker_niceness": "0",
     # Serve's own proxy answers in OpenAI's form, too.
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "peagle.api.edge.middlewares",
-    # A request and its answer pass from process to process by gRPC, not as a task of Ray's, an object for each piece.
-    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     # A first start that fails is told at once; a replica that has run is restarted for ever all the same.
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
+}
+
+# How requests pass from process to process. All of a cluster have to agree: one that is joined has its own.
+TRANSPORT: Mapping[str, str] = {
+    # By gRPC, not as tasks of Ray's with an object for each piece of an answer.
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    # Bodies and answers are bounded at the edge; 4 MiB, the default, is less than a body may have.
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),
+    # Else gRPC would send them to a proxy that is meant for downloads.
+    "grpc_proxy": "",
 }
 
 
@@ -45,8 +53,9 @@ class Rollout:
     replicas: tuple[int, int]
 
 
-def prepare_environment() -> None:
-    for name, value in ENVIRONMENT.items():
+def prepare_environment(*, joins: bool = False) -> None:
+    """Set what is not set; `joins` where the cluster runs already, and decides for itself how requests pass."""
+    for name, value in (ENVIRONMENT if joins else {**ENVIRONMENT, **TRANSPORT}).items():
         os.environ.setdefault(name, value)
 
 

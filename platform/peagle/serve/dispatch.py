@@ -20,6 +20,7 @@ from peagle.router.dispatch import Dispatcher, DispatcherReport, FleetNews, Rout
 from peagle.router.snapshot import RouteRequest
 from peagle.serve import router
 from peagle.serve.draining import draining_nodes, staying
+from peagle.serve.lost_nodes import OpenCalls, alive_nodes
 from peagle.serve.reporting import TIMEOUT_S, keep_reporting
 from peagle.serve.route_request import OUTPUT_TOKENS, route_request
 
@@ -58,12 +59,17 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         self._usual_output_tokens: float = OUTPUT_TOKENS
         self._open: dict[str, _Open] = {}
         self._sent_to: dict[str, frozenset[str]] = {}
+        self._nodes: dict[str, str] = {}
+        self._calls = OpenCalls(alive_nodes)
         self._handle: DeploymentHandle | None = None
         self._following: asyncio.Task[None] | None = None
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
         self._set_members(_ids(staying(replicas, self._draining.ids)))
+        before, self._nodes = self._nodes, {each.replica_id.unique_id: each.node_id for each in replicas}
+        if len(self._calls) and before.keys() - self._nodes.keys():
+            self._calls.end_lost()
         if self._following is None:  # the router's own loop runs from here on
             self._following = self._event_loop.create_task(keep_reporting(self._follow, PERIOD_S), name="fleet-news")
 
@@ -99,10 +105,13 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             raise
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
+        name = replica_id.unique_id
+        if name in self._nodes:
+            self._calls.sent(pending_request.metadata.internal_request_id, name, self._nodes[name], result)
         # Unlike a decision, this runs in the request's own context, whose span is Serve's span of this try.
         request = self._open.get(pending_request.metadata.internal_request_id)
         if request is not None and is_span_recording():
-            set_span_attributes(route_attributes(request.request, replica_id.unique_id, request.reason))
+            set_span_attributes(route_attributes(request.request, name, request.reason))
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         # Called from a thread of Ray's; the dispatcher belongs to the loop.
@@ -110,6 +119,7 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
 
     def _over(self, request_id: str, replica_id: str) -> None:
         """Forget a request, unless it has been sent elsewhere since: the end of a failed attempt may come late."""
+        self._calls.ended(request_id, replica_id)
         self._dispatcher.ended(request_id, time.monotonic(), at=replica_id)
         if self._dispatcher.where(request_id) is None:
             self._open.pop(request_id, None)

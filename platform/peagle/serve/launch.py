@@ -93,7 +93,7 @@ def run(
     spans = trace_environment(traces, address)
     if address is None:
         check_machine(deployments, host, port)
-    cluster.prepare_environment()
+    cluster.prepare_environment(joins=address is not None)
     os.environ.update(spans)
     processes.adopt_orphans()
     signals = StopSignals(force=_end_now)

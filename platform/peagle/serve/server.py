@@ -16,6 +16,7 @@ from ray.serve.llm.deployment import LLMServer
 from ray.util import get_node_ip_address
 
 from peagle import tracing
+from peagle.api.errors import told
 from peagle.config import Deployment
 from peagle.router.depth import DepthPlan, StandingLimits
 from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats
@@ -159,7 +160,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
     async def _while_alive(self, replies: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """Pass on `replies`; raise where the engine is dead, which vLLM reports as it does any request's failure.
 
-        Raised, it is a lost replica's error, and the request goes to another.
+        Raised, it is a lost replica's error, and the request goes to another. Other exceptions are told so that the
+        ingress understands them.
         """
         async with aclosing(replies):
             try:
@@ -170,7 +172,10 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             except Exception as error:
                 if self._client.errored:
                     raise self._client.dead_error from error
-                raise
+                raised = told(error)
+                if raised is error:
+                    raise
+                raise raised from error
 
     async def set_depths(self, version: int, depths: list[int]) -> None:
         """Apply a depth table from the next step on: `depths[b]` is K for a step of b requests."""

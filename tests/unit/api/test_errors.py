@@ -1,13 +1,17 @@
 """Every exception is OpenAI's error object, and a client's mistake is a 4xx wherever it was noticed."""
 
 import json
+import pickle
 
+import grpc
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 from starlette.exceptions import HTTPException
+from vllm.exceptions import QueueOverflowError, VLLMValidationError
+from vllm.v1.engine.exceptions import EngineDeadError
 
-from peagle.api.errors import Asked, describe, describe_raised, from_engine, is_lost_replica
+from peagle.api.errors import Asked, describe, from_engine, is_lost_replica, told
 from peagle.api.reply import MAX_MESSAGE_CHARS, from_status
 from peagle.errors import NotFoundError, OverloadedError, ReplicaLostError, RequestError, TooLargeError
 
@@ -18,6 +22,10 @@ def remote(cause: Exception) -> RayTaskError:
     """`cause` as it arrives from a replica."""
     error = RayTaskError("chat", "Traceback ...", cause)
     return error.as_instanceof_cause()
+
+
+def call_that_ended(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata())
 
 
 @pytest.mark.parametrize(
@@ -31,6 +39,7 @@ def remote(cause: Exception) -> RayTaskError:
         (remote(BackPressureError(5, 4)), 429, "rate_limit_error", "overloaded"),
         (ReplicaLostError("gone"), 502, "server_error", None),
         (ActorDiedError(), 502, "server_error", None),
+        (call_that_ended(grpc.StatusCode.CANCELLED), 502, "server_error", None),
         (TimeoutError(), 504, "server_error", "timeout"),
         (HTTPException(415, "json please"), 415, "invalid_request_error", None),
         (remote(ValueError("top_p")), 400, "invalid_request_error", None),
@@ -48,20 +57,38 @@ def test_status_type_and_code(error: Exception, status: int, kind: str, code: st
     assert set(reply.body()["error"]) == {"message", "type", "param", "code"}
 
 
+class OfEngineError(Exception):
+    """Travels, but cannot be made again from what it said."""
+
+    def __init__(self) -> None:
+        super().__init__("secret")
+
+
 @pytest.mark.parametrize(
-    "error",
+    ("error", "status"),
     [
-        ValueError("top_p"),
-        OverflowError("too big"),
-        RuntimeError("boom"),
-        OverloadedError("busy", 2.0),
-        ActorDiedError(),
-        ReplicaLostError("gone"),
+        (ValueError("top_p"), 400),
+        (VLLMValidationError("n must be at least 1", parameter="n", value=0), 400),
+        (OverflowError("too big"), 400),
+        (RuntimeError("boom"), 500),
+        (OfEngineError(), 500),
+        (QueueOverflowError(), 429),
+        (OverloadedError("busy", 2.0), 429),
+        (ReplicaLostError("gone"), 502),
+        (EngineDeadError(), 502),
     ],
-    ids=lambda error: type(error).__name__,
+    ids=lambda value: type(value).__name__,
 )
-def test_what_a_replica_raised_is_told_alike_whichever_way_it_came(error: Exception) -> None:
-    assert describe_raised(error) == describe_raised(remote(error)) == describe(remote(error))
+def test_what_a_replica_raises_is_told_alike_whichever_way_it_comes(error: Exception, status: int) -> None:
+    by_grpc = pickle.loads(pickle.dumps(told(error)))
+    assert describe(by_grpc) == describe(remote(told(error)))
+    assert describe(by_grpc).status == status
+    assert "secret" not in describe(by_grpc).message
+
+
+def test_the_field_that_the_engine_blames_is_told_once() -> None:
+    reply = describe(told(VLLMValidationError("n must be at least 1", parameter="n", value=0)))
+    assert (reply.message, reply.param) == ("n must be at least 1", "n")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("secret"), remote(RuntimeError("secret")), KeyError("secret")])
@@ -135,5 +162,7 @@ def test_an_exception_of_a_replica_names_no_files() -> None:
 def test_only_a_lost_replica_is_worth_another_try() -> None:
     assert is_lost_replica(ActorDiedError())
     assert is_lost_replica(remote(ActorDiedError()))
+    assert is_lost_replica(call_that_ended(grpc.StatusCode.UNAVAILABLE))
+    assert not is_lost_replica(call_that_ended(grpc.StatusCode.RESOURCE_EXHAUSTED))
     assert not is_lost_replica(remote(RuntimeError("boom")))
     assert not is_lost_replica(TimeoutError())

@@ -13,6 +13,7 @@ from peagle.api.attempt import attempt_id
 from peagle.router.snapshot import ReplicaSnapshot, ReplicaState
 from peagle.serve import dispatch
 from peagle.serve.dispatch import SoonestRouter
+from peagle.serve.lost_nodes import OpenCalls
 
 DEPLOYMENT = DeploymentID("m", "app")
 
@@ -20,10 +21,11 @@ DEPLOYMENT = DeploymentID("m", "app")
 class Replica:
     """As much of a running replica as routing reads."""
 
-    node_id, max_ongoing_requests = "node", 4
+    max_ongoing_requests = 4
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, node_id: str = "node") -> None:
         self.replica_id = ReplicaID(name, DEPLOYMENT)
+        self.node_id = node_id
 
     async def get_queue_len(self, *, deadline_s: float) -> int:
         return 0
@@ -97,3 +99,31 @@ async def test_each_try_at_a_request_goes_elsewhere_until_all_have_had_it(router
     assert set(asked[:2]) == {"a", "b"}
     assert asked[2] in {"a", "b"}
     assert router._dispatcher.open_requests == 0
+
+
+class Call:
+    cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+async def test_what_was_sent_to_a_node_that_is_gone_ends_and_nothing_else(
+    router: SoonestRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that leaves a live node still answers what it has."""
+    replicas = {name: Replica(name, node_id) for name, node_id in (("a", "gone"), ("b", "left"), ("c", "stays"))}
+    monkeypatch.setattr(router, "_calls", OpenCalls(lambda: {"left", "stays"}))
+    router.update_replicas([*replicas.values()])
+    calls = {name: Call() for name in replicas}
+    for name, replica in replicas.items():
+        router.on_request_routed(pending(name), replica.replica_id, calls[name])
+    answered = Call()
+    router.on_request_routed(pending("over"), replicas["a"].replica_id, answered)
+    router.on_request_completed(replicas["a"].replica_id, "over")
+    await turns()
+    router.update_replicas([replicas["c"]])
+    assert router._calls._ending is not None
+    await router._calls._ending
+    assert {name: call.cancelled for name, call in calls.items()} == {"a": True, "b": False, "c": False}
+    assert not answered.cancelled

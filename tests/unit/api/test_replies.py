@@ -1,0 +1,60 @@
+"""Replies come as a replica sends them; whoever gives up first is told apart from whoever is gone."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+
+from peagle.api.errors import is_lost_replica
+from peagle.api.ingress import _replies
+
+
+class Response:
+    """Serve's response to one call: `replies`, then whatever `end` does."""
+
+    def __init__(self, replies: list[str], end: Any) -> None:
+        self._replies, self._end = replies, end
+        self.cancelled = False
+
+    async def __anext__(self) -> str:
+        return self._replies.pop(0) if self._replies else await self._end()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+async def cancelled_elsewhere() -> str:
+    raise asyncio.CancelledError
+
+
+async def silent() -> str:
+    await asyncio.Event().wait()
+    return ""
+
+
+async def test_a_call_that_dispatch_ended_is_a_lost_replicas() -> None:
+    response = Response(["one"], cancelled_elsewhere)
+    replies = _replies(response, 60.0)
+    assert await anext(replies) == "one"
+    with pytest.raises(RayActorError) as lost:
+        await anext(replies)
+    assert is_lost_replica(lost.value)
+    assert response.cancelled
+
+
+async def test_a_request_that_its_client_left_is_cancelled_and_no_replica_blamed() -> None:
+    response = Response([], silent)
+    asked = asyncio.create_task(anext(_replies(response, 60.0)))
+    await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert response.cancelled
+
+
+async def test_a_silent_replica_times_out() -> None:
+    response = Response([], silent)
+    with pytest.raises(TimeoutError):
+        await anext(_replies(response, 0.01))
+    assert response.cancelled
