@@ -11,7 +11,6 @@ from ray.serve.request_router import PendingRequest
 
 from peagle.api.attempt import attempt_id
 from peagle.router.snapshot import ReplicaSnapshot, ReplicaState
-from peagle.serve import dispatch
 from peagle.serve.dispatch import SoonestRouter
 from peagle.serve.lost_nodes import OpenCalls
 
@@ -33,7 +32,9 @@ class Replica:
 
 @pytest.fixture
 async def router(monkeypatch: pytest.MonkeyPatch) -> SoonestRouter:
-    monkeypatch.setattr(dispatch, "draining_nodes", lambda: SimpleNamespace(ids=frozenset()))
+    # Where the class looks it up: a test before may have had the module imported anew.
+    names = SoonestRouter.initialize_state.__globals__
+    monkeypatch.setitem(names, "draining_nodes", lambda: SimpleNamespace(ids=frozenset()))
     made = SoonestRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
     made.initialize_state(model="m")
     made._following = asyncio.create_task(asyncio.sleep(0))  # there is no Router to ask
