@@ -68,8 +68,7 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         super().update_replicas(replicas)
         self._set_members(_ids(staying(replicas, self._draining.ids)))
         before, self._nodes = self._nodes, {each.replica_id.unique_id: each.node_id for each in replicas}
-        if len(self._calls) and before.keys() - self._nodes.keys():
-            self._calls.end_lost()
+        self._calls.left(before.keys() - self._nodes.keys())
         if self._following is None:  # the router's own loop runs from here on
             self._following = self._event_loop.create_task(keep_reporting(self._follow, PERIOD_S), name="fleet-news")
 
