@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from ray import serve
+from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
 logger = logging.getLogger(__name__)
@@ -41,15 +43,17 @@ async def ask_models(handles: Mapping[str, DeploymentHandle], method: str, timeo
     return dict(zip(handles, answers, strict=True))
 
 
-async def replica_states(handles: Mapping[str, DeploymentHandle]) -> dict[str, dict[str, int]]:
-    """How many replicas of each model are in which state, as Serve's controller sees it; the states in lower case."""
-    applications = (await asyncio.to_thread(serve.status)).applications
+async def deployment_states() -> dict[tuple[str, str], Counter[str]]:
+    """How many replicas are in which state, as Serve's controller sees it; by application and deployment.
+
+    States are in lower case. `serve.status()` says the same, but takes twice as long to check what the controller sent.
+    """
+    client = _get_global_client()
+    details = await asyncio.to_thread(client.get_serve_details)
     return {
-        model: {
-            state.lower(): count
-            for state, count in applications[handle.app_name].deployments[handle.deployment_name].replica_states.items()
-        }
-        for model, handle in handles.items()
+        (app, deployment): Counter(replica["state"].lower() for replica in detail["replicas"])
+        for app, application in details["applications"].items()
+        for deployment, detail in application["deployments"].items()
     }
 
 

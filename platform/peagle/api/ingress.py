@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -35,7 +36,7 @@ from peagle.api.attempt import attempt_id
 from peagle.api.body import read_json, validate
 from peagle.api.depth import DepthRoutes
 from peagle.api.errors import Asked, EngineError, cause_of, describe, from_engine, is_lost_replica
-from peagle.api.fleet import ask_models, ask_replicas, own_handle, replica_states
+from peagle.api.fleet import ask_models, ask_replicas, deployment_states, own_handle
 from peagle.api.loopback import require_loopback
 from peagle.api.metrics import Value
 from peagle.api.relay import DONE, EventStream, engine_error, finish, has_choices, relay, split_events
@@ -216,13 +217,16 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
         """
         if not _settings(request).metrics:
             raise NotFoundError("Metrics are off here; peagle serve without --no-metrics has them.", code="metrics_off")
-        ingress, replicas, estimates, states = await asyncio.gather(
-            self._ask_ingresses(request),
-            self._ask_all(request, "replica_metrics"),
-            self._estimates(request),
-            self._replica_states(request),
+        replicas, estimates, states = await asyncio.gather(
+            self._ask_all(request, "replica_metrics"), self._estimates(request), self._deployment_states(request)
         )
-        text = metrics.exposition(metrics.Scrape(ingress, replicas, estimates, states))
+        ingress = await self._ask_ingresses(request, states)
+        of_models = {
+            model: states[deployment]
+            for model, handle in self._default_serve_handles.items()
+            if (deployment := (handle.app_name, handle.deployment_name)) in states
+        }
+        text = metrics.exposition(metrics.Scrape(ingress, replicas, estimates, of_models))
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(self) -> JSONResponse:
@@ -249,9 +253,12 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
         """This process's name and counters, for whichever process answers a scrape."""
         return serve.get_replica_context().replica_id.unique_id, metrics.http_metrics().values()
 
-    async def _ask_ingresses(self, request: Request) -> dict[str, list[Value]]:
+    async def _ask_ingresses(self, request: Request, states: Mapping[Any, Counter[str]]) -> dict[str, list[Value]]:
         """Every ingress process's counters, this one's own at least."""
         mine, timeout_s = await self.http_values(), _settings(request).probe_timeout_s
+        here = serve.get_replica_context()
+        if states.get((here.app_name, here.deployment), Counter()).total() == 1:
+            return dict([mine])
         try:
             if self._ingresses is None:
                 async with asyncio.timeout(timeout_s):
@@ -273,10 +280,10 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
             return {}
         return answer
 
-    async def _replica_states(self, request: Request) -> dict[str, dict[str, int]]:
+    async def _deployment_states(self, request: Request) -> dict[tuple[str, str], Counter[str]]:
         try:
             async with asyncio.timeout(_settings(request).probe_timeout_s):
-                return await replica_states(self._default_serve_handles)
+                return await deployment_states()
         except Exception as error:  # a scrape without them is better than none
             logger.warning("Serve does not tell its replicas' states: %r", error)
             return {}

@@ -1,9 +1,11 @@
 """`/metrics`: every ingress process's requests, and what replicas and the Router say when asked for this scrape."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
+from threading import Lock
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -18,7 +20,7 @@ from peagle.metrics import FLEET_METRICS, INGRESS_METRICS, REPLICA_METRICS, Kind
 Rows = Mapping[str, Iterable[Mapping[str, Any]]]
 Value = tuple[str, tuple[tuple[str, str], ...], float]
 """Name, labels and value of one series of a process."""
-PIECES_KEPT = 256
+EVENTS_KEPT = 256
 
 
 @dataclass(slots=True)
@@ -55,8 +57,9 @@ class HttpMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        # What was sent and when, and waits to be timed: code that runs once in milliseconds finds no cache warm.
-        self._pieces: list[tuple[Exchange, bytes, float]] = []
+        # What happened and waits to be counted: code that runs once in milliseconds finds no cache warm.
+        self._events: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._counting = Lock()  # dispatch tells of its decisions in a thread of Serve's
         kinds = {Kind.COUNTER: Counter, Kind.GAUGE: Gauge}
         self._of: dict[str, Any] = {}
         for each in INGRESS_METRICS:
@@ -82,44 +85,65 @@ class HttpMetrics:
                     self._at(metric, model, value)
 
     def retried(self, model: str) -> None:
-        self._at(metrics.RETRIES, model).inc()
+        self._keep(self._retried, model)
 
     def decided(self, model: str, reason: str) -> None:
         """Count what dispatch decided for a request."""
-        self._at(metrics.DECISIONS, model, reason).inc()
+        self._keep(self._decided, model, reason)
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answer to any route."""
-        self._at(metrics.HTTP_REQUESTS, method, route, str(status)).inc()
-        self._at(metrics.HTTP_REQUEST, method, route).observe(seconds)
+        self._keep(self._observe, method, route, status, seconds)
 
     def opened(self, exchange: Exchange) -> None:
         """Count a request to a model; whoever sends its last byte calls `closed`."""
-        self._at(metrics.REQUESTS_OPEN, exchange.model).inc()
+        self._keep(self._opened, exchange)
 
     def sent(self, exchange: Exchange, piece: bytes, now_s: float) -> None:
         """Time a piece of an answer from the one before; an answer that is no stream has no first token to wait for."""
-        if exchange.ttft_s is None:
-            return
-        self._pieces.append((exchange, piece, now_s))
-        if len(self._pieces) == PIECES_KEPT:
-            self._time_pieces()
-
-    def _time_pieces(self) -> None:
-        pieces, self._pieces = self._pieces, []
-        for exchange, piece, now_s in pieces:
-            # What ends a stream comes with the last token's piece or right behind it: nobody waits for that.
-            if not any_choices(piece):
-                continue
-            if exchange.sent_s is None:  # as engines do, not when the answer ends
-                self._at(metrics.REQUEST_TTFT, exchange.model).observe(exchange.ttft_s)
-                exchange.between = self._at(metrics.REQUEST_ITL, exchange.model)
-            else:
-                exchange.between.observe(now_s - exchange.sent_s)
-            exchange.sent_s = now_s
+        if exchange.ttft_s is not None:
+            self._keep(self._sent, exchange, piece, now_s)
 
     def closed(self, exchange: Exchange, status: int, seconds: float) -> None:
         """Count how a request to a model ended, `seconds` after it came."""
+        self._keep(self._closed, exchange, status, seconds)
+
+    def _keep(self, count: Callable[..., None], *event: Any) -> None:
+        self._events.append((count, event))
+        if len(self._events) >= EVENTS_KEPT:
+            self._count()
+
+    def _count(self) -> None:
+        with self._counting:
+            for _ in range(len(self._events)):
+                count, event = self._events.popleft()
+                count(*event)
+
+    def _retried(self, model: str) -> None:
+        self._at(metrics.RETRIES, model).inc()
+
+    def _decided(self, model: str, reason: str) -> None:
+        self._at(metrics.DECISIONS, model, reason).inc()
+
+    def _observe(self, method: str, route: str, status: int, seconds: float) -> None:
+        self._at(metrics.HTTP_REQUESTS, method, route, str(status)).inc()
+        self._at(metrics.HTTP_REQUEST, method, route).observe(seconds)
+
+    def _opened(self, exchange: Exchange) -> None:
+        self._at(metrics.REQUESTS_OPEN, exchange.model).inc()
+
+    def _sent(self, exchange: Exchange, piece: bytes, now_s: float) -> None:
+        # What ends a stream comes with the last token's piece or right behind it: nobody waits for that.
+        if not any_choices(piece):
+            return
+        if exchange.sent_s is None:  # as engines do, not when the answer ends
+            self._at(metrics.REQUEST_TTFT, exchange.model).observe(exchange.ttft_s)
+            exchange.between = self._at(metrics.REQUEST_ITL, exchange.model)
+        else:
+            exchange.between.observe(now_s - exchange.sent_s)
+        exchange.sent_s = now_s
+
+    def _closed(self, exchange: Exchange, status: int, seconds: float) -> None:
         model, outcome = exchange.model, exchange.outcome(status)
         self._at(metrics.REQUESTS_OPEN, model).dec()
         self._at(metrics.REQUESTS, model, outcome).inc()
@@ -128,7 +152,7 @@ class HttpMetrics:
 
     def values(self) -> list[Value]:
         """Every series of this process, as plain values that travel."""
-        self._time_pieces()
+        self._count()
         return [
             (sample.name, tuple(sample.labels.items()), sample.value)
             for family in self.registry.collect()

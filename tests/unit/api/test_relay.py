@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator
 import pytest
 from ray.exceptions import ActorDiedError
 
-from peagle.api.errors import Asked
+from peagle.api.errors import Asked, describe
 from peagle.api.relay import DONE, EventStream, any_choices, relay
+from peagle.errors import RequestError
 
 ASKED = Asked("prompt")
 TOKEN = 'data: {"id":"1","choices":[{"text":"a"}]}\n\n'
@@ -50,6 +51,11 @@ def error_of(event: str) -> dict[str, str | None]:
 def test_an_error_and_an_end_are_no_part_of_an_answer() -> None:
     assert any_choices((TOKEN + DONE).encode())
     assert not any_choices((ENGINE_ERROR + DONE).encode())
+    assert not any_choices(b'data: {"id":"1","choices":[],"usage":{"total_tokens":3}}\n\n')
+
+
+def test_an_error_that_quotes_an_answer_is_no_part_of_one() -> None:
+    assert not any_choices(describe(RequestError(f"not this: {TOKEN}", param="prompt")).event().encode())
 
 
 async def test_a_whole_stream_passes_unchanged() -> None:
