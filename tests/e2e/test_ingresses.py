@@ -1,0 +1,67 @@
+"""Several ingress processes on real Ray Serve: one scrape speaks for all of them. No engine is needed for that."""
+
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import httpx
+import psutil  # type: ignore[import-untyped]
+import pytest
+import ray
+from ray import serve
+from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
+
+from peagle.api.app import ENDPOINTS, build_http
+from peagle.api.ingress import PeagleIngress
+from peagle.api.settings import ApiSettings
+from peagle.serve import cluster, processes
+from served import free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
+
+ASKED = 20
+PATIENCE_S = 60.0
+_COUNTED = re.compile(r'^peagle_http_requests_total\{ingress="([^"]+)",[^}]*route="/version"[^}]*\} (\S+)$', re.M)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    others = set(processes.descendants())  # such as a platform that tests of this session share
+    cluster.prepare_environment()
+    processes.adopt_orphans()
+    port = free_port()
+    ray.init(address="local", include_dashboard=False, object_store_memory=cluster.OBJECT_STORE_BYTES)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+        _, left = psutil.wait_procs(set(processes.descendants()) - others, timeout=10.0)
+        processes.send(left, signal.SIGKILL)
+
+
+def run_ingresses(count: int) -> None:
+    ingress = make_fastapi_ingress(PeagleIngress, endpoint_map=ENDPOINTS, app=build_http(ApiSettings()))
+    serve.run(serve.deployment(ingress, name="Ingress", num_replicas=count).bind({}, {}), name="ingresses")
+
+
+def counted(url: str) -> Counter[str]:
+    """Requests for the version, by the ingress process that says it answered them."""
+    found = _COUNTED.findall(httpx.get(f"{url}/metrics").raise_for_status().text)
+    return Counter({ingress: int(float(count)) for ingress, count in found})
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_scrape_hears_every_ingress_process(url: str, count: int) -> None:
+    run_ingresses(count)
+    deadline = time.monotonic() + PATIENCE_S
+    before = counted(url)
+    for _ in range(ASKED):
+        httpx.get(f"{url}/version").raise_for_status()
+    while not (len(after := counted(url)) == count and (after - before).total() == ASKED):
+        assert time.monotonic() < deadline, (before, after)
+        time.sleep(0.5)
+    assert all(counted(url) == after for _ in range(8))
