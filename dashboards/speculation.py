@@ -18,6 +18,10 @@ def _per_draft(name: str) -> str:
     return ratio(name, "peagle_replica_drafts_total", OF_REPLICA, _BY_REPLICA)
 
 
+def _per_drafting_step(name: str) -> str:
+    return ratio(name, "peagle_replica_drafting_steps_total", OF_REPLICA, _BY_REPLICA)
+
+
 YIELD = (
     Panel(
         "Acceptance by position",
@@ -80,12 +84,12 @@ DEPTH = (
     ),
     Panel(
         "Requested and effective K",
-        "Draft tokens for each draft: as the table asked, and as verified. They differ only near the end of answers "
-        "and where a grammar cuts drafts.",
+        "Draft tokens for each request and step that was to draft: as the table asked, and as verified. They differ "
+        "only near the end of answers and where a grammar cuts drafts.",
         units.Short,
         (
-            Query(_per_draft("peagle_replica_requested_draft_tokens_total"), "{{replica}} requested"),
-            Query(_per_draft("peagle_replica_draft_tokens_total"), "{{replica}} effective"),
+            Query(_per_drafting_step("peagle_replica_requested_draft_tokens_total"), "{{replica}} requested"),
+            Query(_per_drafting_step("peagle_replica_draft_tokens_total"), "{{replica}} effective"),
             _gauge("peagle_replica_depth_planned", "{{replica}} planned"),
         ),
         width=12,

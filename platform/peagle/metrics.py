@@ -303,10 +303,17 @@ REPLICA_METRICS = (
     ),
     _counter("peagle_replica_drafts", Unit.EVENTS, OF_REPLICA, "Drafts verified.", "drafts"),
     _counter(
+        "peagle_replica_drafting_steps",
+        Unit.EVENTS,
+        OF_REPLICA,
+        "Requests asked for a draft, summed over steps.",
+        "drafting_steps",
+    ),
+    _counter(
         "peagle_replica_requested_draft_tokens",
         Unit.TOKENS,
         OF_REPLICA,
-        "Draft tokens at the K asked for.",
+        "Draft tokens at the K that these were asked for.",
         "requested",
     ),
     _counter("peagle_replica_draft_tokens", Unit.TOKENS, OF_REPLICA, "Draft tokens verified.", "drafted"),

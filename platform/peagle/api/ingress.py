@@ -5,7 +5,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -217,10 +217,13 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
         """
         if not _settings(request).metrics:
             raise NotFoundError("Metrics are off here; peagle serve without --no-metrics has them.", code="metrics_off")
-        replicas, estimates, states = await asyncio.gather(
-            self._ask_all(request, "replica_metrics"), self._estimates(request), self._deployment_states(request)
+        asked_states = asyncio.create_task(self._deployment_states(request))
+        replicas, estimates, ingress, states = await asyncio.gather(
+            self._ask_all(request, "replica_metrics"),
+            self._estimates(request),
+            self._ask_ingresses(request, asked_states),
+            asked_states,
         )
-        ingress = await self._ask_ingresses(request, states)
         of_models = {
             model: states[deployment]
             for model, handle in self._default_serve_handles.items()
@@ -253,8 +256,11 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
         """This process's name and counters, for whichever process answers a scrape."""
         return serve.get_replica_context().replica_id.unique_id, metrics.http_metrics().values()
 
-    async def _ask_ingresses(self, request: Request, states: Mapping[Any, Counter[str]]) -> dict[str, list[Value]]:
+    async def _ask_ingresses(
+        self, request: Request, asked_states: Awaitable[Mapping[Any, Counter[str]]]
+    ) -> dict[str, list[Value]]:
         """Every ingress process's counters, this one's own at least."""
+        states = await asked_states
         mine, timeout_s = await self.http_values(), _settings(request).probe_timeout_s
         here = serve.get_replica_context()
         if states.get((here.app_name, here.deployment), Counter()).total() == 1:

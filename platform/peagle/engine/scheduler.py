@@ -40,12 +40,15 @@ from peagle.router.snapshot import DepthTable
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step on its way through the workers. `cell` is for one that only decodes, `prompts` for one with prompts."""
+    """A step on its way through the workers. `cell` is for one that only decodes, `prompts` for one with prompts;
+    `rested` of its requests have a gap.
+    """
 
     output: SchedulerOutput
     scheduled_s: float
     cell: CellSums | None
     prompts: PromptCellSums | None
+    rested: int
 
 
 class LiveDepthScheduler(DraftTakingScheduler):
@@ -111,9 +114,11 @@ class LiveDepthScheduler(DraftTakingScheduler):
         self._restore_unscheduled(whole_drafts, output)
         admits = output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids
         cell = prompts = None
+        rested = 0
         if output.num_scheduled_tokens:
             decodes_only = not prefilling and not admits
-            none_drafts = self._gaps.hold(output.num_scheduled_tokens)
+            rested = self._gaps.count(output.num_scheduled_tokens)
+            none_drafts = rested == len(output.num_scheduled_tokens)
             if self._may_skip and (none_drafts or (depth if decodes_only else prompts_depth) == 0):
                 self._skip_drafter(output)
             if decodes_only:
@@ -121,7 +126,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
                 self._keep_tails(whole_drafts, output, cell)
             else:
                 prompts = self._count_prompts(output, decoding)
-        self._steps.append(_Step(output, scheduled_s, cell, prompts))
+        self._steps.append(_Step(output, scheduled_s, cell, prompts, rested))
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
@@ -138,7 +143,8 @@ class LiveDepthScheduler(DraftTakingScheduler):
         if step is not None:
             seconds = ended_s - (self._ended_s if self._had_more else max(self._ended_s, step.scheduled_s))
             if cell is not None:
-                cell.add_step(seconds, sum(len(one.new_token_ids) for all_ in outputs.values() for one in all_.outputs))
+                tokens = sum(len(one.new_token_ids) for all_ in outputs.values() for one in all_.outputs)
+                cell.add_step(seconds, tokens, step.rested)
             if step.prompts is not None:
                 step.prompts.seconds = seconds
                 self._prompts.add(step.prompts)

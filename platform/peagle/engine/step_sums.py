@@ -24,6 +24,7 @@ class CellSums:
     accepted: list[int] = field(init=False)
     tail_drafted: list[int] = field(init=False)
     tail_matched: list[int] = field(init=False)
+    rested: int = 0
 
     def __post_init__(self) -> None:
         self.drafted = [0] * self.depth_max
@@ -31,10 +32,11 @@ class CellSums:
         self.tail_drafted = [0] * self.depth_max
         self.tail_matched = [0] * self.depth_max
 
-    def add_step(self, seconds: float, tokens: int) -> None:
+    def add_step(self, seconds: float, tokens: int, rested: int) -> None:
         self.steps += 1
         self.seconds += seconds
         self.tokens += tokens
+        self.rested += rested
 
     def add_draft(self, drafted: int, accepted: int) -> None:
         """Count one request's verified draft: `accepted` of its first `drafted` tokens were right."""
@@ -57,6 +59,7 @@ class CellSums:
             "accepted": list(self.accepted),
             "tail_drafted": list(self.tail_drafted),
             "tail_matched": list(self.tail_matched),
+            "rested": self.rested,
         }
 
 

@@ -27,6 +27,8 @@ class StepCell:
     `tail_matched[j]` how many of them equalled what the target emitted there, with every position before them accepted
     or matched too. So accepted[j] / drafted[j] below K, and tail_matched[j] / tail_drafted[j] beyond, both estimate
     the probability that the first j+1 drafts are all right.
+
+    `rested` sums over the steps how many of their requests drafted no more, because steps had run without the drafter.
     """
 
     batch_size: int
@@ -39,6 +41,7 @@ class StepCell:
     accepted: tuple[int, ...]
     tail_drafted: tuple[int, ...]
     tail_matched: tuple[int, ...]
+    rested: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +118,13 @@ class StepStats:
 
     @property
     def requested(self) -> int:
-        """Draft tokens that would have been verified, had every request of every step had a draft as deep as asked."""
-        return sum(cell.depth * cell.steps * cell.batch_size for cell in self.cells)
+        """Draft tokens that would have been verified, had each of the `drafting_steps` had a draft as deep as asked."""
+        return sum(cell.depth * (cell.steps * cell.batch_size - cell.rested) for cell in self.cells)
+
+    @property
+    def drafting_steps(self) -> int:
+        """Requests that were asked for a draft, summed over steps: those at K > 0, without the ones that rested."""
+        return sum(cell.steps * cell.batch_size - cell.rested for cell in self.cells if cell.depth)
 
     @property
     def drafted_by_position(self) -> tuple[int, ...]:
@@ -194,6 +202,7 @@ def _minus(cell: StepCell, before: StepCell) -> StepCell:
         accepted=each(cell.accepted, before.accepted),
         tail_drafted=each(cell.tail_drafted, before.tail_drafted),
         tail_matched=each(cell.tail_matched, before.tail_matched),
+        rested=cell.rested - before.rested,
     )
 
 

@@ -275,6 +275,7 @@ def depth_status(stats: StepStats | None) -> dict[str, Any]:
         "depth_version": stats.table.version if stats else None,
         "depths": list(stats.table.depths) if stats else [],
         "drafts": stats.drafts if stats else 0,
+        "drafting_steps": stats.drafting_steps if stats else 0,
         "requested": stats.requested if stats else 0,
         "drafted": stats.drafted if stats else 0,
         "accepted": stats.accepted if stats else 0,

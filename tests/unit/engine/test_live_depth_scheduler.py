@@ -91,12 +91,14 @@ def test_where_nobody_drafts_the_drafter_rests_until_a_new_request_comes(folder:
     assert verified == {"new"}
     assert core.emitted["old"] == continuation([1, 2, 3], 60)
     assert core.emitted["new"] == continuation([4, 5, 6], 40)
-    # Steps of both are told of, and with them that not all drafted who were to.
+    # Steps of both are told of, and that of the two one was asked for no draft.
     stats = stats_of(core)
     both = [cell for cell in stats.cells if cell.batch_size == 2]
     assert {cell.depth for cell in both} == {DEPTH_MAX}
     assert all(0 < cell.drafts <= cell.steps for cell in both)
-    assert stats.requested >= 1.5 * stats.drafted
+    assert all(cell.rested == cell.steps for cell in both)
+    assert stats.requested == DEPTH_MAX * stats.drafting_steps
+    assert stats.drafts <= stats.drafting_steps < 1.5 * stats.drafts
 
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])

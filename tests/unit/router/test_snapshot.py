@@ -11,10 +11,19 @@ def test_totals_come_from_every_cell() -> None:
     stats = StepStats(TABLE, 3, (CELL, shallow))
     assert (stats.drafts, stats.drafted, stats.accepted) == (40, 80, 40)
     assert stats.requested == 20 * CELL.depth + 20 * 1
+    assert stats.drafting_steps == 40
     assert stats.drafted_by_position == (40, 20, 20)
     assert stats.accepted_by_position == (25, 10, 5)
     assert stats.depth_effective == 2.0
     assert stats.acceptance_length == 2.0
+
+
+def test_only_those_asked_for_a_draft_count_as_such() -> None:
+    resting = StepCell(2, 0, 10, 1.0, 20, 0, (0, 0, 0), (0, 0, 0), (0, 0, 0), (0, 0, 0), rested=20)
+    mixed = replace(CELL, batch_size=4, rested=25)
+    stats = StepStats(TABLE, 3, (resting, mixed))
+    assert stats.drafting_steps == 10 * 4 - 25
+    assert stats.requested == 3 * stats.drafting_steps
 
 
 def test_before_the_first_draft_its_rates_are_unknown() -> None:
@@ -23,10 +32,12 @@ def test_before_the_first_draft_its_rates_are_unknown() -> None:
 
 
 def test_since_leaves_what_was_added() -> None:
-    later = replace(CELL, steps=11, seconds=1.75, tokens=53, drafts=22, drafted=(22, 22, 22), accepted=(17, 11, 5))
+    later = replace(
+        CELL, steps=11, seconds=1.75, tokens=53, drafts=22, drafted=(22, 22, 22), accepted=(17, 11, 5), rested=1
+    )
     new = StepCell(1, 0, 4, 0.5, 4, 0, (0, 0, 0), (0, 0, 0), (4, 4, 3), (2, 1, 0))
     added = StepStats(TABLE, 3, (later, new)).since(StepStats(TABLE, 3, (CELL,)))
-    assert added.cells == (StepCell(2, 3, 1, 0.25, 3, 2, (2, 2, 2), (2, 1, 0), (0, 0, 0), (0, 0, 0)), new)
+    assert added.cells == (StepCell(2, 3, 1, 0.25, 3, 2, (2, 2, 2), (2, 1, 0), (0, 0, 0), (0, 0, 0), rested=1), new)
 
 
 def test_since_drops_cells_that_did_not_change() -> None:
