@@ -111,7 +111,7 @@ def _curves(axes: Axes, panel: dict[str, Any], lines: Sequence[Line], unit: str,
     axes.yaxis.set_major_formatter(lambda value, _: shown(value, unit))
     axes.grid(alpha=0.3)
     if any(line.name for line in lines):
-        axes.legend(fontsize=6, loc="upper left", framealpha=0.6)
+        axes.legend(fontsize=6, framealpha=0.6)
     _time(axes, span)
 
 
