@@ -6,7 +6,8 @@ It keeps the sums that the engine keeps, step by step, with real random drafts, 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import inf, prod
+from typing import Any
 
 from peagle.router.depth import DepthPlan, DepthSettings, DepthState, start, step
 from peagle.router.snapshot import DepthTable, PromptCell, PromptStats, StepCell, StepReport, StepStats
@@ -101,8 +102,8 @@ class Replica:
         while self.now_s < until_s:
             batch_size = self.load(self.now_s)
             if batch_size == 0:
-                self.now_s = until_s
-                break
+                self.now_s = min(until_s, self._next_s())
+                continue
             self._one_step(batch_size)
         cells = tuple(self._cell(*key) for key in sorted(self._sums))
         prompts = PromptStats(tuple(self._prompts), self._ended * self.prompt_tokens, self._ended * self.output_tokens)
@@ -170,6 +171,10 @@ class Replica:
         self.now_s += seconds
         self.used.append((self.now_s, batch_size, depth))
 
+    def _next_s(self) -> float:
+        """When a replica without load may have some again."""
+        return inf
+
     def _request(self) -> _Sequence:
         left = self.random.randint(1, self.output_tokens) if self.now_s == 0.0 else self.output_tokens
         return _Sequence(left, True, self.random.uniform(-self.spread, self.spread))
@@ -194,6 +199,41 @@ class Replica:
         sums = self._sums[batch_size, depth]
         counts: Mapping[str, tuple[int, ...]] = {name: tuple(values) for name, values in sums.counts.items()}
         return StepCell(batch_size, depth, sums.steps, sums.seconds, sums.tokens, sums.drafts, **counts)
+
+
+class OpenReplica(Replica):
+    """One whose requests come at random, whatever it serves already, and ask for answers of random length.
+
+    Attributes:
+        requests_s: Seconds that requests spent here, summed; over the time that passed, how many were open on average.
+    """
+
+    def __init__(self, conditional: Sequence[float], per_second: float, batch_max: int = 32, **more: Any) -> None:
+        super().__init__(lambda _: conditional, self._come, **more)
+        self._per_second, self._batch_max = per_second, batch_max
+        self._arrivals = random.Random(self.seed + 1000)
+        self._arrives_s, self._waiting = 0.0, 0
+        self.requests_s = 0.0
+
+    def _come(self, now_s: float) -> int:
+        while self._arrives_s <= now_s:
+            self._waiting += 1
+            self._arrives_s += self._arrivals.expovariate(self._per_second)
+        taken = min(self._waiting, self._batch_max - len(self._sequences))
+        self._waiting -= taken
+        return len(self._sequences) + taken
+
+    def _next_s(self) -> float:
+        return self._arrives_s
+
+    def _one_step(self, batch_size: int) -> None:
+        started_s = self.now_s
+        super()._one_step(batch_size)
+        self.requests_s += (batch_size + self._waiting) * (self.now_s - started_s)
+
+    def _request(self) -> _Sequence:
+        tokens = 1 + int(self._arrivals.expovariate(1.0 / self.output_tokens))
+        return _Sequence(tokens, True, self.random.uniform(-self.spread, self.spread))
 
 
 @dataclass

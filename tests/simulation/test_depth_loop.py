@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import sin
 
 import pytest
-from depth_replica import CODE, NOISE, PROSE, Loop, Replica, embedded_step_s
+from depth_replica import CODE, NOISE, PROSE, Loop, OpenReplica, Replica, embedded_step_s
 
 from peagle.router.depth import (
     DEVICES,
@@ -92,6 +92,21 @@ def test_it_counts_what_the_drafter_costs_over_prompts(output_tokens: int, best:
     )  # fmt: skip
     still.run(60.0)
     assert reached >= 0.97 * still.tokens / still.now_s
+
+
+@pytest.mark.parametrize(("curve", "per_second"), [(CODE, 6), (PROSE, 8), (NOISE, 6)], ids=["code", "prose", "noise"])
+def test_requests_that_come_at_random_take_no_longer_than_at_the_best_static_k(curve: Curve, per_second: float) -> None:
+    """The batch size then changes with every few steps, and what is tried at one of them is seldom at rest."""
+
+    def replica(depth: int) -> OpenReplica:
+        return OpenReplica(curve, per_second, skips=True, tails=False, output_tokens=64, depth_static=depth)
+
+    still = [replica(depth) for depth in (0, 1, 2, 3, 5, 7)]
+    for one in still:
+        one.run(300.0)
+    followed = replica(7)
+    Loop(followed, settings_for(followed)).run(300.0)
+    assert 0.97 * followed.requests_s <= min(one.requests_s for one in still)
 
 
 def test_the_best_k_crosses_from_seven_to_zero_with_load_on_this_cost() -> None:
