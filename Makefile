@@ -12,11 +12,12 @@
 
 FILE ?= deployments/embedded.yaml
 PORT ?= 8000
-ENGINE ?= cpu
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TESTS ?=
 
 VENV := .venv
+# What the environment was built for, so that later commands leave it so.
+ENGINE ?= $(or $(patsubst $(VENV)/.ready-%,%,$(firstword $(wildcard $(VENV)/.ready-*))),cpu)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(ENGINE)
 PROMETHEUS := $(VENV)/prometheus
@@ -70,6 +71,8 @@ check: $(READY)
 $(READY): pyproject.toml .constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
 	  { echo "peagle needs Python 3.11 or 3.12; $(PYTHON) is another. Run: make PYTHON=/path/to/python3.11"; exit 1; }
+	@test -z "$(filter-out $(READY),$(wildcard $(VENV)/.ready-*))" || \
+	  { echo "The environment in $(VENV) is for another engine than $(ENGINE). Run: make clean, then this again."; exit 1; }
 	@echo "Building the environment in $(VENV) (about 4 GB; a minute or two plus the download) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9,<1'

@@ -12,8 +12,9 @@ _COST = "sum{by} (peagle_replica_devices{{{where}}}) * $price / 3600 * 1e6 / {to
 
 
 def _share(outcome: str) -> str:
+    """Of an idle fleet 0, and of one that is not scraped nothing."""
     where = f'{OF_MODEL}, outcome="{outcome}"'
-    return f"({total_rate('peagle_requests_total', where)} or vector(0)) / {_REQUESTS}"
+    return f"({total_rate('peagle_requests_total', where)} or vector(0)) / ({_REQUESTS} > 0) or {_REQUESTS}"
 
 
 def _quantiles(histogram: str) -> tuple[Query, ...]:
@@ -98,7 +99,7 @@ FAST = (
         "The platform's own share",
         "Mean time of a request outside the engine: in the API, in dispatch, on the wire. Queues of the engine are the "
         "engine's. First tokens and outputs: of streams at the API, of all requests in the engine; read them where "
-        "clients stream.",
+        "clients stream. Between outputs it holds what the engine's `stream_interval` holds back.",
         units.Seconds,
         (
             Query(
@@ -148,7 +149,7 @@ WORTH = (
         "Cost per million tokens",
         "Devices of all replicas at the price of an hour given above, over the tokens that they generate.",
         "currencyUSD",
-        (Query(_COST.format(by="", where=OF_MODEL, tokens=_TOKENS)),),
+        (Query(_COST.format(by="", where=OF_MODEL, tokens=f"({_TOKENS} > 0)")),),
         Shape.STAT,
         6,
     ),
@@ -159,7 +160,7 @@ WORTH = (
         (
             Query(
                 f"1 + {total_rate('peagle_replica_accepted_tokens_total', OF_MODEL)} / "
-                f"{total_rate('peagle_replica_drafts_total', OF_MODEL)}"
+                f"({total_rate('peagle_replica_drafts_total', OF_MODEL)} > 0)"
             ),
         ),
         Shape.STAT,

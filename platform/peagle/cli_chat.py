@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from peagle.cli_server import choose_model, key_headers, nothing_answers
+from peagle.cli_url import heeds_proxies
 from peagle.errors import PeagleError, RequestError
 
 HELP = "Ctrl-C stops an answer, /reset forgets the conversation, /exit or Ctrl-D leaves."
@@ -78,7 +79,9 @@ class ChatClient:
     def __init__(self, url: str, model: str | None, options: dict[str, Any]) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         # An answer may take its time to begin; a server that is there accepts the connection at once.
-        self._http = httpx.Client(base_url=self.url, headers=key_headers(), timeout=httpx.Timeout(None, connect=5.0))
+        timeout = httpx.Timeout(None, connect=5.0)
+        heeds = heeds_proxies(self.url)
+        self._http = httpx.Client(base_url=self.url, headers=key_headers(), timeout=timeout, trust_env=heeds)
         self._options = options
         self.model = self._choose(model)
 

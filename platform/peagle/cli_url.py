@@ -18,3 +18,13 @@ def http_url(text: str) -> str:
     if url.scheme not in ("http", "https") or not url.host or (url.port or 0) > 65_535:
         raise ConfigError("URL", text, "it is no address of a server", "Write one such as http://127.0.0.1:8000.")
     return text
+
+
+def heeds_proxies(url: str) -> bool:
+    """Whether the environment's proxies apply to `url`; httpx's `trust_env`. Nobody else reaches this machine's own."""
+    import httpx
+
+    from peagle.api.loopback import is_loopback
+
+    host = httpx.URL(url).host
+    return host != "localhost" and not is_loopback(host)

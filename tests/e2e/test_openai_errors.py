@@ -283,6 +283,7 @@ def test_headers_cannot_steer_the_engine(http: httpx.Client) -> None:
         ("x-request-timeout-seconds", b"\xff"),
         ("x-request-timeout-seconds", b"0.001"),
         ("serve_multiplexed_model_id", b"adapter"),
+        ("serve-multiplexed-model-id", b"adapter"),
     ],
 )
 def test_headers_cannot_steer_the_proxy(http: httpx.Client, header: tuple[str, bytes]) -> None:

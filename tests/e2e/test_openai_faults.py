@@ -231,6 +231,7 @@ async def test_a_full_model_answers_with_when_to_come_back(http: httpx.AsyncClie
     answer = await next(asyncio.as_completed(more))
     assert error_of(answer, 429)["type"] == "rate_limit_error"
     assert answer.headers["retry-after"] == str(RETRY_AFTER_S)
+    assert (await http.get("/health")).json() == {"status": "ok", "replicas": {"pair": 2, "narrow": 1}}, "full is well"
     assert (await order(http, "go")).status_code == 200
     assert sorted([(await each).status_code for each in (running, *more)]) == [429, 504, 504]
 

@@ -86,6 +86,9 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
         {"ingress": {"enabled": True}, "gatewayRoute": {"enabled": True, "gateway": {"name": "g"}}},
         "gatewayRoute.enabled and ingress.enabled are both true.",
     ),
+    "alerts on metrics that are off": (
+        laid_over(at("monitoring.alerts.enabled", True), at("api.metrics", False)), "api.metrics is false while"
+    ),
     "a route without its Gateway": (at("gatewayRoute.enabled", True), "gatewayRoute.gateway.name is empty"),
     "an Ingress without its host": (
         at("ingress", {"enabled": True, "host": ""}), "ingress.host is empty while ingress.enabled is true"

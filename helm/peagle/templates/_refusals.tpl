@@ -137,6 +137,9 @@ fix. What one field alone can have wrong is the schema's business.
 {{- if and .Values.ingress.enabled (not .Values.ingress.host) }}
 - "ingress.host is empty while ingress.enabled is true. Name the host that clients ask for."
 {{- end }}
+{{- if and .Values.monitoring.alerts.enabled (eq (toString .Values.api.metrics) "false") }}
+- "api.metrics is false while monitoring.alerts.enabled is true: the rules would take the silence for an outage. Switch one off."
+{{- end }}
 {{- end -}}
 
 {{- define "peagle.problems.tracing" -}}

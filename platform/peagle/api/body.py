@@ -19,6 +19,11 @@ T = TypeVar("T", bound=BaseModel)
 # A union may have many branches; a message names a few.
 MAX_REASONS = 3
 
+# Far above any prompt's tokens; each item costs time in the process that relays everybody's answers.
+MAX_ITEMS = 2**20
+# Of what is wrong with a body. A list of a million items may have so many millions of problems.
+MAX_PROBLEMS = 1000
+
 # What fits the engine's messages between its processes.
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
@@ -90,9 +95,13 @@ def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:
 def _check(value: Any, max_depth: int) -> None:
     """Walk level by level: recursion would fail on exactly the bodies that this is for."""
     level: list[Any] = [value]
+    items = 0
     for _ in range(max_depth):
         children: list[Any] = []
         for node in level:
+            items += len(node)
+            if items > MAX_ITEMS:
+                raise TooLargeError(f"The request body holds more than {MAX_ITEMS} values.", code="request_too_large")
             for item in node.values() if isinstance(node, dict) else node:
                 if isinstance(item, dict | list):
                     children.append(item)
@@ -133,7 +142,11 @@ def validate(model: type[T], data: dict[str, Any]) -> T:
 
 def explain(error: ValidationError, data: Mapping[str, Any]) -> RequestError:
     """Name the field that came closest to being right: a union reports every branch that did not match."""
-    problems = [(field_path(problem["loc"], data, problem["type"]), problem) for problem in error.errors()]
+    if (count := error.error_count()) > MAX_PROBLEMS:
+        longest = max(data, key=lambda name: len(data[name]) if isinstance(data[name], list) else 0)
+        return RequestError(f"{longest}: its values are of a wrong kind ({count} problems).", param=longest)
+    listed = error.errors(include_url=False, include_context=False, include_input=False)
+    problems = [(field_path(problem["loc"], data, problem["type"]), problem) for problem in listed]
     # In a branch of the right type the deepest complaint is the one that helps.
     path, problem = max(problems, key=lambda item: (len(item[0]), not item[1]["type"].endswith("_type")))
     param = spell(path) or None

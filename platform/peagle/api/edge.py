@@ -16,9 +16,9 @@ from peagle.tracing import is_on, request_tracer
 
 logger = logging.getLogger(__name__)
 
-# Orders to the proxy that are the operator's to give, not a client's.
+# Orders to the proxy that are the operator's to give, not a client's; it takes _ for - in their names.
 INTERNAL_HEADERS = frozenset(
-    {b"x-request-timeout-seconds", b"x-request-disconnect-disabled", b"serve_multiplexed_model_id"}
+    {b"x-request-timeout-seconds", b"x-request-disconnect-disabled", b"serve-multiplexed-model-id"}
 )
 REQUEST_ID = b"x-request-id"
 _PLAIN_ID = re.compile(rb"[!-~]{1,128}")
@@ -85,7 +85,7 @@ def _closing(send: Send) -> Send:
 
 
 def _is_allowed(name: bytes, value: bytes) -> bool:
-    if name in INTERNAL_HEADERS:
+    if name.replace(b"_", b"-") in INTERNAL_HEADERS:
         return False
     if name == REQUEST_ID:
         return _PLAIN_ID.fullmatch(value) is not None

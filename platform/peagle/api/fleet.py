@@ -12,12 +12,29 @@ from ray.serve.handle import DeploymentHandle
 
 logger = logging.getLogger(__name__)
 
+# Within which a replica with room for a question has long answered; probes of a load balancer wait little longer.
+_PATIENCE_S = 1.0
+
 
 async def ask_replicas(handle: DeploymentHandle, method: str, timeout_s: float) -> list[Any]:
     """Call `method` on every running replica; return the answers that came in time.
 
-    The calls pass by the queue of ordinary requests, so an overloaded replica still answers.
+    The calls pass by the queues for a replica, but one that holds `max_ongoing_requests` takes them when one has ended.
     """
+    return [answer for answer in await _replies(handle, method, timeout_s) if not isinstance(answer, BaseException)]
+
+
+async def count_well(handle: DeploymentHandle, timeout_s: float) -> int:
+    """How many running replicas are well.
+
+    One that is silent is taken to be full: Serve asks each by a way of its own, and lists none that has failed.
+    """
+    replies = await _replies(handle, "check_health", min(timeout_s, _PATIENCE_S))
+    return sum(not isinstance(reply, BaseException) or isinstance(reply, TimeoutError) for reply in replies)
+
+
+async def _replies(handle: DeploymentHandle, method: str, timeout_s: float) -> list[Any]:
+    """What each running replica answers, or the exception that came instead."""
     try:
         async with asyncio.timeout(timeout_s):
             # `results_async` would give up every answer when one replica is slow.
@@ -34,7 +51,7 @@ async def ask_replicas(handle: DeploymentHandle, method: str, timeout_s: float) 
     for answer in answers:
         if isinstance(answer, Exception):
             logger.warning("A replica of %s did not answer %s: %r", handle.deployment_name, method, answer)
-    return [answer for answer in answers if not isinstance(answer, BaseException)]
+    return answers
 
 
 async def ask_models(handles: Mapping[str, DeploymentHandle], method: str, timeout_s: float) -> dict[str, list[Any]]:

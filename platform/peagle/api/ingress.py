@@ -36,7 +36,7 @@ from peagle.api.attempt import attempt_id
 from peagle.api.body import read_json, validate
 from peagle.api.depth import DepthRoutes
 from peagle.api.errors import Asked, EngineError, cause_of, describe, from_engine, is_lost_replica
-from peagle.api.fleet import ask_models, ask_replicas, deployment_states, own_handle
+from peagle.api.fleet import ask_models, ask_replicas, count_well, deployment_states, own_handle
 from peagle.api.loopback import require_loopback
 from peagle.api.metrics import Value
 from peagle.api.relay import DONE, EventStream, engine_error, finish, has_choices, relay, split_events
@@ -161,9 +161,6 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
 
     def _handle(self, request: Request, model_id: str) -> DeploymentHandle:
         handle: DeploymentHandle = self._get_configured_serve_handle(model_id)
-        if not handle.is_initialized:
-            # Handles made of this one by `options` share its router only if it has one; else each makes its own.
-            handle._init()
         session_id = session_id_from_headers(request.headers)
         return handle.options(session_id=session_id) if session_id else handle
 
@@ -202,12 +199,14 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
 
     async def health(self, request: Request) -> JSONResponse:
         """GET /health: 200 when every model has a replica whose engine is well, else 503."""
-        answers = await self._ask_all(request, "check_health")
-        missing = [model for model, well in answers.items() if not well]
+        handles, timeout_s = self._default_serve_handles, _settings(request).probe_timeout_s
+        counts = await asyncio.gather(*(count_well(handle, timeout_s) for handle in handles.values()))
+        replicas = dict(zip(handles, counts, strict=True))
+        missing = [model for model, well in replicas.items() if not well]
         if missing:
             message = f"No replica answers for: {', '.join(missing)}."
             return ErrorReply(503, message, SERVER_ERROR, code="model_unavailable").response()
-        return JSONResponse({"status": "ok", "replicas": {model: len(well) for model, well in answers.items()}})
+        return JSONResponse({"status": "ok", "replicas": replicas})
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics: Prometheus text.
@@ -355,14 +354,17 @@ def _final(error: Exception, asked: Asked, retry_after_s: float) -> PeagleError:
         return error
     if isinstance(cause_of(error), GenerationError):
         return from_engine(_NO_ANSWER, asked)
-    logger.warning("A replica gave no answer.", exc_info=error)
-    return EngineError(describe(error, retry_after_s))
+    reply = describe(error, retry_after_s)
+    if reply.status >= 500:  # An overload is none of these, and has no time for tracebacks.
+        logger.warning("A replica gave no answer.", exc_info=error)
+    return EngineError(reply)
 
 
 def _constraint(body: Any) -> str | None:
     """The field that constrains the output's text, if any does."""
     for field in CONSTRAINTS:
-        if getattr(body, field, None) is not None:
+        value = getattr(body, field, None)
+        if value is not None and getattr(value, "type", None) != "text":
             return field
     return None
 

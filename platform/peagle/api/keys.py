@@ -51,6 +51,12 @@ class Keys:
         return self._keys
 
 
+def _is_guarded(scope: Scope) -> bool:
+    """Below a route prefix, too, which routing takes off the path."""
+    path: str = scope["path"]
+    return path.startswith(GUARDED) or path.removeprefix(scope.get("root_path", "").rstrip("/")).startswith(GUARDED)
+
+
 class KeyCheck:
     """Answers 401 for a request to a model without a known key."""
 
@@ -59,7 +65,7 @@ class KeyCheck:
         self._keys = Keys(Path(keys_file))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(GUARDED):
+        if scope["type"] != "http" or not _is_guarded(scope):
             await self._app(scope, receive, send)
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")

@@ -43,7 +43,7 @@ Price = Annotated[
     typer.Option(
         min=0.0,
         help="Price of one GPU (on a CPU: of the machine) for an hour, in any currency; adds the cost of a million "
-        "output tokens. A finished run takes a price, or another one, without measuring again.",
+        "output tokens. A finished run, named by --out, takes a price, or another one, without measuring again.",
     ),
 ]
 

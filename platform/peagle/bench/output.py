@@ -87,7 +87,8 @@ def _draw(result: Mapping[str, Any], plots: str, terminal: Terminal) -> dict[str
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        terminal.say(f"No pictures: {error.name} is not installed. Install peagle[bench], then give the command again.")
+        fix = "Install peagle[bench], then give the command again with --out."
+        terminal.say(f"No pictures: {error.name} is not installed. {fix}")
         return {}
     pictures: dict[str, bytes] = draw(result)
     return pictures

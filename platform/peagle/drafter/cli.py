@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Train draft heads. From nothing: corpus, then target, generate, train (once per method), evaluate, prompts.",
+    help="Train draft heads. From nothing: target, generate, train (once per method), evaluate, prompts.",
 )
 console = Console(stderr=True)
 

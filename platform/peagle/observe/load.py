@@ -15,6 +15,7 @@ from rich.table import Table
 
 from peagle.bench.workloads import read_prompts
 from peagle.cli_server import choose_model, key_headers, nothing_answers
+from peagle.cli_url import heeds_proxies
 from peagle.errors import ConfigError
 
 OPEN_MAX = 512
@@ -111,7 +112,8 @@ def run_load(url: str, model: str | None, rates: str, seconds: float, max_tokens
 
 async def _run(base: str, model: str | None, times: Sequence[float], max_tokens: int, seed: int) -> None:
     limits = httpx.Limits(max_connections=OPEN_MAX)
-    async with httpx.AsyncClient(base_url=base, headers=key_headers(), timeout=TIMEOUT_S, limits=limits) as client:
+    options: dict[str, Any] = {"headers": key_headers(), "timeout": TIMEOUT_S, "trust_env": heeds_proxies(base)}
+    async with httpx.AsyncClient(base_url=base, limits=limits, **options) as client:
         try:
             answer = await client.get("/v1/models")
         except httpx.TransportError as error:

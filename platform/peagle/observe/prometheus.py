@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import httpx
 
+from peagle.cli_url import heeds_proxies
 from peagle.errors import StartupError
 
 _LABEL = re.compile(r"\{\{\s*(\w+)\s*\}\}")
@@ -69,7 +70,7 @@ class Prometheus:
     """
 
     def __init__(self, url: str) -> None:
-        self._client = httpx.Client(base_url=url.rstrip("/"), timeout=30.0)
+        self._client = httpx.Client(base_url=url.rstrip("/"), timeout=30.0, trust_env=heeds_proxies(url))
 
     def __enter__(self) -> Self:
         return self

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from peagle.cli_server import nothing_answers
+from peagle.cli_url import heeds_proxies
 from peagle.errors import ConfigError, StartupError
 from peagle.observe.provision import write_grafana, write_prometheus
 from peagle.serve.preflight import check_port
@@ -40,7 +41,7 @@ def run_observe(url: str, folder: Path, prometheus_port: int, grafana_port: int)
         raise ConfigError("--dashboards", str(folder), "it holds no rules", "Name the folder dashboards/generated.")
     base = url.rstrip("/").removesuffix("/v1")
     try:
-        answer = httpx.get(f"{base}/metrics", timeout=10.0)
+        answer = httpx.get(f"{base}/metrics", timeout=10.0, trust_env=heeds_proxies(base))
         if answer.status_code == httpx.codes.NOT_FOUND:
             raise StartupError(f"{base} has no /metrics", "Name a peagle server that runs without --no-metrics.")
         answer.raise_for_status()
@@ -122,7 +123,7 @@ class Child:
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(self._ready, timeout=2.0).status_code == 200
+            return httpx.get(self._ready, timeout=2.0, trust_env=False).status_code == 200
         except httpx.TransportError:
             return False
 

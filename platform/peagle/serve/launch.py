@@ -155,7 +155,8 @@ def _start(
                     raise StartupError(root_cause_in(terminal.log) or cluster.first_line(state.problem), "See the log")
                 stage.detail(f"{state.replicas[0]} of {state.replicas[1]} replicas ready")
                 time.sleep(POLL_S)
-            stage.detail(f"{cluster.rollout().replicas[0]} replicas ready")
+            ready = cluster.rollout().replicas[0]
+            stage.detail(f"{ready} replica{'s' * (ready != 1)} ready")
         if (url := base_url(host, port, address)) is not None:
             with terminal.stage("Ask every replica"):
                 _wait_until_all_answer(url, deployments)
@@ -193,10 +194,11 @@ def _wait_until_all_answer(url: str, deployments: Sequence[Deployment], timeout_
     """Ask over HTTP until of each model at least its least number of replicas is well."""
     wanted = {deployment.name: deployment.replicas.min for deployment in deployments}
     deadline = time.monotonic() + timeout_s
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy leads to the internet
     while True:
         answered: dict[str, int] = {}
         try:
-            with urllib.request.urlopen(f"{url}/health", timeout=timeout_s) as answer:
+            with direct.open(f"{url}/health", timeout=timeout_s) as answer:
                 answered = json.load(answer)["replicas"]
         except (urllib.error.URLError, OSError, ValueError) as error:
             logger.info("%s/health: %s", url, error)

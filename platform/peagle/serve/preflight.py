@@ -4,6 +4,7 @@ import errno
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -105,6 +106,17 @@ def check_engine(deployments: Iterable[Deployment]) -> None:
                 f"{deployment.name} asks for a GPU, and the installed vLLM {version} is built for CPU",
                 "Install peagle[gpu], or set resources.accelerator to cpu.",
             )
+        compiler = os.environ.get("CXX") or "g++"
+        if build == "cpu" and _compiles(deployment) and shutil.which(compiler) is None:
+            raise StartupError(
+                f"{deployment.name} is compiled for this CPU, and there is no C++ compiler {compiler!r}",
+                "Install g++, name another compiler in CXX, or set engine.enforce_eager to true: slower, not compiled.",
+            )
+
+
+def _compiles(deployment: Deployment) -> bool:
+    """Whether vLLM compiles the model, as it does by default."""
+    return not deployment.engine.get("enforce_eager") and "compilation_config" not in deployment.engine
 
 
 def is_known(version: str) -> bool:

@@ -31,7 +31,10 @@ def route_request(
         tried: Replicas that have failed it already.
     """
     messages = getattr(body, "messages", None)
-    chars, shared, beginning = _of_messages(messages) if messages else _of_prompt(getattr(body, "prompt", None))
+    if messages:
+        chars, shared, beginning = _of_messages(messages, bool(session_id))
+    else:
+        chars, shared, beginning = _of_prompt(getattr(body, "prompt", None))
     if session_id:
         key: int | None = affinity_key(session_id)
     else:
@@ -48,16 +51,21 @@ def route_request(
     )
 
 
-def _of_messages(messages: Sequence[Any]) -> tuple[int, int, str]:
-    """Return the characters of a conversation, those that a turn before had too, and its beginning.
+def _of_messages(messages: Sequence[Any], has_session: bool) -> tuple[int, int, str]:
+    """Return the characters of a conversation, those that others of its key had too, and its beginning.
 
-    The beginning ends with the user's first message, so that a conversation keeps its key as it grows.
+    The beginning ends with the user's first message, so that a conversation keeps its key as it grows. A long one is
+    cut, so that conversations under one system prompt share a key, and with it no more than that prompt; until what was
+    said since outgrows it, and the conversation is better kept together by itself.
     """
     texts = [(_field(message, "role"), "".join(_texts(_field(message, "content")))) for message in messages]
     users = [index for index, (role, _) in enumerate(texts) if role == "user"] or [0]
     lengths = [len(text) for _, text in texts]
     beginning = "\n".join(f"{role}: {text}" for role, text in texts[: users[0] + 1])
-    return sum(lengths), sum(lengths[: users[-1]]), beginning[:PREFIX_CHARS]
+    common, history = max(PREFIX_CHARS, sum(lengths[: users[0]])), sum(lengths[: users[-1]])
+    if has_session or len(beginning) <= PREFIX_CHARS or history > 2 * common:
+        return sum(lengths), history, beginning
+    return sum(lengths), min(history, common), beginning[:PREFIX_CHARS]
 
 
 def _of_prompt(prompt: Any) -> tuple[int, int, str]:

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from peagle.api.body import parse_object, spell, validate
-from peagle.errors import RequestError
+from peagle.api.body import MAX_ITEMS, parse_object, spell, validate
+from peagle.errors import RequestError, TooLargeError
 
 DEPTH = 8
 
@@ -84,6 +84,21 @@ def test_a_valid_body_arrives_unchanged() -> None:
 
 def test_the_last_of_two_equal_keys_counts() -> None:
     assert parse_object(b'{"a": 1, "a": 2}', DEPTH) == {"a": 2}
+
+
+def test_more_values_than_any_prompt_has_are_refused() -> None:
+    with pytest.raises(TooLargeError, match="more than 1048576 values"):
+        parse_object(b'{"prompt": [' + b"-1," * MAX_ITEMS + b"-1]}", DEPTH)
+
+
+def test_of_countless_problems_the_field_and_their_number_are_named() -> None:
+    class Prompt(BaseModel):
+        model: str
+        prompt: list[Annotated[int, Field(ge=0)]] | str
+
+    with pytest.raises(RequestError, match=r"prompt: its values are of a wrong kind \(100001 problems\)") as refused:
+        validate(Prompt, {"model": "m", "prompt": [-1] * 100_000})
+    assert refused.value.param == "prompt"
 
 
 def test_a_missing_field_is_named() -> None:

@@ -30,6 +30,13 @@ async def test_a_client_cannot_order_that_its_request_outlives_it() -> None:
     assert not {"x-request-disconnect-disabled", "x-request-timeout-seconds"} & set(seen)
 
 
+@pytest.mark.parametrize(
+    "name", ["serve_multiplexed_model_id", "Serve-Multiplexed-Model-Id", "x_request_timeout-seconds"]
+)
+async def test_nor_may_it_spell_an_order_in_another_way(name: str) -> None:
+    assert name.lower() not in await headers_seen([(name.encode(), b"1")])
+
+
 @pytest.mark.parametrize("value", [b"\xe9", b"x" * 129, b"a b"])
 async def test_a_request_id_that_is_no_plain_id_is_dropped(value: bytes) -> None:
     assert "x-request-id" not in await headers_seen([(b"x-request-id", value)])

@@ -1,12 +1,14 @@
 """Which of a replica's replies is an answer, and which only looks like the beginning of one."""
 
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.serve.exceptions import BackPressureError
 
 from peagle.api.errors import Asked, EngineError
-from peagle.api.ingress import _first_reply
+from peagle.api.ingress import _constraint, _final, _first_reply
 from peagle.api.relay import DONE
 
 ROLE = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
@@ -35,3 +37,25 @@ async def test_under_a_constraint_it_is_the_constraint_that_cannot_be_followed()
     with pytest.raises(EngineError) as caught:
         await _first_reply(replies(DONE), Asked("prompt", "structured_outputs"), preamble=0)
     assert (caught.value.reply.status, caught.value.reply.param) == (400, "structured_outputs")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (SimpleNamespace(response_format=SimpleNamespace(type="text")), None),
+        (SimpleNamespace(response_format=SimpleNamespace(type="json_object")), "response_format"),
+        (SimpleNamespace(response_format=None, structured_outputs=SimpleNamespace(regex="a")), "structured_outputs"),
+        (SimpleNamespace(), None),
+    ],
+)
+def test_plain_text_is_no_constraint(body: Any, field: str | None) -> None:
+    assert _constraint(body) == field
+
+
+def test_a_refusal_for_want_of_room_is_logged_without_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", logger="peagle.api.ingress"):
+        refused = _final(BackPressureError(num_queued_requests=1, max_queued_requests=1), Asked("prompt"), 3.0)
+        assert isinstance(refused, EngineError)
+        assert (refused.reply.status, caplog.records) == (429, [])
+        _final(OSError("gone"), Asked("prompt"), 3.0)
+    assert [record.exc_info is not None for record in caplog.records] == [True]

@@ -30,6 +30,16 @@ def client(keys_file: Path | None) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
+async def test_keys_hold_below_a_route_prefix(keys_file: Path) -> None:
+    app = build_http(ApiSettings(keys_file=str(keys_file)))
+    app.get("/v1/models")(lambda: {"ok": True})
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app, root_path="/llm"), base_url="http://test/llm/"
+    ) as http:
+        assert (await http.get("v1/models")).status_code == 401
+        assert (await http.get("v1/models", headers={"Authorization": "Bearer alpha"})).status_code == 200
+
+
 @pytest.mark.parametrize("sent", ["Bearer alpha", "Bearer beta", "bearer alpha"])
 async def test_a_known_key_is_admitted(keys_file: Path, sent: str) -> None:
     async with client(keys_file) as http:

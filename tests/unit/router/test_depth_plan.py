@@ -115,6 +115,15 @@ def test_a_pin_wins_at_once_and_over_bounds_and_ends_at_once() -> None:
     assert {change.cause for change in released.changes} == {Cause.RESUMED}
 
 
+def test_under_a_pin_the_guard_goes_back_to_nothing_and_after_it_does() -> None:
+    state, _ = step(start(SETTINGS), report(), SETTINGS, 0.0)
+    impossible = report(replace(good_cell(), accepted=(999,) * 7))
+    state, plan = step(state, impossible, limited(pin=2), 0.5)
+    assert (plan.mode, state.guard.trips, state.cost.steps) == (Mode.PINNED, 0, 0)
+    state, plan = step(state, impossible, SETTINGS, 1.0)
+    assert (plan.mode, state.guard.trips) == (Mode.FALLBACK, 1)
+
+
 def test_bounds_hold_from_the_next_report() -> None:
     state, _ = step(start(SETTINGS), report(), SETTINGS, 0.0)
     state, plan = step(state, report(), limited(ceiling=3), 0.5)
@@ -146,6 +155,7 @@ def test_a_pause_wins_over_the_guard_and_bounds_win_over_a_pause() -> None:
     impossible = replace(good_cell(), accepted=(999,) * 7)
     state, plan = step(state, report(impossible), limited(paused=True), 0.5)
     assert (plan.mode, plan.table) == (Mode.PAUSED, before.table)
+    assert state.guard.trips == 0, "it went back to nothing"
     _, plan = step(state, report(), limited(paused=True, ceiling=2), 1.0)
     assert (plan.mode, set(plan.table.depths)) == (Mode.PAUSED, {2})
 

@@ -71,6 +71,19 @@ def test_a_gpu_model_on_the_cpu_build_is_refused(monkeypatch: pytest.MonkeyPatch
         check_engine([_deployment(resources={"accelerator": "gpu"})])
 
 
+def test_a_model_that_is_compiled_needs_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(preflight, "installed_engine", lambda: ("cpu", "0.29.0"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(StartupError, match=r"no C\+\+ compiler 'g\+\+'.*enforce_eager"):
+        check_engine([_deployment()])
+    check_engine([_deployment(engine={"enforce_eager": True})])
+    other = tmp_path / "other"
+    other.touch(0o755)
+    monkeypatch.setenv("CXX", str(other))
+    check_engine([_deployment()])
+
+
 def test_gpus_are_counted_over_replicas_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "visible_gpus", lambda: 3)
     wide = _deployment(replicas={"min": 2, "max": 2}, resources={"accelerator": "gpu", "tensor_parallel_size": 2})

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from peagle.router.snapshot import RouteRequest
 from peagle.serve.route_request import CHARS_PER_TOKEN, OUTPUT_TOKENS, route_request
 
 SYSTEM = "You are a careful assistant. " * 60
@@ -47,6 +48,19 @@ def test_a_long_system_prompt_is_shared_by_all_who_have_it() -> None:
     one, other = (route_request("", Chat([said("system", SYSTEM), said("user", text)])) for text in ("a", "b"))
     assert one.affinity_key == other.affinity_key
     assert one.prefix_tokens == len(SYSTEM) // CHARS_PER_TOKEN
+
+
+def test_under_a_long_system_prompt_a_conversation_shares_that_and_once_it_outgrows_it_is_its_own() -> None:
+    def turn(about: str, said_before: str) -> RouteRequest:
+        messages = [said("system", SYSTEM), said("user", about), said("assistant", said_before), said("user", "go on")]
+        return route_request("", Chat(messages))
+
+    young, old, other = turn("a", "x" * 1000), turn("a", "x" * 20_000), turn("b", "x" * 20_000)
+    assert young.affinity_key == route_request("", Chat([said("system", SYSTEM), said("user", "a")])).affinity_key
+    assert young.prefix_tokens == len(SYSTEM) // CHARS_PER_TOKEN
+    assert old.affinity_key == turn("a", "x" * 30_000).affinity_key
+    assert len({young.affinity_key, old.affinity_key, other.affinity_key}) == 3
+    assert old.prefix_tokens == (len(SYSTEM) + 1 + 20_000) // CHARS_PER_TOKEN
 
 
 def test_short_beginnings_and_different_ones_are_not_put_together() -> None:

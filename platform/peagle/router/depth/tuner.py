@@ -47,7 +47,8 @@ def step(state: DepthState, report: StepReport, settings: DepthSettings, now_s: 
     state = replace(state, reported_s=now_s, reports=state.reports + 1)
     if state.guard.reason is not None and now_s >= state.guard.until_s:
         state = replace(state, guard=state.guard.released())
-    if wrong and state.guard.reason is None:
+    governed_by_rule = settings.limits.pin is None and not settings.limits.paused
+    if wrong and governed_by_rule and state.guard.reason is None:
         state = unlearned(replace(state, guard=state.guard.tripped(wrong, settings, now_s)), settings)
     state = _within_limits(state, settings)
     return _decide(state, cells, settings, now_s, report.added.table)
