@@ -41,16 +41,18 @@ class DrafterGaps:
         self._remember(request.request_id)
         self._seen_tokens.pop(request.request_id, None)
 
-    def uncache_for(self, requests: Iterable[Request]) -> None:
-        """Take blocks with a gap out of the prefix cache where one of these would find them."""
+    def remember(self) -> None:
+        """Note which blocks of those that have a gap are cached by now."""
         for request_id in self._seen_tokens:
             self._remember(request_id)
-        for request in requests if self._hashes else ():
-            # More than one block may hold the same tokens.
-            while found := self._found_by(request):
-                self._cache.evict_blocks(found)
-                for block in found:
-                    del self._hashes[block]
+
+    def uncache_for(self, request: Request) -> None:
+        """Take blocks that were noted out of the prefix cache where `request` would find them."""
+        # More than one block may hold the same tokens.
+        while self._hashes and (found := self._found_by(request)):
+            self._cache.evict_blocks(found)
+            for block in found:
+                del self._hashes[block]
 
     def _found_by(self, request: Request) -> set[int]:
         blocks, _, _ = self._cache.get_computed_blocks(request)

@@ -15,7 +15,7 @@ budget or the context's end leaves no room. So outputs cannot change, K may diff
 - K = 0 verifies nothing. Unless `skips_drafter` is set the drafter still runs and keeps its cache in step, so that K
   can rise at any step. With it, a step whose requests all have K = 0 runs no drafter; they then have a gap in its cache
   and stay at K = 0 until they end, while new ones draft again. Prompts too are drafted over only if K is not 0 for as
-  many requests as run and wait. What is left in the prefix cache with a gap is not used by those that draft.
+  many requests as run and can come in. What is left in the prefix cache with a gap is not used by those that draft.
 - On GPU, a step below Kmax is no uniform batch of Kmax + 1 tokens, so it replays piecewise CUDA graphs, not full ones.
 """
 
@@ -72,6 +72,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
         self._had_more = False
         self._may_skip: bool = settings["skips_drafter"]
         self._gaps = DrafterGaps(self.kv_cache_manager)
+        self._drafts_over_prompts = False
         self._whole_always = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
 
     def set_depths(self, version: int, depths: list[int]) -> None:
@@ -99,11 +100,10 @@ class LiveDepthScheduler(DraftTakingScheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         scheduled_s = perf_counter()
         depth = self._table.depth_at(len(self.running))
-        waiting = len(self.waiting) + len(self.skipped_waiting)
-        prompts_depth = self._depth_to_come(waiting)
-        if waiting and prompts_depth and self._may_skip:
-            room = self.max_num_running_reqs - len(self.running)
-            self._gaps.uncache_for(islice(chain(self.waiting, self.skipped_waiting), room))
+        prompts_depth = self._depth_to_come()
+        self._drafts_over_prompts = self._may_skip and prompts_depth > 0
+        if self._drafts_over_prompts and (self.waiting or self.skipped_waiting):
+            self._gaps.remember()
         decoding = {request.request_id for request in self.running if not request.is_prefill_chunk}
         prefilling = len(decoding) < len(self.running)
         whole_drafts = self._cut_drafts(depth)
@@ -163,9 +163,27 @@ class LiveDepthScheduler(DraftTakingScheduler):
         self._gaps.close(request)
         super()._free_request_blocks(request)
 
-    def _depth_to_come(self, waiting: int) -> int:
-        """K of the batch that there will be once all who wait have come in, as far as there is room."""
-        return self._table.depth_at(min(len(self.running) + waiting, self.max_num_running_reqs))
+    def _get_local_prefix_cache_hit(self, request: Request) -> Any:
+        """vLLM asks this of a request as it is about to come in."""
+        if self._drafts_over_prompts:
+            self._gaps.uncache_for(request)
+        return super()._get_local_prefix_cache_hit(request)
+
+    def _depth_to_come(self) -> int:
+        """K of the batch that there will be once those who wait have come in, as far as there are places and blocks.
+
+        What they find in the prefix cache takes no new blocks and is left out of account: more may come than counted.
+        """
+        batch_size = len(self.running)
+        places = self.max_num_running_reqs - batch_size
+        blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        sizes = [manager.block_size for manager in self.kv_cache_manager.coordinator.single_type_managers]
+        for request in islice(chain(self.skipped_waiting, self.waiting), places):
+            blocks -= sum(-(-request.num_tokens // size) for size in sizes)
+            if blocks < 0:
+                break
+            batch_size += 1
+        return self._table.depth_at(batch_size)
 
     def _skip_drafter(self, output: SchedulerOutput) -> None:
         """Nobody will use drafts; without them the step's requests get a gap in the drafter's cache."""

@@ -83,6 +83,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             return
         if adapts(self._deployment):
             self._reporter = DepthReporter(self._read_step_stats, self._apply, self._ask_router)
+            await self._reporter.leave_out()  # that request, for the same reason
         self._reporting = asyncio.create_task(keep_reporting(self._report), name="reports")
 
     async def _report(self) -> None:

@@ -118,6 +118,21 @@ def test_prompts_are_drafted_over_if_those_who_come_may_draft_together(
 
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
+def test_a_queue_that_finds_no_room_ends_nobodys_drafts(folder: Path, overlapped: bool) -> None:
+    """Of requests of five blocks each three fit; K is 0 only for a batch that never comes to be."""
+    core = Core(scheduler_of(folder, overlapped, blocks=17, skips_drafter=True), overlapped, random.Random(1))
+    core.scheduler.set_depths(1, [DEPTH_MAX] * 5 + [0])
+    prompts = {f"r{index}": [(index + number) % VOCABULARY for number in range(50)] for index in range(8)}
+    for request_id, prompt in prompts.items():
+        add(core, request_id, prompt, 20, [])
+    while core.busy():
+        core.step()
+    assert max(cell.batch_size for cell in stats_of(core).cells) == 3
+    assert core.worker.gapped == set()
+    assert {request_id for request_id, _, _, count in core.worker.seen if count} == set(prompts)
+
+
+@pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
 @pytest.mark.parametrize("ended", [True, False], ids=["after", "beside"])
 def test_who_drafts_finds_nothing_in_the_prefix_cache_that_the_drafter_has_not_seen(
     folder: Path, overlapped: bool, ended: bool
