@@ -19,7 +19,7 @@ T = TypeVar("T", bound=BaseModel)
 # A union may have many branches; a message names a few.
 MAX_REASONS = 3
 
-# Far above any prompt's tokens; each item costs time in the process that relays everybody's answers.
+# As many as the longest prompts have tokens; each item costs time in the process that relays everybody's answers.
 MAX_ITEMS = 2**20
 # Of what is wrong with a body. A list of a million items may have so many millions of problems.
 MAX_PROBLEMS = 1000
