@@ -149,7 +149,7 @@ def dispatch(
 
 
 @app.command()
-@partial(take_load, without=("skip_loops", "restart_every"), prompts=96)
+@partial(take_load, without=("skip_loops",), prompts=96)
 def overhead(
     file: File,
     sides: Annotated[str, typer.Option(help="Servers to compare, with commas.")] = "vllm,peagle,peagle-unmetered",

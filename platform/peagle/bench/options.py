@@ -1,7 +1,7 @@
 """What one comparison is asked to do, and the command line's options for it."""
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -24,7 +24,7 @@ class LoadOptions:
         typer.Option(
             min=1,
             metavar="REPEATS",
-            help="Start the engines anew after so many repeats: like engines differ by percents from start to start.",
+            help="Start anew what is compared after so many repeats: like ones differ by percents from start to start.",
         ),
     ] = None
     warmup: Annotated[int, typer.Option(min=0, help="Prompt sets run before measuring, at each concurrency.")] = 1
@@ -47,6 +47,12 @@ class LoadOptions:
         if self.prompts < (most := max(concurrencies)):
             problem = f"--concurrency has {most} requests at once"
             raise ConfigError("--prompts", self.prompts, problem, "Ask for as many prompts at least.")
+
+    def next_repeats(self, remaining: Iterable[int]) -> range:
+        """Of the repeats in which something remains to be measured, those of the next start, from the first of them."""
+        every = self.restart_every or self.repeats
+        first = min(remaining, default=0) // every
+        return range(first * every, (first + 1) * every)
 
 
 @dataclass(frozen=True, slots=True)

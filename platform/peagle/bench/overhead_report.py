@@ -108,7 +108,7 @@ def _circumstances(result: Mapping[str, Any]) -> list[str]:
         "- The client streams completions from this machine, and its own CPU time is taken from all sides alike. "
         f"Where there are metrics it reads `/metrics` every {SCRAPE_EVERY_S:g} s, as Prometheus does.",
         *(
-            [f"- Measured in {result['sittings']} sittings: it was stopped and went on."]
+            [f"- The servers were started {result['sittings']} times; like ones differ from start to start."]
             if result["sittings"] > 1
             else []
         ),

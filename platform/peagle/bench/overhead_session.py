@@ -71,6 +71,12 @@ class OverheadJob:
     def remaining(self, journal: Journal) -> list[PassKey]:
         return [key for key in self.planned(journal) if key not in journal.served]
 
+    def next(self, journal: Journal) -> list[PassKey]:
+        """Those of them that the same servers make, before they start anew."""
+        remaining = self.remaining(journal)
+        repeats = self.options.load.next_repeats(key.repeat for key in remaining)
+        return [key for key in remaining if key.repeat in repeats]
+
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
@@ -106,6 +112,8 @@ async def compare_servers(job: OverheadJob, folder: Path, terminal: Terminal) ->
         if journal.texts is None or job.remaining(journal):
             try:
                 await _measure(job, journal, folder, terminal)
+                while job.remaining(journal):
+                    await _measure(job, journal, folder, terminal)
             finally:
                 _say_what_remains(job, journal, folder, terminal)
         result = _result(job, journal)
@@ -119,7 +127,10 @@ async def _measure(job: OverheadJob, journal: Journal, folder: Path, terminal: T
     processes.adopt_orphans()
     servers: list[Server] = []
     try:
-        await _start(job, servers, folder / LOGS, terminal)
+        # None is always the first, or the last, to find its place in the machine's memory.
+        number = len(journal.sittings)
+        sides = [*job.sides[number % len(job.sides) :], *job.sides[: number % len(job.sides)]]
+        await _start(sides, job.deployment, servers, folder / LOGS / str(number + 1), terminal)
         journal.sit(Sitting(load_before, await _idle_cores(servers, terminal)))
         async with AsyncExitStack() as stack:
             subjects = {}
@@ -143,11 +154,13 @@ async def _measure(job: OverheadJob, journal: Journal, folder: Path, terminal: T
             processes.end_descendants(PATIENCE_S)
 
 
-async def _start(job: OverheadJob, servers: list[Server], logs: Path, terminal: Terminal) -> None:
+async def _start(
+    sides: Sequence[Side], deployment: Deployment, servers: list[Server], logs: Path, terminal: Terminal
+) -> None:
     """Append each side's server to `servers`, so that a failure leaves those that did start to be stopped."""
-    for number, side in enumerate(job.sides, start=1):
-        with terminal.stage(f"Start server {number} of {len(job.sides)}: {side.name}"):
-            server = Server.start(side, job.deployment, logs)
+    for number, side in enumerate(sides, start=1):
+        with terminal.stage(f"Start server {number} of {len(sides)}: {side.name}"):
+            server = Server.start(side, deployment, logs)
             servers.append(server)
             await server.wait_until_ready()
 
@@ -175,10 +188,10 @@ async def _time_passes(
         with terminal.stage("Choose prompts"):
             journal.select_texts(await select_texts(job.texts, load.prompts, load.tokens, count))
     assert journal.texts is not None, "prompts are chosen first"
-    todo, prompts = job.remaining(journal), journal.texts.prompts
+    todo, prompts = job.next(journal), journal.texts.prompts
     warmup = warmup_passes(job.sides, prompts, todo, load.warmup)
     passes = Passes(subjects, frozenset(side.name for side in job.sides if side.is_counted), prompts)
-    with progress_bar(terminal, len(journal.served), len(warmup) + len(todo)) as begin:
+    with progress_bar(terminal, len(journal.served), len(warmup) + len(job.remaining(journal))) as begin:
         await in_turn(passes.make, warmup=warmup, todo=todo, begin=begin, keep=journal.keep_served)
 
 

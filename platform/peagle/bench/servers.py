@@ -98,7 +98,7 @@ class Server:
     @classmethod
     def start(cls, side: Side, deployment: Deployment, folder: Path) -> Self:
         """Start one that stays with this process; what it says goes to a log in `folder`."""
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         port = _free_port()
         log = folder / f"{side.name}.log"
         given = environment(deployment, list(os.sched_getaffinity(0)))

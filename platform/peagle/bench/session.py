@@ -99,12 +99,8 @@ class Job:
     def next(self, journal: Journal) -> tuple[list[PassKey], list[TakeKey]]:
         """Those of them that the same engines make, before they start anew."""
         passes, takes = self.remaining(journal)
-        every = self.comparison.load.restart_every or self.comparison.load.repeats
-        first = min([*(key.repeat for key in passes), *(key.repeat for key in takes)], default=0) // every
-        return (
-            [key for key in passes if key.repeat // every == first],
-            [key for key in takes if key.repeat // every == first],
-        )
+        repeats = self.comparison.load.next_repeats([*(key.repeat for key in passes), *(key.repeat for key in takes)])
+        return [key for key in passes if key.repeat in repeats], [key for key in takes if key.repeat in repeats]
 
 
 async def compare(job: Job, folder: Path, terminal: Terminal, price_per_hour: float | None = None) -> None:
