@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ class Api(BaseHTTPRequestHandler):
 
     asked = 0
     tokens = 4
+    authorization: str | None = None
 
     def do_GET(self) -> None:
         type(self).asked += 1
@@ -27,6 +29,7 @@ class Api(BaseHTTPRequestHandler):
             self.reply(200, {"data": [{"id": "small"}, {"id": "large"}]})
 
     def do_POST(self) -> None:
+        type(self).authorization = self.headers["authorization"]
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         assert self.path == "/v1/completions"
         text = f"text of {body['model']}"
@@ -54,11 +57,13 @@ def url() -> Iterator[str]:
         thread.join()
 
 
-def ask(url: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run the pod's own command with another address, and without its pauses."""
+def ask(url: str, timeout_s: float, keys: Path = Path("/nowhere")) -> subprocess.CompletedProcess[str]:
+    """Run the pod's own command with another address and other keys, and without its pauses."""
     (container,) = render(MINIMAL).one("Pod", "demo-peagle-test")["spec"]["containers"]
     _, flag, script = container["command"]
     quick = script.replace("POLL_S = 5.0", "POLL_S = 0.01")
+    assert quick != script
+    quick, script = quick.replace("/etc/peagle/keys", str(keys)), quick
     assert quick != script
     return subprocess.run(
         [sys.executable, flag, quick, url, str(timeout_s)], capture_output=True, text=True, timeout=60
@@ -77,6 +82,19 @@ def test_an_answer_without_a_token_fails(url: str) -> None:
     done = ask(url, 30)
     assert done.returncode != 0
     assert "small answered with no token" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [("# team a\n\n  alpha \nbeta\n", "Bearer alpha"), ("two words", "Bearer two words"), ("# a", None)],
+)
+def test_it_sends_the_first_key_of_the_file(text: str, sent: str | None, url: str, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(text)
+    done = ask(url, 30, keys=tmp_path / "keys")
+    if sent is None:
+        assert (done.returncode, "there is no key in it" in done.stderr) == (1, True)
+    else:
+        assert (done.returncode, Api.authorization) == (0, sent), done.stderr
 
 
 def test_a_server_that_never_comes_fails_in_one_line() -> None:

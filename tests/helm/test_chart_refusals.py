@@ -48,6 +48,36 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
     "an argument that the platform sets": (
         at(f"{DEPLOYMENT}.engine.revision", "x"), f"{DEPLOYMENT}.engine.revision is set by target.revision. Remove it"
     ),
+    "an argument written as a flag": (
+        {"models": {"small": {"deployment": {"engine": {"max-num-seqs": 8}}}}},
+        f"{DEPLOYMENT}.engine.max-num-seqs is no engine argument.",
+    ),
+    "a revision of a folder": (
+        at(f"{DEPLOYMENT}.target", {"source": "/models/x", "revision": "main"}),
+        f"{DEPLOYMENT}.target.revision is main, and the source is a folder",
+    ),
+    "a source that is neither": (
+        at(f"{DEPLOYMENT}.drafter.source", "x/y/z"), f"{DEPLOYMENT}.drafter.source is x/y/z: it is neither a repository"
+    ),
+    "tensor parallel without GPUs": (
+        at(f"{DEPLOYMENT}.resources", {"accelerator": "cpu", "tensor_parallel_size": 2, "accelerator_type": None}),
+        f"{DEPLOYMENT}.resources.tensor_parallel_size is 2, and accelerator is cpu. Write 1,",
+    ),
+    "a type of GPU without GPUs": (
+        at(f"{DEPLOYMENT}.resources", {"accelerator": "cpu", "accelerator_type": "B200"}),
+        f"{DEPLOYMENT}.resources.accelerator_type is B200, and accelerator is cpu. Write null,",
+    ),
+    "a queue for nobody": (
+        at(f"{DEPLOYMENT}.routing.max_queued_requests", 0), f"{DEPLOYMENT}.routing.max_queued_requests is 0, and Ray"
+    ),
+    "a K that adapts and cannot change": (
+        at(f"{DEPLOYMENT}.speculation", {"adaptive": True, "live_depth": False}),
+        f"{DEPLOYMENT}.speculation.adaptive is true while live_depth is false.",
+    ),
+    "a target that nothing adapts to": (
+        at(f"{DEPLOYMENT}.speculation.inter_token_s_max", 0.02),
+        f"{DEPLOYMENT}.speculation.inter_token_s_max is 0.02, and nothing adapts to it. Write adaptive: true.",
+    ),
     "a label that pods are found by": (
         at("commonLabels", {"app.kubernetes.io/created-by": "x", "app.kubernetes.io/part-of": "x"}),
         "commonLabels has app.kubernetes.io/part-of, which the chart sets itself. Remove it,",

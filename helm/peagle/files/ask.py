@@ -11,10 +11,18 @@ KEYS = Path("/etc/peagle/keys")
 POLL_S = 5.0
 
 
+def key_in(text):
+    """The first key of a file of keys, one in a line; empty lines, and those that begin with #, are none."""
+    for line in map(str.strip, text.splitlines()):
+        if line and not line.startswith("#"):
+            return line
+    sys.exit(f"{KEYS}: there is no key in it")
+
+
 def ask(url, body=None):
     headers = {"content-type": "application/json"}
     if KEYS.exists():
-        headers["authorization"] = f"Bearer {KEYS.read_text().split()[0]}"
+        headers["authorization"] = f"Bearer {key_in(KEYS.read_text())}"
     data = None if body is None else json.dumps(body).encode()
     with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=120) as answer:
         return json.load(answer)

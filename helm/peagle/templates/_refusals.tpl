@@ -31,7 +31,31 @@ fix. What one field alone can have wrong is the schema's business.
 - {{ printf "%s.name is %s, as models.%s.deployment.name is. Give each its own name." $at $deployment.name (get $names $deployment.name) | quote }}
 {{- end }}
 {{- $_ := set $names $deployment.name $key }}
+{{- range $part := list "target" "drafter" }}
+{{- with get $deployment $part }}
+{{- if and .revision (regexMatch "^[./~]" .source) }}
+- {{ printf "%s.%s.revision is %s, and the source is a folder, which has no revision. Remove it." $at $part .revision | quote }}
+{{- else if not (regexMatch "^([./~]|[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$)" .source) }}
+- {{ printf "%s.%s.source is %s: it is neither a repository nor the path of a folder. Write org/name, or ./%s for a folder." $at $part .source (trimPrefix "/" .source) | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and (eq $deployment.resources.accelerator "cpu") (gt (int $deployment.resources.tensor_parallel_size) 1) }}
+- {{ printf "%s.resources.tensor_parallel_size is %d, and accelerator is cpu. Write 1, or accelerator: gpu." $at (int $deployment.resources.tensor_parallel_size) | quote }}
+{{- end }}
+{{- if and (eq $deployment.resources.accelerator "cpu") $deployment.resources.accelerator_type }}
+- {{ printf "%s.resources.accelerator_type is %s, and accelerator is cpu. Write null, or accelerator: gpu." $at $deployment.resources.accelerator_type | quote }}
+{{- end }}
+{{- if eq (int $deployment.routing.max_queued_requests) 0 }}
+- {{ printf "%s.routing.max_queued_requests is 0, and Ray Serve takes no queue of 0. Write 1 or more, or -1 for no bound." $at | quote }}
+{{- end }}
 {{- $depth := $deployment.speculation }}
+{{- if and $depth.adaptive (not $depth.live_depth) }}
+- {{ printf "%s.speculation.adaptive is true while live_depth is false. Write live_depth: true, or adaptive: false." $at | quote }}
+{{- end }}
+{{- if and $depth.inter_token_s_max (not $depth.adaptive) }}
+- {{ printf "%s.speculation.inter_token_s_max is %v, and nothing adapts to it. Write adaptive: true." $at $depth.inter_token_s_max | quote }}
+{{- end }}
 {{- if $depth.enabled }}
 {{- if not $deployment.drafter }}
 - {{ printf "%s.drafter is missing while speculation.enabled is true. Add a drafter, or write speculation: {enabled: false}." $at | quote }}
@@ -50,6 +74,8 @@ fix. What one field alone can have wrong is the schema's business.
 - {{ printf "%s.engine.data_parallel_size is %v: with data parallel ranks in one engine, live depth would let them diverge. Remove it; replicas.min and replicas.max give the same throughput." $at $value | quote }}
 {{- else if hasKey $owned $argument }}
 - {{ printf "%s.engine.%s is set by %s. Remove it here." $at $argument (get $owned $argument) | quote }}
+{{- else if not (regexMatch "^[A-Za-z][A-Za-z0-9_]*$" $argument) }}
+- {{ printf "%s.engine.%s is no engine argument. Write it as vLLM names it in Python, such as max_model_len." $at $argument | quote }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -37,13 +37,17 @@ def check_capacity(values: Values, facts: Facts, scale_up: bool) -> Iterator[Che
     kinds = sorted(
         pod_kinds(values), key=lambda kind: -max((kind.asks.get(name, 0) for name in _gpus(values)), default=0)
     )
+    suitable = {kind.name: [node for node in facts.nodes if _admits(node, kind)] for kind in kinds}
+    # What there must be comes before what there may be, whichever kind it is of.
+    least = {kind.name: _place(kind, kind.least, suitable[kind.name], free) for kind in kinds}
     for kind in kinds:
-        suitable = [node for node in facts.nodes if _admits(node, kind)]
         group = values.groups.get(kind.name)
         if group is not None and group.gpus:
-            yield _products(kind, group, suitable, facts.nodes)
-        placed = _place(kind, suitable, free)
-        yield _room(kind, placed, suitable, free, scale_up)
+            yield _products(kind, group, suitable[kind.name], facts.nodes)
+        placed = least[kind.name]
+        if placed == kind.least:
+            placed += _place(kind, kind.most - kind.least, suitable[kind.name], free)
+        yield _room(kind, placed, suitable[kind.name], free, scale_up)
     if values.ray.upgrade_strategy == "NewCluster" and any(node.own for node in facts.nodes):
         yield _room_beside(kinds, facts.nodes)
 
@@ -84,10 +88,10 @@ def _admits(node: NodeFacts, kind: PodKind) -> bool:
     return node.is_ready and selected and all(tolerates(kind.tolerations, taint) for taint in node.taints)
 
 
-def _place(kind: PodKind, nodes: Sequence[NodeFacts], free: dict[str, dict[str, Decimal]]) -> int:
-    """Take room for as many pods as there may be and is room for; return how many."""
+def _place(kind: PodKind, most: int, nodes: Sequence[NodeFacts], free: dict[str, dict[str, Decimal]]) -> int:
+    """Take room for `most` pods, or as many as there is room for; return how many."""
     placed = 0
-    while placed < kind.most:
+    while placed < most:
         fitting = [node.name for node in nodes if _fits(kind.asks, free[node.name])]
         if not fitting:
             break
@@ -126,7 +130,7 @@ def _room_beside(kinds: Sequence[PodKind], nodes: Sequence[NodeFacts]) -> Check:
     subject = "room for an upgrade"
     free = {node.name: {name: amount - node.own.get(name, 0) for name, amount in node.free.items()} for node in nodes}
     for kind in kinds:
-        placed = _place(replace(kind, most=kind.least), [node for node in nodes if _admits(node, kind)], free)
+        placed = _place(kind, kind.least, [node for node in nodes if _admits(node, kind)], free)
         if placed < kind.least:
             detail = f"beside the running cluster {placed} of {kind.least} pods of {kind.name} fit"
             fix = "For an upgrade that changes pods add nodes, or set ray.upgradeStrategy: None and reinstall."

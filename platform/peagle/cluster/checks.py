@@ -148,7 +148,7 @@ def _storage(values: Values, facts: Facts) -> Iterator[Check]:
     if cache.type == "pvc" and cache.existing_claim:
         modes = facts.claims[cache.existing_claim]
         subject = f"claim {cache.existing_claim}"
-        pods = sum(group.max_replicas for group in values.groups.values())
+        pods = 1 + sum(group.max_replicas for group in values.groups.values())  # the head mounts it too
         if isinstance(modes, ClusterError):
             yield unknown(subject, modes)
         elif modes is None:
@@ -178,17 +178,19 @@ def _class(field: str, name: str, facts: Facts) -> Check:
 
 
 def _secrets(values: Values, facts: Facts) -> Iterator[Check]:
-    for name, key in secrets_needed(values).items():
+    for name, needed in secrets_needed(values).items():
         keys, subject = facts.secrets[name], f"secret {name}"
-        make = f"Run: kubectl create secret generic {name} -n {facts.namespace} --from-literal={key or 'NAME'}=..."
+        literals = " ".join(f"--from-literal={key}=..." for key in sorted(needed) or ["NAME"])
+        make = f"Run: kubectl create secret generic {name} -n {facts.namespace} {literals}"
         if isinstance(keys, ClusterError):
             yield unknown(subject, keys)
         elif keys is None:
             yield failed(subject, f"it is not in {facts.namespace}", make)
-        elif key is not None and key not in keys:
-            yield failed(subject, f"it has no key {key}, only {', '.join(sorted(keys)) or 'none'}", make)
+        elif missing := needed - keys:
+            lacks = f"it has no key {' or '.join(sorted(missing))}, only {', '.join(sorted(keys)) or 'none'}"
+            yield failed(subject, lacks, make)
         else:
-            yield passed(subject, f"has the key {key}" if key else "is there")
+            yield passed(subject, f"has the key {' and '.join(sorted(needed))}" if needed else "is there")
 
 
 def _classes(facts: Facts) -> Iterator[Check]:

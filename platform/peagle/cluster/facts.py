@@ -92,18 +92,20 @@ def crds_needed(values: Values) -> list[str]:
     return needed
 
 
-def secrets_needed(values: Values) -> dict[str, str | None]:
-    """Existing secrets that the values name, and the key that has to be in each."""
+def secrets_needed(values: Values) -> dict[str, set[str]]:
+    """Existing secrets that the values name, and the keys that have to be in each."""
     store = values.gcs.external if values.gcs.store == "external" else values.gcs.bundled
-    named = {
-        values.huggingface.existing_secret: values.huggingface.token_key,
-        values.api_keys.existing_secret: values.api_keys.key,
-        values.ray.auth.existing_secret: "auth_token",
-        store.existing_secret if values.gcs.store != "none" else "": store.password_key,
-    }
-    pulling: dict[str, str | None] = dict.fromkeys(values.image.pull_secrets, ".dockerconfigjson")
-    whole: dict[str, str | None] = dict.fromkeys(values.env_from_secrets)
-    return {name: key for name, key in (pulling | whole | named).items() if name}
+    needed: dict[str, set[str]] = {name: set() for name in values.env_from_secrets}
+    for name, key in (
+        *((name, ".dockerconfigjson") for name in values.image.pull_secrets),
+        (values.huggingface.existing_secret, values.huggingface.token_key),
+        (values.api_keys.existing_secret, values.api_keys.key),
+        (values.ray.auth.existing_secret, "auth_token"),
+        (store.existing_secret if values.gcs.store != "none" else "", store.password_key),
+    ):
+        if name:
+            needed.setdefault(name, set()).add(key)
+    return needed
 
 
 async def gather(api: KubeApi, values: Values, release: str) -> Facts:

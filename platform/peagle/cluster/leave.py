@@ -4,7 +4,7 @@ A proxy outlives the replicas beside it: it may relay answers of replicas elsewh
 the last replica has left, or once its last answer has ended.
 
 Run by the pod's preStop hook. Where Ray's head does not answer there is nobody to send requests elsewhere, so it ends
-with a message, and the pod with it.
+with a message, and the pod with it; once it has answered, only after longer than a head takes to restart.
 """
 
 import argparse
@@ -21,6 +21,8 @@ from peagle.cluster.ray_nodes import Gcs, RayControl, RayUnreachable
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
+# A release that is uninstalled loses its head first: without it nobody stops the replicas, and GPUs would stay taken.
+HEAD_SILENT_S, HEAD_POLL_S = 120.0, 10.0
 # How Ray titles the processes of Serve's replicas and proxies.
 SERVING = ("ray::ServeReplica:", "ray::ProxyActor")
 # Set in each Ray container by KubeRay.
@@ -45,13 +47,15 @@ def leave(
     timeout_s: float,
     serving: Callable[[], int] = serving_here,
     poll_s: float = POLL_S,
+    head_silent_s: float = HEAD_SILENT_S,
 ) -> bool:
     """Drain the Ray node in `pod` and wait; return whether its last replica and proxy have left within `timeout_s`.
 
     Raises:
-        RayUnreachable: Ray's head does not answer.
+        RayUnreachable: Ray's head does not answer, or has answered and then not for `head_silent_s`.
     """
     deadline_s = time.time() + timeout_s
+    asked_s = heard_s = time.time()
     for node in control.nodes():
         if node.pod == pod:
             control.drain(node.id, round(1000 * deadline_s), f"pod {pod} ends")
@@ -60,6 +64,14 @@ def leave(
             logger.warning("%d replicas or proxies are still here after %.0f s", left, timeout_s)
             return False
         time.sleep(poll_s)
+        if time.time() - asked_s >= min(HEAD_POLL_S, head_silent_s):
+            asked_s = time.time()
+            try:
+                control.nodes()
+                heard_s = time.time()
+            except RayUnreachable:
+                if time.time() - heard_s >= head_silent_s:
+                    raise
     return True
 
 
@@ -76,7 +88,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     try:
         return 0 if leave(Gcs(environment[ADDRESS]), environment[POD], timeout_s) else 1
     except RayUnreachable as error:
-        print(f"Ray's head does not answer, so nothing is waited for: {error}", file=sys.stderr)
+        print(f"Ray's head does not answer, so nothing more is waited for: {error}", file=sys.stderr)
         return 1
 
 

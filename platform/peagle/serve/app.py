@@ -80,6 +80,8 @@ def ingress_options(deployments: Sequence[Deployment]) -> dict[str, Any]:
     """
     return {
         "max_ongoing_requests": INGRESS_MAX_REQUESTS,
+        # What is deployed anew has a new ingress before the old one goes; of models, GPUs may not hold two.
+        "max_surge_percent": 100,
         "autoscaling_config": {
             "min_replicas": 1,
             "max_replicas": sum(deployment.replicas.max for deployment in deployments),

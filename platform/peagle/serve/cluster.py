@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,10 @@ def first_line(text: str) -> str:
     return text.strip().splitlines()[0] if text.strip() else "no reason given"
 
 
+# Set once this process has handed Serve an application, which it takes away again as it leaves.
+_has_deployed = threading.Event()
+
+
 def deploy(app: Any, host: str, port: int) -> None:
     """Hand the application to Serve; return before it runs."""
     from ray import serve
@@ -118,6 +123,7 @@ def deploy(app: Any, host: str, port: int) -> None:
 
     quiet = {"enable_access_log": False}
     serve.start(http_options={"host": host, "port": port}, logging_config=quiet)
+    _has_deployed.set()
     run_many([RunTarget(target=app, name=APP_NAME, logging_config=quiet)], wait_for_applications_running=False)
 
 
@@ -145,5 +151,8 @@ def leave(address: str | None, attempt: Callable[[Callable[[], None]], None]) ->
         return
     from ray import serve
 
-    attempt(serve.shutdown if address is None else lambda: serve.delete(APP_NAME))
+    if address is None:
+        attempt(serve.shutdown)
+    elif _has_deployed.is_set():  # else one of that name is somebody else's
+        attempt(lambda: serve.delete(APP_NAME))
     attempt(ray.shutdown)

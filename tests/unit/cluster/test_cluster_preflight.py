@@ -219,6 +219,23 @@ async def test_a_second_cluster_beside_the_running_one_needs_room_of_its_own(ser
     assert all(check.outcome is Outcome.PASS for check in await checks(server))
 
 
+async def test_what_one_group_may_have_takes_no_room_that_another_must_have(server: KubernetesApi) -> None:
+    groups = {
+        "a": {"gpus": 4, "minReplicas": 1, "maxReplicas": 4},
+        "b": {"gpus": 4, "minReplicas": 1, "maxReplicas": 4},
+    }
+    found = await checks(
+        server, values(workerGroups=groups, autoscaling={"enabled": True}, ray={"upgradeStrategy": "None"})
+    )
+    rooms = {check.subject: (check.outcome, check.detail) for check in found if check.subject.startswith("room for")}
+    assert {name: outcome for name, (outcome, _) in rooms.items()} == {
+        "room for a": Outcome.WARN,
+        "room for b": Outcome.WARN,
+        "room for head": Outcome.PASS,
+    }
+    assert rooms["room for b"][1].startswith("1 of at most 4 pods fit")
+
+
 async def test_a_cordoned_or_unready_node_is_no_room(server: KubernetesApi) -> None:
     await server.merge("nodes", "gpu-1", {"spec": {"unschedulable": True}})
     assert {check.subject for check in await checks(server) if check.outcome is Outcome.FAIL} >= {"room for b200"}
@@ -239,7 +256,13 @@ async def test_storage_that_is_not_there_is_named(server: KubernetesApi) -> None
     metadata = {"name": "weights", "namespace": "serving"}
     await server.put("persistentvolumeclaims", {"metadata": metadata, "spec": {"accessModes": ["ReadWriteOnce"]}})
     found = await only(server, values(modelCache={"type": "pvc", "existingClaim": "weights"}))
-    assert (found.outcome, "2 pods share it" in found.detail) == (Outcome.WARN, True)
+    assert (found.outcome, "3 pods share it" in found.detail) == (Outcome.WARN, True)
+
+
+async def test_a_secret_that_serves_two_purposes_needs_both_keys(server: KubernetesApi) -> None:
+    found = await only(server, values(apiKeys={"existingSecret": "hf"}))
+    assert (found.subject, found.detail) == ("secret hf", "it has no key keys, only token")
+    assert "--from-literal=keys=... --from-literal=token=..." in found.fix
 
 
 async def test_a_secret_without_its_key_is_found(server: KubernetesApi) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from peagle.cluster.drain import RayNode
 from peagle.cluster.leave import ADDRESS, POD, leave, main, serving_here
+from peagle.cluster.ray_nodes import RayUnreachable
 
 
 class Recorded:
@@ -60,6 +61,29 @@ def test_it_waits_until_the_last_of_them_has_left(serving: subprocess.Popen[byte
 
 def test_it_gives_up_after_the_timeout(serving: subprocess.Popen[bytes]) -> None:
     assert not leave(Recorded(), "pod-b", timeout_s=0.05, poll_s=0.01)
+    assert serving.poll() is None
+
+
+@pytest.mark.parametrize(("silent_s", "ends"), [(0.1, True), (60.0, False)])
+def test_without_a_head_it_waits_no_longer_than_a_head_takes_to_restart(
+    silent_s: float, ends: bool, serving: subprocess.Popen[bytes]
+) -> None:
+    class Headless(Recorded):
+        asked = 0
+
+        def nodes(self) -> Sequence[RayNode]:
+            self.asked += 1
+            if self.asked > 2:
+                raise RayUnreachable("head:6379: no answer")
+            return super().nodes()
+
+    ray = Headless()
+    if ends:
+        with pytest.raises(RayUnreachable):
+            leave(ray, "pod-b", timeout_s=20, poll_s=0.01, head_silent_s=silent_s)
+    else:
+        assert not leave(ray, "pod-b", timeout_s=0.3, poll_s=0.01, head_silent_s=silent_s)
+    assert ray.drained
     assert serving.poll() is None
 
 

@@ -1,0 +1,39 @@
+"""What a server takes away as it leaves: all of a Ray that it started, on a joined one only what it brought."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from peagle.serve import cluster
+
+ADDRESS = "ray://head:10001"
+
+
+@pytest.mark.parametrize(
+    ("address", "deployed", "done"),
+    [
+        (None, True, ["Serve stops", "Ray stops"]),
+        (None, False, ["Serve stops", "Ray stops"]),
+        (ADDRESS, True, ["peagle is deleted", "Ray stops"]),
+        (ADDRESS, False, ["Ray stops"]),
+    ],
+)
+def test_an_application_of_somebody_else_stays(
+    address: str | None, deployed: bool, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    serve = SimpleNamespace(
+        start=lambda **_: None,
+        shutdown=lambda: seen.append("Serve stops"),
+        delete=lambda name: seen.append(f"{name} is deleted"),
+    )
+    ray = SimpleNamespace(is_initialized=lambda: True, shutdown=lambda: seen.append("Ray stops"), serve=serve)
+    api = SimpleNamespace(RunTarget=dict, run_many=lambda *_, **__: None)
+    for name, module in (("ray", ray), ("ray.serve", serve), ("ray.serve.api", api)):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(cluster, "_has_deployed", type(cluster._has_deployed)())
+    if deployed:
+        cluster.deploy(None, "localhost", 8000)
+    cluster.leave(address, lambda step: step())
+    assert seen == done
