@@ -180,6 +180,14 @@ class Engine:
         rule = self._rule
         assert rule is not None, "only `adapting` reports"
         rule.plan = rule.depths.report(self.plan.name, report, time.monotonic() - rule.waited_s)
+        counted = self._tables[-1][1] if self._tables else None
+        if (
+            rule.plan.mode is not Mode.PROBING
+            and rule.plan.table.version == self._version
+            and rule.plan.table != counted
+        ):
+            # A trial that is kept: what it applied counts from now on.
+            self._tables.append((time.monotonic(), rule.plan.table))
         return rule.plan
 
     async def settle(self) -> None:

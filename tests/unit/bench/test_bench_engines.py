@@ -1,6 +1,7 @@
 """What a comparison tells its engines, and what it may not lose while it does."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,28 @@ async def test_the_rules_clock_stands_still_while_others_have_the_engine() -> No
             await engine._reporter.report()
         await asyncio.sleep(0.3)
     assert 0.0 <= now_s[1] - now_s[0] < 0.2
+
+
+@pytest.mark.parametrize(("then", "settled"), [(7, False), (3, True)])
+async def test_a_trial_that_is_kept_is_a_change_from_when_it_is(then: int, settled: bool) -> None:
+    engines = pytest.importorskip("peagle.bench.engines")  # it imports vLLM
+    engine = adaptive_engine(Core())
+    await engine.prepare(7)
+    trial, last = DepthTable(2, (3,)), DepthTable(2 if then == 3 else 3, (then,))
+    plans = iter([DepthPlan(trial, Mode.PROBING, ""), *[DepthPlan(last, Mode.ADAPTIVE, "")] * 2])
+
+    class Depths:
+        def report(self, *_: Any) -> DepthPlan:
+            return next(plans)
+
+    engine._rules[None] = engines._Rule(Depths())
+    started_s = time.monotonic()
+    async with engine.adapting():
+        await engine._reporter.report()
+        assert engine.settled_s(1, started_s) == 0.0
+        kept_s = time.monotonic() - started_s
+        await engine._reporter.report()
+        assert (engine.settled_s(1, started_s) >= kept_s) == settled
 
 
 async def test_a_held_rule_is_pinned_and_another_than_the_one_that_adapts() -> None:

@@ -242,15 +242,35 @@ def test_a_report_that_cannot_be_true_means_the_static_k_for_a_while_and_says_wh
 
 def test_first_acceptance_that_halves_after_a_change_means_the_static_k() -> None:
     """As when a cut lines up drafts with the wrong requests: output stays exact, acceptance is gone."""
+    drafts = limited(floor=1)
     slow = good_cell(batch_size=16, seconds=4.0)
-    state, plan = feed(start(SETTINGS), slow, 2)
+    state, plan = feed(start(drafts), slow, 2, drafts)
     depth = plan.table.depth_at(16)
-    assert depth < 5
-    broken = good_cell(batch_size=16, depth=max(depth, 1), seconds=3.0)
+    assert 0 < depth < 5
+    broken = good_cell(batch_size=16, depth=depth, seconds=3.0)
     broken = replace(broken, accepted=tuple(count // 5 for count in broken.accepted))
-    _, plan = feed(state, broken, 1, start_s=1.0)
+    _, plan = feed(state, broken, 1, drafts, start_s=1.0)
     assert (plan.mode, set(plan.table.depths)) == (Mode.FALLBACK, {5})
     assert "fell from 0.70 to 0.14 after a change of K" in plan.reason
+
+
+@pytest.mark.parametrize(("good_reports", "pause_s"), [(10, 0.0), (1, 31.0)])
+def test_first_acceptance_that_halves_later_is_that_of_other_prompts(good_reports: int, pause_s: float) -> None:
+    drafts = limited(floor=1)
+    state, plan = feed(start(drafts), good_cell(batch_size=16, seconds=4.0), 2, drafts)
+    for number in range(good_reports):
+        good = good_cell(batch_size=16, depth=plan.table.depth_at(16), steps=4, seconds=0.2)
+        state, plan = feed(state, good, 1, drafts, start_s=1.0 + 0.5 * number)
+    broken = good_cell(batch_size=16, depth=plan.table.depth_at(16), seconds=3.0)
+    broken = replace(broken, accepted=tuple(count // 5 for count in broken.accepted))
+    state, plan = feed(state, broken, 1, drafts, start_s=1.0 + pause_s + 0.5 * good_reports)
+    assert (state.guard.reason, plan.mode is Mode.FALLBACK) == (None, False)
+
+
+def test_a_change_to_no_drafts_starts_no_comparison() -> None:
+    state, plan = feed(start(SETTINGS), good_cell(batch_size=16, seconds=4.0), 2)
+    assert [change.depth_after for change in plan.changes if change.batch_first <= 16 <= change.batch_last] == [0]
+    assert state.guard.watch is None
 
 
 def test_everything_that_crosses_processes_survives_pickling() -> None:

@@ -15,8 +15,9 @@ _GOODPUT_RATIO, _GOODPUT_ERRORS, _GOODPUT_MEMORY_S, _GOODPUT_S_MIN = 0.97, 3.0, 
 # No report counts as further off than this factor: a load never seen before is predicted badly once, then learned.
 _REPORT_BOUND = 2.0
 # After a change of K, acceptance of the first position must not be under this share of that before, by more than
-# chance. It is looked at over the next drafts, from the least number to the most.
-_FIRST_RATIO, _FIRST_ERRORS, _FIRST_DRAFTS = 0.5, 3.0, (300, 2000)
+# chance. It is looked at over the next drafts, from the least number to the most, until it is plain either way, and for
+# so many seconds: what comes later is no fault of the change, but of other prompts.
+_FIRST_RATIO, _FIRST_ERRORS, _FIRST_DRAFTS, _FIRST_S = 0.5, 3.0, (300, 2000), 30.0
 # What the comparison needs: drafts behind the estimate before, and in the last report, if that is to count.
 _FIRST_DRAFTS_BEFORE, _FIRST_DRAFTS_LATEST = 100, 20
 
@@ -26,6 +27,7 @@ class Watch:
     """First-position acceptance since a change of K: a wrong cut shows there at once, since K cannot change it."""
 
     before: float
+    started_s: float
     drafts: int = 0
     accepted: int = 0
 
@@ -93,7 +95,7 @@ class Guard:
     def released(self) -> "Guard":
         return replace(self, reason=None)
 
-    def watching(self, before: Acceptance, cells: tuple[StepCell, ...]) -> "Guard":
+    def watching(self, before: Acceptance, cells: tuple[StepCell, ...], now_s: float) -> "Guard":
         """Start to compare after a change of K, if there is enough to compare with and no comparison is under way.
 
         The last report counts if it was worse than the estimate: prompts that change by themselves are no fault of K.
@@ -102,7 +104,7 @@ class Guard:
             return self
         drafts = sum(cell.drafted[0] for cell in cells)
         latest = sum(cell.accepted[0] for cell in cells) / drafts if drafts >= _FIRST_DRAFTS_LATEST else 1.0
-        return replace(self, watch=Watch(min(latest, before.survival[0])))
+        return replace(self, watch=Watch(min(latest, before.survival[0]), now_s))
 
 
 def impossible(added: StepStats, depth_max: int) -> str | None:
@@ -136,7 +138,7 @@ def examine(guard: Guard, before: Forecast, after: Acceptance, cells: tuple[Step
     Returns:
         What to remember, and what is wrong, if anything.
     """
-    guard = _with_goodput(_with_first(guard, cells), before, cells)
+    guard = _with_goodput(_with_first(guard, cells, before.now_s), before, cells)
     if after.rises:
         return guard, "acceptance rises with the position, so drafts are miscounted"
     watch = guard.watch
@@ -148,7 +150,7 @@ def examine(guard: Guard, before: Forecast, after: Acceptance, cells: tuple[Step
                 guard,
                 f"acceptance of the first position fell from {watch.before:.2f} to {now:.2f} after a change of K",
             )
-        if watch.drafts >= _FIRST_DRAFTS[1]:
+        if watch.drafts >= _FIRST_DRAFTS[1] or now - _FIRST_ERRORS * error > _FIRST_RATIO * watch.before:
             guard = replace(guard, watch=None)
     goodput = guard.goodput
     short = goodput.ratio is not None and goodput.ratio + _GOODPUT_ERRORS * goodput.error < _GOODPUT_RATIO
@@ -157,9 +159,9 @@ def examine(guard: Guard, before: Forecast, after: Acceptance, cells: tuple[Step
     return guard, None
 
 
-def _with_first(guard: Guard, cells: tuple[StepCell, ...]) -> Guard:
-    if guard.watch is None:
-        return guard
+def _with_first(guard: Guard, cells: tuple[StepCell, ...], now_s: float) -> Guard:
+    if guard.watch is None or now_s - guard.watch.started_s > _FIRST_S:
+        return replace(guard, watch=None)
     drafts = guard.watch.drafts + sum(cell.drafted[0] for cell in cells)
     accepted = guard.watch.accepted + sum(cell.accepted[0] for cell in cells)
     return replace(guard, watch=replace(guard.watch, drafts=drafts, accepted=accepted))

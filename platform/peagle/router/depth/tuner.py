@@ -81,8 +81,9 @@ def _decide(
         depths[state.probe.index] = state.probe.depth
         mode, reason = Mode.PROBING, f"trying K = {state.probe.depth} at batch {forecast.ranges[state.probe.index]}"
     state, plan = publish(state, tuple(depths), mode, reason, causes, forecast, applied)
-    if any(change.depth_before and _holds(change, state.main, forecast) for change in plan.changes):
-        state = replace(state, guard=state.guard.watching(state.acceptance, cells))
+    drafting = (change for change in plan.changes if change.depth_before and change.depth_after)
+    if any(_holds(change, state.main, forecast) for change in drafting):
+        state = replace(state, guard=state.guard.watching(state.acceptance, cells, now_s))
     return state, plan
 
 
