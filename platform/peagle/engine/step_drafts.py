@@ -4,6 +4,9 @@ vLLM fetches a step's drafts by a call of their own, one of three that a step ma
 them over with the output, which saves that call. A step that asks for no drafts (`num_spec_tokens_to_schedule` is 0)
 takes the way that vLLM has for contexts in which its drafter cannot draft. Its requests then have a gap in the
 drafter's cache, so the scheduler that asks for it has to see that they draft no more.
+
+Where one request of a batch is so near its context's end that the drafter has no room, vLLM drafts for none of them and
+hands out zeros. The target would verify those, and they would count as wrong drafts: they are handed over as none.
 """
 
 import functools
@@ -11,7 +14,7 @@ from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 DRAFTS = "peagle_drafts"
 """The attribute of a step's output that holds its drafts."""
@@ -31,15 +34,20 @@ def install() -> None:
     def sample_tokens(runner: Any, grammar_output: Any) -> Any:
         state = runner.execute_model_state
         runner.peagle_is_asked = state is not None and state[0].num_spec_tokens_to_schedule > 0
+        runner.peagle_has_drafted = False
         output = sample(runner, grammar_output)
         # An output that is still being computed travels in a form of its own, and its drafts stay with the worker.
         if runner.num_spec_tokens and runner.peagle_is_asked and isinstance(output, ModelRunnerOutput):
-            setattr(output, DRAFTS, runner.take_draft_token_ids())
+            drafts = runner.take_draft_token_ids()
+            if drafts is not None and not runner.peagle_has_drafted:
+                drafts = DraftTokenIds(drafts.req_ids, [[] for _ in drafts.req_ids])
+            setattr(output, DRAFTS, drafts)
         return output
 
     @functools.wraps(fits)
     def fits_in_drafter(runner: Any, metadata: Any) -> bool:
-        return runner.peagle_is_asked and bool(fits(runner, metadata))
+        runner.peagle_has_drafted = runner.peagle_is_asked and bool(fits(runner, metadata))
+        return bool(runner.peagle_has_drafted)
 
     GPUModelRunner.sample_tokens = sample_tokens
     GPUModelRunner._input_fits_in_drafter = fits_in_drafter

@@ -149,3 +149,21 @@ def test_after_a_time_without_drafts_new_ones_are_as_good_as_before(
     # vLLM's own counters hold every draft. Which batch it is made in can turn the last bits of a close choice.
     assert shares[2] == pytest.approx(shares[0], rel=0.05)
     assert shares[1] == 0.0
+
+
+def test_what_the_drafter_had_no_room_for_is_no_draft(runner: Runner) -> None:
+    """At the context's end vLLM hands out zeros for drafts, which the target would refuse one by one."""
+    tokenizer, length = runner.llm.get_tokenizer(), runner.llm.model_config.max_model_len
+    prompt = tokenizer.decode(tokenizer.encode("\n".join(held_out(16)))[: length - 40])
+    drafted = []
+    for depth in (0, 7):
+        runner.set_depths(depth)
+        before = runner.stats()
+        (output,) = runner.generate([prompt], 1, ignore_eos=True, max_tokens=length)
+        drafted.append((tuple(output.token_ids), runner.stats().since(before)))
+    (plain, _), (text, added) = drafted
+    assert text == plain
+    assert 20 < len(text) < 60
+    # The drafter needs room for Kmax, so the last tokens come one by one.
+    steps = sum(cell.steps for cell in added.cells)
+    assert 0 < added.drafts <= steps - 6
