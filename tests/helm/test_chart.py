@@ -287,3 +287,13 @@ def test_a_worker_has_the_time_to_finish_what_it_has() -> None:
 def test_notes_name_the_next_commands(rendered: Rendered) -> None:
     for command in ("kubectl get rayservice,pods", f"helm test {RELEASE}", f"service/{FULLNAME} 8000", "curl"):
         assert command in rendered.notes
+
+
+def test_with_keys_the_notes_command_sends_one() -> None:
+    (command,) = (
+        line
+        for line in render(laid_over(MINIMAL, at("apiKeys.existingSecret", "team-keys"))).notes.splitlines()
+        if "curl " in line
+    )
+    assert '-H "Authorization: Bearer A_KEY"' in command
+    assert "team-keys" in command

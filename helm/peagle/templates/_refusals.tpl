@@ -36,7 +36,7 @@ fix. What one field alone can have wrong is the schema's business.
 {{- if and .revision (regexMatch "^[./~]" .source) }}
 - {{ printf "%s.%s.revision is %s, and the source is a folder, which has no revision. Remove it." $at $part .revision | quote }}
 {{- else if not (regexMatch "^([./~]|[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$)" .source) }}
-- {{ printf "%s.%s.source is %s: it is neither a repository nor the path of a folder. Write org/name, or ./%s for a folder." $at $part .source (trimPrefix "/" .source) | quote }}
+- {{ printf "%s.%s.source is %s: it is neither a repository nor the path of a folder. Write org/name, or ./%s for a folder." $at $part .source .source | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
