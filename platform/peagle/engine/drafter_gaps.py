@@ -28,9 +28,9 @@ class DrafterGaps:
     def __bool__(self) -> bool:
         return bool(self._seen_tokens)
 
-    def count(self, request_ids: Iterable[str]) -> int:
-        """How many of these have a gap."""
-        return sum(request_id in self._seen_tokens for request_id in request_ids) if self._seen_tokens else 0
+    def among(self, request_ids: Iterable[str]) -> frozenset[str]:
+        """Which of these have a gap."""
+        return frozenset(filter(self._seen_tokens.__contains__, request_ids)) if self._seen_tokens else frozenset()
 
     def open(self, request: Request, tokens: int) -> None:
         """Behind its first `tokens` the drafter misses some of this request, which drafts no more."""

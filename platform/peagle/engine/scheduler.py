@@ -48,7 +48,7 @@ class _Step:
     scheduled_s: float
     cell: CellSums | None
     prompts: PromptCellSums | None
-    rested: int
+    rested: frozenset[str]
 
 
 class LiveDepthScheduler(DraftTakingScheduler):
@@ -56,7 +56,8 @@ class LiveDepthScheduler(DraftTakingScheduler):
 
     A step's seconds run from the end of the step before it to its own end (the return of `update_from_output`), or,
     if nothing was left to do then, from its own scheduling. Back-to-back steps therefore add up to wall time, with the
-    drafter's run, overlapped steps counted once, and no waiting for requests to arrive.
+    drafter's run, overlapped steps counted once, and no waiting for requests to arrive. A step all of whose requests
+    have ended meanwhile is left out.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -114,11 +115,11 @@ class LiveDepthScheduler(DraftTakingScheduler):
         self._restore_unscheduled(whole_drafts, output)
         admits = output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids
         cell = prompts = None
-        rested = 0
+        rested: frozenset[str] = frozenset()
         if output.num_scheduled_tokens:
             decodes_only = not prefilling and not admits
-            rested = self._gaps.count(output.num_scheduled_tokens)
-            none_drafts = rested == len(output.num_scheduled_tokens)
+            rested = self._gaps.among(output.num_scheduled_tokens)
+            none_drafts = len(rested) == len(output.num_scheduled_tokens)
             if self._may_skip and (none_drafts or (depth if decodes_only else prompts_depth) == 0):
                 self._skip_drafter(output)
             if decodes_only:
@@ -132,7 +133,9 @@ class LiveDepthScheduler(DraftTakingScheduler):
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         step = self._step_of(scheduler_output)
         cell = step.cell if step is not None else None
+        alive: list[str] = []
         if cell is not None:
+            alive = [one for one in scheduler_output.num_scheduled_tokens if self._is_alive(one)]
             # Before vLLM cuts the sampled tokens at a stop: acceptance is what the target said of the draft.
             self._count_drafts(cell, scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -142,9 +145,9 @@ class LiveDepthScheduler(DraftTakingScheduler):
         ended_s = perf_counter()
         if step is not None:
             seconds = ended_s - (self._ended_s if self._had_more else max(self._ended_s, step.scheduled_s))
-            if cell is not None:
+            if cell is not None and alive:
                 tokens = sum(len(one.new_token_ids) for all_ in outputs.values() for one in all_.outputs)
-                cell.add_step(seconds, tokens, step.rested)
+                cell.add_step(seconds, tokens, len(step.rested.intersection(alive)), cell.batch_size - len(alive))
             if step.prompts is not None:
                 step.prompts.seconds = seconds
                 self._prompts.add(step.prompts)
@@ -242,12 +245,16 @@ class LiveDepthScheduler(DraftTakingScheduler):
         invalid = output.num_invalid_spec_tokens or {}
         sampled = model_output.sampled_token_ids
         for request_id, draft in output.scheduled_spec_decode_tokens.items():
-            request = self.requests.get(request_id)
-            if not sampled or request is None or request.is_finished():
+            if not sampled or not self._is_alive(request_id):
                 continue
             emitted = len(sampled[model_output.req_id_to_index[request_id]])
             if emitted:
                 cell.add_draft(len(draft) - invalid.get(request_id, 0), emitted - 1)
+
+    def _is_alive(self, request_id: str) -> bool:
+        """Whether a scheduled request still gets what its step has computed: not if it has ended meanwhile."""
+        request = self.requests.get(request_id)
+        return request is not None and not request.is_finished()
 
     def _step_of(self, output: SchedulerOutput) -> _Step | None:
         while self._steps:

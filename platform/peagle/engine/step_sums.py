@@ -25,6 +25,7 @@ class CellSums:
     tail_drafted: list[int] = field(init=False)
     tail_matched: list[int] = field(init=False)
     rested: int = 0
+    ended: int = 0
 
     def __post_init__(self) -> None:
         self.drafted = [0] * self.depth_max
@@ -32,11 +33,12 @@ class CellSums:
         self.tail_drafted = [0] * self.depth_max
         self.tail_matched = [0] * self.depth_max
 
-    def add_step(self, seconds: float, tokens: int, rested: int) -> None:
+    def add_step(self, seconds: float, tokens: int, rested: int, ended: int) -> None:
         self.steps += 1
         self.seconds += seconds
         self.tokens += tokens
         self.rested += rested
+        self.ended += ended
 
     def add_draft(self, drafted: int, accepted: int) -> None:
         """Count one request's verified draft: `accepted` of its first `drafted` tokens were right."""
@@ -60,6 +62,7 @@ class CellSums:
             "tail_drafted": list(self.tail_drafted),
             "tail_matched": list(self.tail_matched),
             "rested": self.rested,
+            "ended": self.ended,
         }
 
 

@@ -28,7 +28,9 @@ class StepCell:
     or matched too. So accepted[j] / drafted[j] below K, and tail_matched[j] / tail_drafted[j] beyond, both estimate
     the probability that the first j+1 drafts are all right.
 
-    `rested` sums over the steps how many of their requests drafted no more, because steps had run without the drafter.
+    `ended` sums over the steps how many of their requests had ended by the time that the output came: where the next
+    step is scheduled before the last one's output is known, these are computed and get nothing. `rested` sums how many
+    of the others drafted no more, because steps had run without the drafter.
     """
 
     batch_size: int
@@ -42,6 +44,12 @@ class StepCell:
     tail_drafted: tuple[int, ...]
     tail_matched: tuple[int, ...]
     rested: int = 0
+    ended: int = 0
+
+    @property
+    def sequences(self) -> int:
+        """Requests that got tokens of their own, at least one each, summed over the steps."""
+        return self.steps * self.batch_size - self.ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +127,12 @@ class StepStats:
     @property
     def requested(self) -> int:
         """Draft tokens that would have been verified, had each of the `drafting_steps` had a draft as deep as asked."""
-        return sum(cell.depth * (cell.steps * cell.batch_size - cell.rested) for cell in self.cells)
+        return sum(cell.depth * (cell.sequences - cell.rested) for cell in self.cells)
 
     @property
     def drafting_steps(self) -> int:
         """Requests that were asked for a draft, summed over steps: those at K > 0, without the ones that rested."""
-        return sum(cell.steps * cell.batch_size - cell.rested for cell in self.cells if cell.depth)
+        return sum(cell.sequences - cell.rested for cell in self.cells if cell.depth)
 
     @property
     def drafted_by_position(self) -> tuple[int, ...]:
@@ -203,6 +211,7 @@ def _minus(cell: StepCell, before: StepCell) -> StepCell:
         tail_drafted=each(cell.tail_drafted, before.tail_drafted),
         tail_matched=each(cell.tail_matched, before.tail_matched),
         rested=cell.rested - before.rested,
+        ended=cell.ended - before.ended,
     )
 
 

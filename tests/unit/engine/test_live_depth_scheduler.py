@@ -200,6 +200,34 @@ def test_effective_depth_is_the_requested_one_and_every_count_is_the_workers_own
 
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
+@pytest.mark.parametrize("depth", [0, DEPTH_MAX])
+@pytest.mark.parametrize("skips_drafter", [False, True], ids=["drafting", "skipping"])
+def test_who_has_ended_before_the_output_came_is_told_of_apart(
+    folder: Path, overlapped: bool, depth: int, skips_drafter: bool
+) -> None:
+    """Nobody knows beforehand where an answer stops, so the next step computes it once more."""
+    core = Core(
+        scheduler_of(folder, overlapped, blocks=200, depth_static=depth, skips_drafter=skips_drafter),
+        overlapped,
+        random.Random(1),
+    )
+    lengths = (12, 25, 40, 40)
+    for index, length in enumerate(lengths):
+        prompt = [index + 1] * 3
+        add(core, f"r{index}", prompt, 100, [continuation(prompt, length)[-1]])
+    while core.busy():
+        core.step()
+    cells = stats_of(core).cells
+    assert sum(cell.tokens for cell in cells) == sum(map(len, core.emitted.values())) - len(lengths)
+    assert (sum(cell.ended for cell in cells) > 0) == overlapped
+    for cell in cells:
+        assert cell.sequences <= cell.tokens <= cell.sequences + sum(cell.accepted)
+        assert cell.drafts == (cell.sequences if depth else 0)
+    if depth == 0:
+        assert all(cell.tokens == cell.sequences for cell in cells)
+
+
+@pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
 def test_depth_follows_the_batch_size_of_the_step(folder: Path, overlapped: bool) -> None:
     core = Core(scheduler_of(folder, overlapped, blocks=200), overlapped, random.Random(1))
     core.scheduler.set_depths(1, [0, 7, 5, 3, 0])

@@ -84,17 +84,18 @@ def test_tails_agree_with_a_full_replay(seed: int) -> None:
 def test_cells_sum_what_was_added_and_survive_the_way_to_the_client(seed: int) -> None:
     rng = random.Random(seed)
     sums = StepSums(DEPTH_MAX)
-    added: dict[tuple[int, int], list[tuple[float, int, int, list[tuple[int, int]]]]] = {}
+    added: dict[tuple[int, int], list[tuple[float, int, int, int, list[tuple[int, int]]]]] = {}
     for _ in range(rng.randint(1, 80)):
         batch_size, depth = rng.randint(1, 4), rng.randint(0, DEPTH_MAX)
         drafts = [(drafted := rng.randint(0, depth), rng.randint(0, drafted)) for _ in range(batch_size)]
         seconds, tokens = rng.random(), rng.randint(1, 40)
         cell = sums.cell(batch_size, depth)
-        rested = rng.randint(0, batch_size)
-        cell.add_step(seconds, tokens, rested)
+        ended = rng.randint(0, batch_size - 1)
+        rested = rng.randint(0, batch_size - ended)
+        cell.add_step(seconds, tokens, rested, ended)
         for drafted, accepted in drafts:
             cell.add_draft(drafted, accepted)
-        added.setdefault((batch_size, depth), []).append((seconds, tokens, rested, drafts))
+        added.setdefault((batch_size, depth), []).append((seconds, tokens, rested, ended, drafts))
 
     stats = step_stats_from_plain(
         {
@@ -109,11 +110,13 @@ def test_cells_sum_what_was_added_and_survive_the_way_to_the_client(seed: int) -
     assert {(cell.batch_size, cell.depth) for cell in stats.cells} == set(added)
     for cell in stats.cells:
         steps = added[cell.batch_size, cell.depth]
-        drafts = [draft for _, _, _, some in steps for draft in some]
+        drafts = [draft for *_, some in steps for draft in some]
         assert cell.steps == len(steps)
-        assert cell.seconds == pytest.approx(sum(seconds for seconds, _, _, _ in steps))
-        assert cell.tokens == sum(tokens for _, tokens, _, _ in steps)
-        assert cell.rested == sum(rested for _, _, rested, _ in steps)
+        assert cell.seconds == pytest.approx(sum(seconds for seconds, *_ in steps))
+        assert cell.tokens == sum(tokens for _, tokens, *_ in steps)
+        assert cell.rested == sum(rested for _, _, rested, _, _ in steps)
+        assert cell.ended == sum(ended for _, _, _, ended, _ in steps)
+        assert cell.sequences == cell.batch_size * cell.steps - cell.ended
         assert cell.drafts == len(drafts)
         for position in range(DEPTH_MAX):
             assert cell.drafted[position] == sum(drafted > position for drafted, _ in drafts)

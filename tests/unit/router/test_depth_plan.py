@@ -267,6 +267,21 @@ def test_first_acceptance_that_halves_later_is_that_of_other_prompts(good_report
     assert (state.guard.reason, plan.mode is Mode.FALLBACK) == (None, False)
 
 
+@pytest.mark.parametrize("depth", [0, 5])
+def test_requests_that_ended_before_their_output_came_are_no_failed_prediction(depth: int) -> None:
+    """Answers of ten steps, each computed once too often, as where steps overlap."""
+    fixed = limited(floor=depth, ceiling=depth)
+    whole = good_cell(batch_size=4, depth=depth, steps=90)
+    ended = replace(whole, steps=100, ended=40)
+    assert ended.sequences == whole.sequences
+    state, _ = feed(start(fixed), ended, 120, fixed)
+    assert state.guard.trips == 0
+    assert state.guard.goodput.ratio == pytest.approx(1.0, abs=0.01)
+    assert state.delivery.ratio == pytest.approx(1.0)
+    index = next(index for index, one in enumerate(batch_ranges(fixed.batch_max)) if one.first <= 4 <= one.last)
+    assert state.cost.measured((index, depth))
+
+
 def test_a_change_to_no_drafts_starts_no_comparison() -> None:
     state, plan = feed(start(SETTINGS), good_cell(batch_size=16, seconds=4.0), 2)
     assert [change.depth_after for change in plan.changes if change.batch_first <= 16 <= change.batch_last] == [0]

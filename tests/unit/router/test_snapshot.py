@@ -23,6 +23,9 @@ def test_only_those_asked_for_a_draft_count_as_such() -> None:
     mixed = replace(CELL, batch_size=4, rested=25)
     stats = StepStats(TABLE, 3, (resting, mixed))
     assert stats.drafting_steps == 10 * 4 - 25
+    ending = StepStats(TABLE, 3, (resting, replace(mixed, ended=5)))
+    assert ending.drafting_steps == 10 * 4 - 25 - 5
+    assert ending.requested == 3 * ending.drafting_steps
     assert stats.requested == 3 * stats.drafting_steps
 
 
@@ -33,11 +36,22 @@ def test_before_the_first_draft_its_rates_are_unknown() -> None:
 
 def test_since_leaves_what_was_added() -> None:
     later = replace(
-        CELL, steps=11, seconds=1.75, tokens=53, drafts=22, drafted=(22, 22, 22), accepted=(17, 11, 5), rested=1
+        CELL,
+        steps=11,
+        seconds=1.75,
+        tokens=53,
+        drafts=22,
+        drafted=(22, 22, 22),
+        accepted=(17, 11, 5),
+        rested=1,
+        ended=1,
     )
     new = StepCell(1, 0, 4, 0.5, 4, 0, (0, 0, 0), (0, 0, 0), (4, 4, 3), (2, 1, 0))
     added = StepStats(TABLE, 3, (later, new)).since(StepStats(TABLE, 3, (CELL,)))
-    assert added.cells == (StepCell(2, 3, 1, 0.25, 3, 2, (2, 2, 2), (2, 1, 0), (0, 0, 0), (0, 0, 0), rested=1), new)
+    assert added.cells == (
+        StepCell(2, 3, 1, 0.25, 3, 2, (2, 2, 2), (2, 1, 0), (0, 0, 0), (0, 0, 0), rested=1, ended=1),
+        new,
+    )
 
 
 def test_since_drops_cells_that_did_not_change() -> None:

@@ -119,7 +119,10 @@ def impossible(added: StepStats, depth_max: int) -> str | None:
             len(counts) != depth_max for counts in (cell.drafted, cell.accepted, cell.tail_drafted, cell.tail_matched)
         ):
             return f"a report counts {len(cell.drafted)} positions, not {depth_max}"
-        if min(cell.steps, cell.tokens, cell.drafts, *cell.drafted, *cell.accepted) < 0 or cell.seconds < 0:
+        if (
+            min(cell.steps, cell.sequences, cell.tokens, cell.drafts, *cell.drafted, *cell.accepted) < 0
+            or cell.seconds < 0
+        ):
             return "a report holds counts below zero"
         if any(right > all_ for right, all_ in zip(cell.accepted, cell.drafted, strict=True)):
             return "a report has more drafts accepted than drafted"
@@ -180,7 +183,7 @@ def _with_goodput(guard: Guard, before: Forecast, cells: tuple[StepCell, ...]) -
                 before.cost.log_step_s(coefficients, load_of(cell, before.settings.drafter_skipped_at_zero), key)
             )
             tokens += cell.tokens
-            predicted_tokens += cell.steps * cell.batch_size + before.delivered_ratio * right
+            predicted_tokens += cell.sequences + before.delivered_ratio * right
     if seconds <= 0 or tokens <= 0:
         return guard
     ratio = tokens / seconds * predicted_s / predicted_tokens

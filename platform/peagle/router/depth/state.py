@@ -40,7 +40,7 @@ class Delivery:
         for cell in cells:
             right = sum(cell.accepted)
             accepted += right
-            delivered += min(max(cell.tokens - cell.steps * cell.batch_size, 0), right)
+            delivered += min(max(cell.tokens - cell.sequences, 0), right)
         kept = 0.5 ** (elapsed_s / _DELIVERY_HALF_LIFE_S)
         more = max(0.0, _DELIVERY_PRIOR - self.accepted * kept - accepted)
         return Delivery(self.accepted * kept + accepted + more, self.delivered * kept + delivered + more)

@@ -139,9 +139,13 @@ class StepCost:
 
 
 def load_of(cell: StepCell, drafter_skipped_at_zero: bool) -> Load:
-    """The mean step of a cell, by what was really verified; a drafter that is never skipped runs for all sequences."""
-    drafted = sum(cell.drafted) / cell.steps
-    drafting = min(cell.batch_size, cell.drafts / cell.steps) if drafter_skipped_at_zero else cell.batch_size
+    """The mean step of a cell, by what was really verified; a drafter that is never skipped runs for all sequences.
+
+    Sequences that have ended are computed like the others, with drafts that are counted nowhere.
+    """
+    each = cell.batch_size / max(1, cell.sequences)
+    drafted = sum(cell.drafted) * each
+    drafting = min(cell.batch_size, cell.drafts * each) if drafter_skipped_at_zero else cell.batch_size
     return Load(cell.batch_size, cell.batch_size + drafted, drafting)
 
 
@@ -186,7 +190,7 @@ def _learn(state: StepCost, cell: StepCell, load: Load, key: Key | None, now_s: 
 
 def cell_key(cell: StepCell, batch_max: int) -> Key | None:
     """Which residual a cell measures; None where its drafts did not reach the K asked for."""
-    asked = cell.steps * cell.batch_size * cell.depth
+    asked = cell.sequences * cell.depth
     if sum(cell.drafted) < _DEPTH_REACHED * asked:
         return None
     return range_index(cell.batch_size, batch_max), cell.depth
