@@ -21,12 +21,12 @@ MAX_MODULE_LINES = 400
 
 # What stands on what: a module imports from its own layer or from those before it.
 LAYERS = (
-    ("peagle.errors",),
-    ("peagle.yaml_file", "peagle.schema", "peagle.config", "peagle.clock", "peagle.metrics", "peagle.tracing"),
+    ("peagle.errors", "peagle.limits"),
+    ("peagle.yaml_file", "peagle.schema", "peagle.config", "peagle.metrics", "peagle.tracing"),
     ("peagle.router",),
     ("peagle.engine",),
     ("peagle.validate",),
-    ("peagle.api", "peagle.cluster", "peagle.drafter", "peagle.simulator"),
+    ("peagle.api", "peagle.cluster", "peagle.drafter"),
     ("peagle.serve",),
     ("peagle.bench", "peagle.testing"),
     ("peagle.cli", "peagle.cli_chat", "peagle.cli_server", "peagle.cli_status", "peagle.cli_url", "peagle.observe"),

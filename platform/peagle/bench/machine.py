@@ -9,9 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
-
 from peagle import __version__
+from peagle.limits import core_count, memory_bytes
 
 
 def identity() -> dict[str, Any]:
@@ -30,8 +29,8 @@ def hardware() -> dict[str, Any]:
     """Processor, cores, memory, GPUs, and how busy the machine already was."""
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "cores": core_count(),
+        "memory_gib": round(memory_bytes() / 2**30, 1),
         "gpus": _gpus(),
         "system": platform.platform(),
         "load_before": load(),
@@ -51,6 +50,8 @@ def commit() -> str | None:
     """The checkout's commit, with `+changes` where files differ from it; None outside a checkout."""
     folder = Path(__file__).parent
     try:
+        # Installed into an environment, it may lie in a checkout of something else.
+        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)
         head = _git(folder, "rev-parse", "--short=12", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):

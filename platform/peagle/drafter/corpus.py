@@ -29,10 +29,6 @@ class Corpus:
     held_out: tuple[str, ...]
     source: str
 
-    @property
-    def train_bytes(self) -> int:
-        return sum(len(text.encode()) for text in self.train)
-
 
 def standard_library(root: Path | None = None) -> Corpus:
     """Read the standard library of this interpreter (or of `root`), its tests among it, without generated tables.

@@ -12,7 +12,7 @@ from speculators.losses import LossConfig
 from speculators.models.eagle3 import Eagle3DraftModel
 from speculators.models.peagle import PEagleDraftModel
 from speculators.models.peagle.data import generate_cod_sample_indices
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from peagle.drafter.export import export_head
 from peagle.drafter.loss import StepwiseKL, weighted_kl
@@ -31,6 +31,8 @@ from peagle.errors import ConfigError
 
 Method = Literal["p-eagle", "eagle3"]
 TARGET_LAYERS_MIN = 6
+# Targets that embed, norm their last states and turn them into logits as Llama does: a head takes that over from them.
+TARGET_TYPES = ("gpt_oss", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 # A crop that held only a prompt would have nothing to learn.
 ANSWER_TOKENS_MIN = 8
 HEAD_RATES = Rates(matrix=6e-3, other=2e-3, warmup_steps=50, decay_steps=2800, weight_decay=0.01)
@@ -180,11 +182,38 @@ class TargetTap:
         }
 
 
+def llama_layers(target: Any, layers: int) -> LlamaConfig:
+    """Llama's layers in the sizes of the target with this Hugging Face configuration.
+
+    vLLM runs EAGLE-3 heads that are made of these, for targets of any kind.
+    """
+    heads = target.num_attention_heads
+    return LlamaConfig(
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        intermediate_size=target.intermediate_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(target, "num_key_value_heads", None) or heads,
+        head_dim=getattr(target, "head_dim", None) or target.hidden_size // heads,
+        hidden_act="silu",
+        max_position_embeddings=target.max_position_embeddings,
+        initializer_range=target.initializer_range,
+        rms_norm_eps=target.rms_norm_eps,
+        rope_parameters=target.rope_parameters,
+        bos_token_id=target.bos_token_id,
+        eos_token_id=target.eos_token_id,
+        attention_bias=False,
+        mlp_bias=False,
+        tie_word_embeddings=False,
+    )
+
+
 def make_head(
     target: Path, config: Any, mask_token: int | None, plan: HeadPlan, taps: tuple[int, ...]
 ) -> Eagle3DraftModel:
     """A head for the target with this Hugging Face `config`, with new weights, but the target's own embeddings."""
-    config.num_hidden_layers = plan.layers
+    layers = llama_layers(config, plan.layers)
     shape: dict[str, Any] = {
         "draft_vocab_size": config.vocab_size,
         "norm_before_residual": True,
@@ -196,10 +225,10 @@ def make_head(
     }
     if plan.method == "p-eagle":
         head = PEagleDraftModel.from_training_args(
-            config, mask_token_id=mask_token, num_depths=plan.trained_depth, **shape
+            layers, mask_token_id=mask_token, num_depths=plan.trained_depth, **shape
         )
     else:
-        head = Eagle3DraftModel.from_training_args(config, ttt_steps=plan.trained_depth, **shape)
+        head = Eagle3DraftModel.from_training_args(layers, ttt_steps=plan.trained_depth, **shape)
     # speculators keeps the target's output matrix; a head this small drafts better with one of its own
     head.lm_head.weight.requires_grad_(True)
     return head.float()

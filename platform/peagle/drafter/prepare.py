@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil  # type: ignore[import-untyped]
 import torch
 from tokenizers import Tokenizer
 
 from peagle.drafter.corpus import END_OF_TEXT, MASK, standard_library, token_stream
 from peagle.drafter.export import TRAINING_ONLY
-from peagle.drafter.heads import HeadPlan, tapped_layers_of
+from peagle.drafter.heads import TARGET_TYPES, HeadPlan, tapped_layers_of
 from peagle.drafter.plan_file import STANDARD_LIBRARY, TrainingFile
 from peagle.drafter.pretrained import load_head
 from peagle.drafter.readiness import TargetShape, check_training
@@ -19,6 +18,7 @@ from peagle.drafter.text import GeneratedText
 from peagle.drafter.training import CHECKPOINT
 from peagle.engine.checkpoint import Folder
 from peagle.errors import CombinedConfigError, ConfigError
+from peagle.limits import available_memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,15 @@ def prepare(job: Job) -> Material:
     Raises:
         ConfigError: It cannot; everything wrong is named.
     """
+    if job.out.resolve() == job.target.resolve():
+        problem = "the head would be written over the target"
+        raise ConfigError("out", str(job.out), problem, "Train into another folder.")
     folder = Folder(job.target, "target")
     tokenizer = read_tokenizer(job.target)
     text = GeneratedText.load(job.generated)
     corpus, mask_token = _corpus(job.corpus, tokenizer), tokenizer.token_to_id(job.mask_token)
-    available = psutil.virtual_memory().available
     shape = target_shape(folder, tokenizer)
-    check_training(job.plan, shape, text, corpus, mask_token, available)
+    check_training(job.plan, shape, text, corpus, mask_token, available_memory_bytes())
     return Material(text, corpus, mask_token, _weights(job, shape.layers, mask_token))
 
 
@@ -131,6 +133,9 @@ def target_shape(folder: Folder, tokenizer: Tokenizer) -> TargetShape:
         ConfigError: A size is missing, or there are no weights.
     """
     config = folder.read_json("config.json")
+    if (kind := config.get("model_type")) not in TARGET_TYPES:
+        problem = f"heads can be trained for {', '.join(TARGET_TYPES)}"
+        raise folder.wrong("config.json: model_type", kind, problem, "Name such a target, or serve a head that exists.")
     sizes = {}
     for key in ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings"):
         value = config.get(key)

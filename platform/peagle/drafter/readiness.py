@@ -51,7 +51,7 @@ def check_training(
     """
     problems = [
         *_text_problems(plan, shape, generated, corpus),
-        *_mask_problems(plan, shape, generated, mask_token),
+        *_mask_problems(plan, shape, generated, corpus, mask_token),
         *_tap_problems(plan, shape),
         *_memory_problems(plan, shape, generated.tokens.shape[1], memory_bytes),
     ]
@@ -65,11 +65,11 @@ def _text_problems(
     row_tokens = generated.tokens.shape[1]
     needed = plan.trained_depth + ANSWER_TOKENS_MIN
     if min(row_tokens, plan.crop_tokens) < needed:
-        name, value = (
-            ("training.crop_tokens", plan.crop_tokens) if plan.crop_tokens < needed else ("text.generated", row_tokens)
-        )
+        name, value, fix = "text.generated", row_tokens, "Use longer rows"
+        if plan.crop_tokens < needed:
+            name, value, fix = "training.crop_tokens", plan.crop_tokens, f"Write {needed} or more"
         problem = f"{plan.trained_depth} depths and an answer of {ANSWER_TOKENS_MIN} need rows of {needed} tokens"
-        yield ConfigError(name, value, problem, "Use longer rows, or lower head.trained_depth.")
+        yield ConfigError(name, value, problem, f"{fix}, or lower head.trained_depth.")
     if row_tokens > shape.context_tokens:
         problem = f"rows are longer than the target's context of {shape.context_tokens} tokens"
         yield ConfigError("text.generated", row_tokens, problem, GENERATE)
@@ -94,19 +94,21 @@ def _text_problems(
 
 
 def _mask_problems(
-    plan: HeadPlan, shape: TargetShape, generated: GeneratedText, mask_token: int | None
+    plan: HeadPlan, shape: TargetShape, generated: GeneratedText, corpus: np.ndarray, mask_token: int | None
 ) -> Iterator[ConfigError]:
     if plan.method != "p-eagle":
         return
     if mask_token is None:
         fix = "Name a token of the target's tokenizer that its text never holds, such as a reserved one."
         yield ConfigError("head.mask_token", None, "the tokenizer has no such token", fix)
-    elif mask_token >= shape.vocab_size:
+        return
+    if mask_token >= shape.vocab_size:
         problem = f"the target's tokens go from 0 to {shape.vocab_size - 1}"
         yield ConfigError("head.mask_token", mask_token, problem, "Name a token of the target's own vocabulary.")
-    elif count := int((generated.tokens == mask_token).sum()):
-        problem = f"the generated text holds it {count} times, so it cannot stand for a token yet to come"
-        yield ConfigError("head.mask_token", mask_token, problem, "Name one that the text never holds.")
+    for name, tokens in (("generated text", generated.tokens), ("corpus", corpus)):
+        if count := int((tokens == mask_token).sum()):
+            problem = f"the {name} holds it {count} times, so it cannot stand for a token yet to come"
+            yield ConfigError("head.mask_token", mask_token, problem, "Name one that the text never holds.")
 
 
 def _tap_problems(plan: HeadPlan, shape: TargetShape) -> Iterator[ConfigError]:

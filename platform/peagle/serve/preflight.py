@@ -11,8 +11,9 @@ from pathlib import Path
 
 from peagle.config import Checkpoint, Deployment
 from peagle.engine.drafter_checks import check_checkpoints
-from peagle.engine.plugin import KNOWN_VERSIONS
+from peagle.engine.plugin import KNOWN_TEXT, is_known
 from peagle.errors import ConfigError, StartupError
+from peagle.limits import available_memory_bytes
 from peagle.serve.arguments import engine_settings
 
 GIB = 1 << 30
@@ -96,10 +97,9 @@ def check_engine(deployments: Iterable[Deployment]) -> None:
         raise StartupError("vLLM is not installed", "Install peagle[cpu] or, on a machine with a GPU, peagle[gpu].")
     for deployment in deployments:
         if deployment.speculates and deployment.speculation.live_depth and not is_known(version):
-            known = ", ".join(f"{release}.x" for release in KNOWN_VERSIONS)
             raise StartupError(
-                f"{deployment.name} asks for live depth, which knows vLLM {known}, and {version} is installed",
-                f"Install vLLM {known}, or set speculation.live_depth to false.",
+                f"{deployment.name} asks for live depth, which knows vLLM {KNOWN_TEXT}, and {version} is installed",
+                f"Install vLLM {KNOWN_TEXT}, or set speculation.live_depth to false.",
             )
         if deployment.resources.accelerator == "gpu" and build == "cpu":
             raise StartupError(
@@ -117,11 +117,6 @@ def check_engine(deployments: Iterable[Deployment]) -> None:
 def _compiles(deployment: Deployment) -> bool:
     """Whether vLLM compiles the model, as it does by default."""
     return not deployment.engine.get("enforce_eager") and "compilation_config" not in deployment.engine
-
-
-def is_known(version: str) -> bool:
-    """Whether live depth is tested with this release of vLLM."""
-    return ".".join(version.split(".")[:2]) in KNOWN_VERSIONS
 
 
 def installed_engine() -> tuple[str | None, str | None]:
@@ -186,23 +181,3 @@ def checkpoint_bytes(checkpoint: Checkpoint) -> int:
     if not checkpoint.is_local:
         return 0
     return sum(file.stat().st_size for file in Path(checkpoint.source).glob("*.safetensors"))
-
-
-def available_memory_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that new processes may take: what the kernel says is available, within the container's limit."""
-    rows = (proc / "meminfo").read_text(encoding="ascii").splitlines()
-    sizes = {row.split(":")[0]: int(row.split()[1]) * 1024 for row in rows}
-    available = sizes["MemAvailable"]
-    try:
-        limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
-        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
-        used -= _inactive_cache_bytes((cgroup / "memory.stat").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return available
-    return min(available, max(0, limit - used))
-
-
-def _inactive_cache_bytes(stat: str) -> int:
-    """File pages that the kernel gives up first: used, as a container counts, but free for whoever asks (as the kubelet
-    works out a working set)."""
-    return sum(int(size) for name, size in (line.split() for line in stat.splitlines()) if name == "inactive_file")

@@ -111,13 +111,16 @@ def test_a_training_that_can_work_is_let_through() -> None:
 
 def test_what_cannot_work_is_said_before_the_long_part() -> None:
     assert "need rows of 16 tokens" in complaints(text=text_of(tokens=12, prompt_tokens=2))
+    assert "training.crop_tokens = 12" in complaints(replace(PLAN, crop_tokens=12))
+    assert "Write 16 or more" in complaints(replace(PLAN, crop_tokens=12))
     assert "has no answer" in complaints(text=text_of(prompt_tokens=250))
     assert "= 2048: the target's tokens go from 0 to 2047" in complaints(text=text_of(token=2048))
     assert "longer than the target's context" in complaints(text=text_of(tokens=2000))
     assert "more tokens than the target's vocabulary" in complaints(shape=replace(SHAPE, tokenizer_tokens=3000))
     assert "text.corpus = 256" in complaints(corpus_tokens=256)
     assert "head.mask_token: the tokenizer has no such token" in complaints(mask_token=None)
-    assert "holds it 1024 times" in complaints(mask_token=7)
+    assert "generated text holds it 1024 times" in complaints(mask_token=7)
+    assert "corpus holds it 5000 times" in complaints(mask_token=9)
     assert "three different layers" in complaints(replace(PLAN, tapped_layers=(2, 2, 3)))
     assert "from 0 to 23" in complaints(replace(PLAN, tapped_layers=(2, 3, 24)))
     assert "too shallow" in complaints(shape=replace(SHAPE, layers=4))

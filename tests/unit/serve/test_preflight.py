@@ -10,7 +10,6 @@ from peagle.errors import ConfigError, StartupError
 from peagle.serve import preflight
 from peagle.serve.preflight import (
     GIB,
-    available_memory_bytes,
     check_engine,
     check_gpus,
     check_memory,
@@ -121,16 +120,3 @@ def test_weights_and_cache_count_as_memory(tmp_path: Path) -> None:
         - replica_memory_bytes(_deployment(engine=engine))
         == 200
     )
-
-
-def test_a_containers_limit_bounds_the_memory(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 50 kB\n")
-    assert available_memory_bytes(tmp_path, tmp_path) == 50 * 1024
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("1024\n")
-    assert available_memory_bytes(tmp_path, tmp_path) == 50 * 1024
-    (tmp_path / "memory.max").write_text("4096\n")
-    (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 0\nactive_file 624\n")
-    assert available_memory_bytes(tmp_path, tmp_path) == 3072
-    (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 600\nactive_file 24\n")
-    assert available_memory_bytes(tmp_path, tmp_path) == 3672, "what is only cached gives way"

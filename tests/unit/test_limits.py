@@ -1,0 +1,39 @@
+"""What a container's limits leave of a machine."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from peagle.limits import available_memory_bytes, core_count, memory_bytes
+
+
+def test_a_containers_limit_bounds_the_memory(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 50 kB\n")
+    assert available_memory_bytes(tmp_path, tmp_path) == 50 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1024\n")
+    assert available_memory_bytes(tmp_path, tmp_path) == 50 * 1024
+    (tmp_path / "memory.max").write_text("4096\n")
+    (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 0\nactive_file 624\n")
+    assert available_memory_bytes(tmp_path, tmp_path) == 3072
+    (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 600\nactive_file 24\n")
+    assert available_memory_bytes(tmp_path, tmp_path) == 3672, "what is only cached gives way"
+
+
+def test_all_memory_is_the_machines_or_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 50 kB\n")
+    assert memory_bytes(tmp_path, tmp_path) == 100 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_bytes(tmp_path, tmp_path) == 100 * 1024
+    (tmp_path / "memory.max").write_text("4096\n")
+    assert memory_bytes(tmp_path, tmp_path) == 4096
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("max 100000", 8), ("150000 100000", 1.5), ("6400000 100000", 8), ("", 8)], ids=str
+)
+def test_a_quota_bounds_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: float) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    (tmp_path / "cpu.max").write_text(quota)
+    assert core_count(tmp_path) == cores
