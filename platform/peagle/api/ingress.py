@@ -42,6 +42,7 @@ from peagle.api.metrics import Value
 from peagle.api.relay import DONE, EventStream, engine_error, finish, has_choices, relay, split_events
 from peagle.api.reply import SERVER_ERROR, ErrorReply
 from peagle.api.settings import ApiSettings
+from peagle.api.waits import waits
 from peagle.config import Deployment
 from peagle.errors import NotFoundError, PeagleError, ReplicaLostError, RequestError
 
@@ -147,7 +148,7 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
             except Exception as error:
                 await rest.aclose()
                 if not retries_left or not is_lost_replica(error):
-                    raise _final(error, asked, settings.retry_after_s) from error
+                    raise _final(error, asked, waits().of(model, settings.retry_after_s)) from error
                 logger.warning("A replica was lost before its first token; another is asked.", exc_info=error)
                 if settings.metrics:
                     metrics.http_metrics().retried(model)
@@ -262,7 +263,9 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
         states = await asked_states
         mine, timeout_s = await self.http_values(), _settings(request).probe_timeout_s
         here = serve.get_replica_context()
-        if states.get((here.app_name, here.deployment), Counter()).total() == 1:
+        alone = states.get((here.app_name, here.deployment), Counter()).total() == 1
+        # Without states Serve's controller does not answer: a scrape must not wait for it twice.
+        if alone or (not states and self._ingresses is None):
             return dict([mine])
         try:
             if self._ingresses is None:

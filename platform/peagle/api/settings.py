@@ -15,7 +15,8 @@ class ApiSettings(BaseModel):
         body_timeout_s: Longest time a client may take to send its body.
         request_timeout_s: Longest wait for a replica's next piece: the whole answer, or the next event of a stream.
         probe_timeout_s: Longest wait for one replica in `/health`, `/fleet` and `/metrics`.
-        retry_after_s: What an overloaded server tells its clients to wait.
+        retry_after_s: The least that an overloaded server tells its clients to wait; longer where a place is expected
+            later.
         replica_retries: How often a request whose replica was lost before the first token is sent to another.
         keys_file: File with the API keys that clients may send, one on each line, read where the ingress runs. Without
             one, anybody may ask.

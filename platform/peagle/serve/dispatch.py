@@ -16,6 +16,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, R
 
 from peagle.api.attempt import client_request
 from peagle.api.metrics import http_metrics
+from peagle.api.waits import waits
 from peagle.router.dispatch import Dispatcher, DispatcherReport, FleetNews, Route, Shed, ShedReason
 from peagle.router.snapshot import RouteRequest
 from peagle.serve import router
@@ -139,9 +140,10 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         if isinstance(decision, Shed) and decision.reason is ShedReason.TRIED:
             # Nobody else is there, and one that has failed it may be well again.
             decision = self._decide(replace(request, tried=frozenset()))
-        waits = not isinstance(decision, Route)
-        if not waits or request.request_id not in self._open:
-            http_metrics().decided(self._model, f"{'wait-' if waits else ''}{decision.reason}")
+        if isinstance(decision, Shed):
+            waits().expect(self._model, decision.retry_after_s)
+        if isinstance(decision, Route) or request.request_id not in self._open:
+            http_metrics().decided(self._model, f"{'wait-' if isinstance(decision, Shed) else ''}{decision.reason}")
         self._remember(_Open(request, pending.future, decision.reason), client)
         return decision.ranked if isinstance(decision, Route) else ()
 

@@ -1,7 +1,9 @@
 """The request router under Serve's own routing: what it counts in flight is what Serve sends."""
 
 import asyncio
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,7 @@ from ray.serve._private.common import DeploymentHandleSource, DeploymentID, Repl
 from ray.serve.request_router import PendingRequest
 
 from peagle.api.attempt import attempt_id
-from peagle.router.snapshot import ReplicaSnapshot, ReplicaState
+from peagle.router.snapshot import ReplicaSnapshot, ReplicaState, RequestRates
 from peagle.serve.dispatch import SoonestRouter
 from peagle.serve.lost_nodes import OpenCalls
 
@@ -87,6 +89,23 @@ async def test_a_client_that_leaves_while_nothing_can_take_its_request_leaves_no
     await asyncio.gather(asked, return_exceptions=True)
     await turns()
     assert router._dispatcher.open_requests == len(router._open) == 0
+
+
+async def test_clients_that_cannot_queue_either_are_told_when_a_place_is_expected(router: SoonestRouter) -> None:
+    told = router._dispatch.__globals__["waits"]()
+    told.expect("m", 0.0)
+    full = ReplicaSnapshot(
+        "",
+        time.monotonic(),
+        running_requests=256,
+        prefill_tokens_per_s=100.0,
+        request_tokens_per_s=RequestRates.of({1: 20.0, 256: 10.0}),
+        queued_prompt_tokens=2000,
+    )
+    router._dispatcher.report(replace(full, replica_id=name) for name in router._dispatcher.fleet.replica_ids)
+    assert router._dispatch(pending("1")) == ()
+    assert told.of("m", 1.0) == pytest.approx(20.0, abs=1.0)
+    assert (told.of("m", 60.0), told.of("another", 3.0)) == (60.0, 3.0)
 
 
 async def test_each_try_at_a_request_goes_elsewhere_until_all_have_had_it(router: SoonestRouter) -> None:

@@ -83,7 +83,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Shed:
-    """Nothing can take it now; `retry_after_s` is what the client should wait."""
+    """Nothing can take it now; `retry_after_s` is what a client that cannot queue either should wait."""
 
     reason: ShedReason
     retry_after_s: float
