@@ -7,16 +7,29 @@ from starlette.requests import Request
 
 
 def require_loopback(request: Request) -> None:
-    """Raises HTTPException 403 for a caller from elsewhere."""
+    """Raises HTTPException 403 for a caller from elsewhere, and for a page in a browser here that is."""
+    path = request.url.path
     if not is_loopback(request.client.host if request.client else ""):
-        raise HTTPException(403, f"{request.url.path} answers callers on the server's own machine only.")
+        raise HTTPException(403, f"{path} answers callers on the server's own machine only.")
+    # A page can have its own name resolve to this machine (DNS rebinding), and may then read what it is answered.
+    asked = request.url.hostname or ""
+    if not (asked == "localhost" or is_address(asked)):
+        raise HTTPException(403, f"{path} answers to localhost or an IP address, not to {asked}.")
 
 
 def is_loopback(host: str) -> bool:
     """Whether the IP address `host` is the machine's own, by which no other can reach it; a name is none."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
+    if not is_address(host):
         return False
+    address = ipaddress.ip_address(host)
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
+
+
+def is_address(host: str) -> bool:
+    """Whether `host` is an IP address, and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

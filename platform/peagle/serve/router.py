@@ -111,6 +111,9 @@ def _checked(limits: DepthLimits | None, depths: ModelDepths) -> DepthLimits | N
         value = getattr(limits, name)
         if value is not None and not 0 <= value <= deepest:
             raise ConfigError(name, value, "the drafter does not draft that", f"Name a K from 0 to {deepest}.")
+    if limits is not None and limits.ceiling is not None and limits.floor > limits.ceiling:
+        problem = f"it is above the ceiling of {limits.ceiling}"
+        raise ConfigError("floor", limits.floor, problem, "Lower the floor or raise the ceiling.")
     return limits
 
 

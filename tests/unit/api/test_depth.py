@@ -25,7 +25,10 @@ class Routes(DepthRoutes):
 async def test_a_router_that_does_not_answer_is_said_to(failure: Exception) -> None:
     state = SimpleNamespace(settings=ApiSettings())
     request: Any = SimpleNamespace(
-        app=SimpleNamespace(state=state), client=SimpleNamespace(host="127.0.0.1"), headers={}
+        app=SimpleNamespace(state=state),
+        client=SimpleNamespace(host="127.0.0.1"),
+        url=SimpleNamespace(path="/fleet/replicas/any/depth", hostname="127.0.0.1"),
+        headers={},
     )
     with pytest.raises(RouterLostError) as caught:
         await Routes(failure).depth(request, "any")

@@ -1,0 +1,42 @@
+"""Who may use the routes for operators: callers on the server's own machine, and no page that pretends to be one."""
+
+import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from peagle.api.loopback import require_loopback
+
+
+def request(client: str, host: str) -> Request:
+    return Request(
+        {
+            "type": "http",
+            "method": "GET",
+            "scheme": "http",
+            "path": "/fleet",
+            "query_string": b"",
+            "server": ("127.0.0.1", 8000),
+            "client": (client, 4711),
+            "headers": [(b"host", host.encode())] if host else [],
+        }
+    )
+
+
+@pytest.mark.parametrize("client", ["127.0.0.1", "127.0.1.1", "::1", "::ffff:127.0.0.1"])
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost:8000", "localhost", "[::1]:8000", "10.0.0.7:80", ""])
+def test_callers_on_this_machine_are_answered(client: str, host: str) -> None:
+    require_loopback(request(client, host))
+
+
+@pytest.mark.parametrize("client", ["10.0.0.7", "::ffff:10.0.0.7", "192.168.1.4", "localhost", ""])
+def test_callers_from_elsewhere_are_not(client: str) -> None:
+    with pytest.raises(HTTPException, match="own machine only") as caught:
+        require_loopback(request(client, "127.0.0.1:8000"))
+    assert caught.value.status_code == 403
+
+
+@pytest.mark.parametrize("host", ["evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example:8000"])
+def test_a_page_whose_name_leads_here_is_not(host: str) -> None:
+    with pytest.raises(HTTPException, match=r"localhost or an IP address, not .*evil\.example") as caught:
+        require_loopback(request("127.0.0.1", host))
+    assert caught.value.status_code == 403
