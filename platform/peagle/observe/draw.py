@@ -43,7 +43,7 @@ def draw(axes: Axes, panel: dict[str, Any], answers: Sequence[Answer], span: Spa
     axes.tick_params(labelsize=7)
     lines = [line for answer in answers for line in answer.lines]
     problems = [answer.problem for answer in answers if answer.problem]
-    if problems or not any(math.isfinite(value) for line in lines for _, value in line.points):
+    if problems or not any(line.has_value for line in lines):
         _say(axes, problems[0] if problems else "no data", "red" if problems else "grey")
         return
     unit = panel["fieldConfig"]["defaults"]["unit"]

@@ -41,7 +41,7 @@ class Drawn:
 
     @property
     def is_empty(self) -> bool:
-        return not any(answer.lines for answer in self.answers)
+        return not any(line.has_value for answer in self.answers for line in answer.lines)
 
 
 Boards = Sequence[tuple[dict[str, Any], Sequence[Drawn]]]

@@ -1,5 +1,6 @@
 """What Prometheus answers to a dashboard's queries."""
 
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -20,6 +21,11 @@ class Line:
 
     name: str
     points: tuple[tuple[float, float], ...]
+
+    @property
+    def has_value(self) -> bool:
+        """Whether there is anything to draw: a ratio of nothing to nothing is an answer, and no number."""
+        return any(math.isfinite(value) for _, value in self.points)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ def prometheus_config(url: str, rules: list[Path]) -> dict[str, Any]:
     server = urlsplit(url)
     port = server.port or {"https": 443}.get(server.scheme, 80)
     host = f"[{server.hostname}]" if ":" in (server.hostname or "") else server.hostname
-    target = {"scheme": server.scheme, "static_configs": [{"targets": [f"{host}:{port}"]}]}
+    path = f"{server.path.rstrip('/')}/metrics"
+    target = {"scheme": server.scheme, "metrics_path": path, "static_configs": [{"targets": [f"{host}:{port}"]}]}
     return {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"},
         "rule_files": [str(path.resolve()) for path in rules],

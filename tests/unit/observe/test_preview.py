@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -163,6 +164,21 @@ def test_the_configuration_is_one_that_prometheus_takes(tmp_path: Path) -> None:
 def test_an_address_of_ipv6_keeps_its_brackets() -> None:
     jobs = prometheus_config("http://[::1]:8123", [])["scrape_configs"]
     assert jobs[0]["static_configs"] == [{"targets": ["[::1]:8123"]}]
+    assert jobs[0]["metrics_path"] == "/metrics"
+
+
+def test_a_server_behind_a_path_is_scraped_there() -> None:
+    job = prometheus_config("https://gateway.example/llm/", [])["scrape_configs"][0]
+    assert (job["static_configs"], job["metrics_path"]) == ([{"targets": ["gateway.example:443"]}], "/llm/metrics")
+
+
+def test_a_panel_without_a_number_is_empty() -> None:
+    pytest.importorskip("matplotlib")
+    from peagle.observe.preview import Drawn
+
+    ratio = Line("of nothing", ((0.0, math.nan), (5.0, math.nan)))
+    assert Drawn({}, (Answer((ratio,)),)).is_empty
+    assert not Drawn({}, (Answer((ratio, Line("of some", ((0.0, math.nan), (5.0, 0.5))))),)).is_empty
 
 
 def test_grafana_finds_its_data_source_and_the_dashboards(tmp_path: Path) -> None:
