@@ -100,7 +100,7 @@ def secrets_needed(values: Values) -> dict[str, set[str]]:
         *((name, ".dockerconfigjson") for name in values.image.pull_secrets),
         (values.huggingface.existing_secret, values.huggingface.token_key),
         (values.api_keys.existing_secret, values.api_keys.key),
-        (values.ray.auth.existing_secret, "auth_token"),
+        (values.ray.auth.existing_secret if values.ray.auth.mode == "token" else "", "auth_token"),
         (store.existing_secret if values.gcs.store != "none" else "", store.password_key),
     ):
         if name:

@@ -39,4 +39,5 @@ def _cost_prior(deployment: Deployment) -> CostPrior:
         return EMBEDDED_CPU
     source = deployment.target.source.lower()
     size = next((size for name, size in TARGETS.items() if name in source), TARGETS["gpt-oss-20b"])
-    return roofline_prior(size, DEVICES.get(deployment.resources.accelerator_type or "", DEVICES["B200"]))
+    device = DEVICES.get(deployment.resources.accelerator_type or "", DEVICES["B200"])
+    return roofline_prior(size, device, deployment.resources.tensor_parallel_size)

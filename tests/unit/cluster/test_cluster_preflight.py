@@ -274,6 +274,13 @@ async def test_a_secret_without_its_key_is_found(server: KubernetesApi) -> None:
     assert found.fix.startswith("Run: kubectl create secret generic gone -n serving --from-literal=keys=")
 
 
+async def test_rays_token_is_looked_for_only_where_it_is_asked_for(server: KubernetesApi) -> None:
+    found = await only(server, values(ray={"auth": {"mode": "token", "existingSecret": "absent"}}))
+    assert found.subject == "secret absent"
+    unused = values(ray={"auth": {"mode": "disabled", "existingSecret": "absent"}})
+    assert all(check.outcome is Outcome.PASS for check in await checks(server, unused))
+
+
 async def test_pod_security_that_refuses_a_pod_is_found(server: KubernetesApi) -> None:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     await server.put("namespaces", {"metadata": {"name": "serving", "labels": labels}})

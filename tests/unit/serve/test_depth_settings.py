@@ -38,6 +38,20 @@ def test_a_gpu_model_begins_from_its_size() -> None:
     assert settings.cost.experts == TARGETS["gpt-oss-120b"].experts
 
 
+def test_gpus_that_share_a_models_layers_share_its_work() -> None:
+    one, four = (
+        depth_settings(
+            deployment(
+                {"depth_max": 7, "adaptive": True}, resources={"accelerator": "gpu", "tensor_parallel_size": size}
+            )
+        ).cost
+        for size in (1, 4)
+    )
+    shared = ("weights_s", "experts_s", "token_s")
+    assert [getattr(four, name) for name in shared] == pytest.approx([getattr(one, name) / 4 for name in shared])
+    assert (four.step_s, four.draft_s, four.sequence_s) == (one.step_s, one.draft_s, one.sequence_s)
+
+
 @pytest.mark.parametrize(
     ("speculation", "expected"),
     [({}, False), ({"adaptive": True}, True), ({"adaptive": True, "enabled": False}, False)],

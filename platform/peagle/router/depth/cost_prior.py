@@ -134,6 +134,7 @@ TARGETS: Mapping[str, TargetSize] = MappingProxyType(
         "gpt-oss-120b": TargetSize(3.1, 60.9, 5.1e9, 128, 4),
         "gpt-oss-20b": TargetSize(2.4, 10.2, 3.6e9, 32, 4),
         "qwen3-coder-30b-a3b": TargetSize(1.5, 29.0, 3.3e9, 128, 8),
+        "gemma-4-31b": TargetSize(62.0, 0.0, 31e9),
     }
 )
 _MEMORY_REACHED, _COMPUTE_REACHED = 0.7, 0.45
@@ -142,25 +143,28 @@ _MEMORY_REACHED, _COMPUTE_REACHED = 0.7, 0.45
 def roofline_prior(
     target: TargetSize,
     device: Device,
+    devices: int = 1,
     step_s: float = 1.6e-3,
     draft_s: float = 1.5e-3,
     sequence_s: float = 10e-6,
 ) -> CostPrior:
-    """Derive a prior from the sizes of a model and a GPU; tensor parallelism multiplies the device.
+    """Derive a prior from the sizes of a model and of the GPUs that share each of its layers.
 
     Args:
         target: The target's weights.
         device: The GPU.
+        devices: How many: each reads its part of the weights, and computes its part of a token.
         step_s: Fixed time of a step, measured as 1.5 to 1.8 ms on a B200.
         draft_s: Time of the drafter's pass.
         sequence_s: For each sequence: its KV cache and the work on the host.
     """
-    bandwidth = _MEMORY_REACHED * device.memory_tb_per_s * 1e12
+    bandwidth = _MEMORY_REACHED * devices * device.memory_tb_per_s * 1e12
+    compute = _COMPUTE_REACHED * devices * device.compute_pflop_per_s * 1e15
     return CostPrior(
         step_s=step_s,
         weights_s=target.dense_gb * 1e9 / bandwidth,
         sequence_s=sequence_s,
-        token_s=2.0 * target.active_parameters / (_COMPUTE_REACHED * device.compute_pflop_per_s * 1e15),
+        token_s=2.0 * target.active_parameters / compute,
         draft_s=draft_s,
         experts_s=target.experts_gb * 1e9 / bandwidth,
         experts=target.experts,
