@@ -9,7 +9,9 @@ PeagleError
 │   ├── NotFoundError      404: unknown model or path
 │   └── TooLargeError      413: body over the limit
 ├── OverloadedError        429 with Retry-After
-└── ReplicaLostError       502: a replica ended before it answered
+├── ReplicaLostError       502: a replica ended before it answered
+├── RouterLostError        503: the Router does not answer
+└── EngineError            what an engine said of a request, in `api/errors.py`
 
 Each passes all its arguments to `Exception.__init__`, so that it crosses a Ray process boundary whole.
 """
@@ -25,7 +27,7 @@ _show.maxstring = _show.maxother = _show.maxlong = _SHOWN_CHARACTERS
 
 
 class PeagleError(Exception):
-    """Base of the tree. `http_status` is what a client sees, `code` OpenAI's machine-readable reason."""
+    """Base of the tree. `http_status` is what a client sees, `kind` the type in OpenAI's error object."""
 
     http_status: ClassVar[int] = 500
     kind: ClassVar[str] = "server_error"

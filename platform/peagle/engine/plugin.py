@@ -11,12 +11,11 @@ from peagle.errors import ConfigError, StartupError
 
 # Live depth reaches into the scheduler, which is no public interface: it is read and tested for these releases only.
 KNOWN_VERSIONS = ("0.29",)
+KNOWN_TEXT = ", ".join(f"{version}.x" for version in KNOWN_VERSIONS)
 
 
-def is_known_vllm() -> bool:
-    # The CPU build has no package metadata named vllm, so importlib.metadata cannot say.
-    from vllm import __version__ as version
-
+def is_known(version: str) -> bool:
+    """Whether what peagle changes in vLLM is tested with this release of it."""
     return ".".join(version.split(".")[:2]) in KNOWN_VERSIONS
 
 
@@ -25,12 +24,12 @@ def require_known_vllm() -> None:
     Raises:
         StartupError: Live depth does not know the installed vLLM.
     """
+    # The CPU build has no package metadata named vllm, so importlib.metadata cannot say.
     from vllm import __version__ as version
 
-    if not is_known_vllm():
-        known = ", ".join(f"{known}.x" for known in KNOWN_VERSIONS)
+    if not is_known(version):
         raise StartupError(
-            f"Live depth knows vLLM {known}, not {version}",
+            f"Live depth knows vLLM {KNOWN_TEXT}, not {version}",
             "Install a known version, or set speculation.live_depth to false to serve at depth_static",
         )
 
@@ -41,11 +40,13 @@ def scheduler(**arguments: Any) -> Any:
     Raises:
         StartupError: Live depth is asked for and does not know the installed vLLM.
     """
+    from vllm import __version__ as version
+
     config = arguments["vllm_config"]
     overlapped, is_live = config.scheduler_config.async_scheduling, SETTINGS_KEY in config.additional_config
     if is_live:
         require_known_vllm()
-    elif overlapped or not is_known_vllm():
+    elif overlapped or not is_known(version):
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
 

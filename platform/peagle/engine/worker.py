@@ -10,7 +10,7 @@ import logging
 from vllm import __version__ as vllm_version
 
 from peagle.engine import compile_cache, cpu_draft_inputs, cpu_sampling, seeded_sampling, step_drafts
-from peagle.engine.plugin import KNOWN_VERSIONS
+from peagle.engine.plugin import KNOWN_TEXT, is_known
 
 _LOG = logging.getLogger(__name__)
 
@@ -20,15 +20,14 @@ class WorkerExtension:
 
 
 def _install() -> None:
-    if vllm_version.startswith(tuple(f"{known}." for known in KNOWN_VERSIONS)):
+    if is_known(vllm_version):
         compile_cache.install()
         cpu_draft_inputs.install()
         cpu_sampling.install()
         seeded_sampling.install()
         step_drafts.install()
     else:
-        known = ", ".join(f"{known}.x" for known in KNOWN_VERSIONS)
-        _LOG.warning("Seeds are vLLM %s's own and depend on depth and load: peagle's know %s", vllm_version, known)
+        _LOG.warning("Seeds are vLLM %s's own and depend on depth and load: peagle's know %s", vllm_version, KNOWN_TEXT)
 
 
 _install()

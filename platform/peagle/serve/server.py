@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from dataclasses import asdict
 from typing import Any
 
 from ray import serve
@@ -178,18 +177,10 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
                     raise
                 raise raised from error
 
-    async def set_depths(self, version: int, depths: list[int]) -> None:
-        """Apply a depth table from the next step on: `depths[b]` is K for a step of b requests."""
-        await self._apply(DepthTable(version=version, depths=tuple(depths)))
-
     async def _apply(self, table: DepthTable) -> None:
         from peagle.engine.live_depth import set_depths
 
         await set_depths(self._client, table)
-
-    async def step_stats(self) -> dict[str, Any]:
-        """The engine's step statistics since it started; a `StepStats` as plain values."""
-        return asdict(await self._read_step_stats())
 
     async def _read_step_stats(self) -> StepStats:
         from peagle.engine.live_depth import read_step_stats
