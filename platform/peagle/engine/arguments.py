@@ -3,6 +3,7 @@
 from typing import Any
 
 from peagle.config import Deployment
+from peagle.engine.cpu_dtype import cpu_dtype
 
 # Resolved by name inside the engine core process; see plugin.scheduler.
 SCHEDULER = "peagle.engine.plugin.scheduler"
@@ -32,6 +33,9 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
         # With and without a drafter, so that a seed gives one text.
         "worker_extension_cls": WORKER_EXTENSION,
     }
+    if deployment.resources.accelerator == "cpu" and arguments.get("dtype") is None:
+        # Decided here, once, so that all replicas compute alike.
+        arguments["dtype"] = cpu_dtype()
     if _has_one_cpu_worker(deployment):
         arguments.setdefault("distributed_executor_backend", EXECUTOR)
     depth = drafted_depth(deployment)

@@ -3,6 +3,7 @@
 import errno
 import importlib.metadata
 import importlib.util
+import json
 import os
 import shutil
 import socket
@@ -172,9 +173,20 @@ def check_memory(deployments: Iterable[Deployment], available_bytes: int) -> Non
 
 def replica_memory_bytes(deployment: Deployment) -> int:
     """What one CPU replica takes: processes, weights (where they are local) and key-value cache."""
-    cache = engine_settings(deployment).get("kv_cache_memory_bytes") or 0
-    weights = sum(checkpoint_bytes(part) for part in (deployment.target, deployment.drafter) if part is not None)
+    settings = engine_settings(deployment)
+    cache, dtype = settings.get("kv_cache_memory_bytes") or 0, settings["dtype"]
+    parts = (part for part in (deployment.target, deployment.drafter) if part is not None)
+    weights = sum(checkpoint_bytes(part) * (2 if dtype == "float32" and _is_half(part) else 1) for part in parts)
     return REPLICA_PROCESSES_BYTES + weights + int(cache)
+
+
+def _is_half(checkpoint: Checkpoint) -> bool:
+    """Whether the weights take two bytes each as they lie in their files."""
+    try:
+        config = json.loads((Path(checkpoint.source) / "config.json").read_text(encoding="utf-8"))
+        return (config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16")
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def checkpoint_bytes(checkpoint: Checkpoint) -> int:

@@ -43,6 +43,14 @@ def test_target_name_and_engine_settings_reach_vllm() -> None:
     assert arguments["max_num_seqs"] == 8
 
 
+def test_a_cpu_computes_in_what_it_is_fast_in_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peagle.engine.arguments.cpu_dtype", lambda: "native")
+    cpu = {"accelerator": "cpu"}
+    assert engine_arguments(deployment(resources=cpu, engine={}))["dtype"] == "native"
+    assert engine_arguments(deployment(resources=cpu, engine={"dtype": "auto"}))["dtype"] == "auto"
+    assert "dtype" not in engine_arguments(deployment(engine={}))
+
+
 def test_each_answer_tells_what_its_drafts_were_worth_unless_told_otherwise() -> None:
     assert engine_arguments(deployment())["per_request_spec_decode_metrics"] == "summary"
     silent = deployment(engine={"per_request_spec_decode_metrics": "none"})

@@ -115,6 +115,10 @@ def test_weights_and_cache_count_as_memory(tmp_path: Path) -> None:
     engine = {"kv_cache_memory_bytes": 500}
     local = _deployment(target={"source": str(tmp_path)}, engine=engine)
     assert replica_memory_bytes(local) - replica_memory_bytes(_deployment(engine=engine)) == 1000
+    (tmp_path / "config.json").write_text('{"dtype": "bfloat16"}')
+    for dtype, bytes_ in (("bfloat16", 1000), ("float32", 2000)):
+        named = _deployment(target={"source": str(tmp_path)}, engine={**engine, "dtype": dtype})
+        assert replica_memory_bytes(named) - replica_memory_bytes(_deployment(engine=engine)) == bytes_
     assert (
         replica_memory_bytes(_deployment(engine={"kv_cache_memory_bytes": 700}))
         - replica_memory_bytes(_deployment(engine=engine))
