@@ -3,16 +3,26 @@
 import json
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from peagle.bench import machine
-from peagle.bench.dispatch_report import SCHEMA_VERSION, Runs, dispatch_markdown, dispatch_rows, dispatch_table
+from peagle.bench.decisions import time_decisions
+from peagle.bench.dispatch_report import (
+    SCHEMA_VERSION,
+    Runs,
+    decision_line,
+    dispatch_markdown,
+    dispatch_rows,
+    dispatch_table,
+)
 from peagle.bench.dispatchers import POLICIES, SOONEST, FleetPlan, run, start
 from peagle.bench.fleet_load import mixed_arrivals
+from peagle.bench.journal import RESULT
+from peagle.bench.output import REPORT, replace
 from peagle.bench.plan import rotated
 from peagle.serve import cluster, processes
 from peagle.serve.terminal import Terminal
@@ -39,6 +49,8 @@ class DispatchOptions:
 def compare_dispatch(options: DispatchOptions, folder: Path, terminal: Terminal) -> None:
     """Run the comparison on a Ray cluster of its own, print its table and write `result.json` and `report.md`."""
     context: dict[str, Any] = {"hardware": machine.hardware(), "commit": machine.commit()}
+    with terminal.stage("Time decisions over a thousand replicas"):
+        context["decision"] = asdict(time_decisions())
     cluster.prepare_environment()
     processes.adopt_orphans()
     try:
@@ -66,10 +78,11 @@ def compare_dispatch(options: DispatchOptions, folder: Path, terminal: Terminal)
         "repeats": options.repeats,
         "rows": dispatch_rows(runs, SOONEST),
     }
-    (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    (folder / "report.md").write_text(dispatch_markdown(result), encoding="utf-8")
+    replace(folder / REPORT, dispatch_markdown(result).encode())
+    replace(folder / RESULT, json.dumps(result, indent=2).encode() + b"\n")
     terminal.console.print(dispatch_table(result["rows"]), soft_wrap=False)
-    terminal.say(f"Written: {folder}/report.md and result.json")
+    terminal.say(decision_line(result["decision"]))
+    terminal.say(f"Written: {RESULT}, {REPORT} in {folder}")
 
 
 def _measure(options: DispatchOptions, callers: list[Any], terminal: Terminal) -> Runs:

@@ -60,12 +60,22 @@ def dispatch_markdown(result: Mapping[str, Any]) -> str:
         f"- {result['requests']} requests a run, {result['requests_per_s']} each second; {LONG_SHARE:.0%} are long, "
         f"{SHARED_SHARE:.0%} have one of {PREFIXES} beginnings in common. {result['repeats']} repeats, in each of "
         "which every policy gets the same requests.",
+        f"- {decision_line(result['decision'])}",
         "",
         "| " + " | ".join(HEADINGS) + " |",
         "| --- |" + " ---: |" * (len(HEADINGS) - 1),
         *("| " + " | ".join(_cells(row)) + " |" for row in result["rows"]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def decision_line(decision: Mapping[str, Any]) -> str:
+    """What one decision costs, by the values of `DecisionTimes`."""
+    return (
+        f"One decision over {decision['replicas']:,} replicas: {decision['cpu_us_p50']:.0f} µs of processor time, 99th "
+        f"percentile {decision['cpu_us_p99']:.0f} µs ({decision['elapsed_us_p99']:.0f} µs elapsed), of "
+        f"{decision['decisions']:,}."
+    )
 
 
 HEADINGS = ("policy", "TTFT p50", "TTFT p95", "x", "tokens/s", "x", "largest share")

@@ -49,10 +49,19 @@ def test_the_report_names_the_machine_the_load_and_every_policy() -> None:
         "requests": 10,
         "requests_per_s": 5.0,
         "repeats": 2,
+        "decision": {
+            "replicas": 1000,
+            "decisions": 20_000,
+            "cpu_us_p50": 30.2,
+            "cpu_us_p99": 59.1,
+            "elapsed_us_p50": 31.0,
+            "elapsed_us_p99": 61.4,
+        },
         "rows": dispatch_rows(RUNS, "soonest"),
     }
     text = dispatch_markdown(result)
     assert all(word in text for word in ("soonest", "round-robin", "2 cores", "0.62 (0.50 to 0.75)"))
+    assert "over 1,000 replicas: 30 µs of processor time, 99th percentile 59 µs (61 µs elapsed), of 20,000." in text
 
 
 def test_arrivals_repeat_for_a_seed_and_share_beginnings() -> None:
