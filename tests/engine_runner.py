@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from peagle.bench.workloads import read_prompts
+from peagle.bench.workloads import held_out_prompts
 from peagle.config import Deployment, load_deployment
 from peagle.engine.arguments import engine_arguments
 from peagle.engine.live_depth import read_step_stats_sync, set_depths_sync
+from peagle.prompt_file import read_prompt_file
 from peagle.router.snapshot import DepthTable, StepStats
 from served import DEPLOYMENT
 
@@ -22,7 +23,7 @@ KV_CACHE_GIB = "1"
 def held_out(count: int) -> list[str]:
     """The first held-out prompts; `PEAGLE_TEST_PROMPTS` names another file of them."""
     named = os.environ.get("PEAGLE_TEST_PROMPTS")
-    prompts = read_prompts(Path(named) if named else None)
+    prompts = [each for each in read_prompt_file(Path(named)) if isinstance(each, str)] if named else held_out_prompts()
     assert len(prompts) >= count
     return prompts[:count]
 

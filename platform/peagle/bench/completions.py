@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import aiohttp
 
 from peagle.bench.load import Arrivals
 from peagle.errors import StartupError
+from peagle.prompt_file import Prompt
 
 TIMEOUT_S = 300.0
 """Longest wait for the next bytes of an answer."""
@@ -39,15 +40,17 @@ class Completions:
     model: str
     output_tokens: int
 
-    async def ask(self, prompt: str, cache_salt: str) -> Reply:
-        """Stream one. Prompts are looked up in the server's cache among those of the same `cache_salt` only.
+    async def ask(self, prompt: Prompt, cache_salt: str) -> Reply:
+        """Stream one, a chat's as a chat completion.
+
+        Prompts are looked up in the server's cache among those of the same `cache_salt` only.
 
         Raises:
             StartupError: The server answers with an error, ends early, or is gone.
         """
         body = {
             "model": self.model,
-            "prompt": prompt,
+            **_asked(prompt),
             "max_tokens": self.output_tokens,
             "temperature": 0,
             "ignore_eos": True,
@@ -58,7 +61,7 @@ class Completions:
         chunks: list[Chunk] = []
         start = time.perf_counter()
         try:
-            async with self.http.post(f"{self.url}/v1/completions", json=body) as answer:
+            async with self.http.post(f"{self.url}/v1/{_route(prompt)}", json=body) as answer:
                 async for data in answer.content.iter_any():
                     chunks.append((time.perf_counter() - start, data))
                 status = answer.status
@@ -71,14 +74,15 @@ class Completions:
             raise _failed(self.url, f"it ended early: {_text(chunks)[-200:]}")
         return reply
 
-    async def count_tokens(self, prompt: str) -> tuple[int, int]:
+    async def count_tokens(self, prompt: Prompt) -> tuple[int, int]:
         """Tokens of `prompt`, and the longest prompt and answer together.
 
         Raises:
             StartupError: The server does not say.
         """
         try:
-            async with self.http.post(f"{self.url}/tokenize", json={"model": self.model, "prompt": prompt}) as answer:
+            body = {"model": self.model, **_asked(prompt)}
+            async with self.http.post(f"{self.url}/tokenize", json=body) as answer:
                 answer.raise_for_status()
                 counted = await answer.json()
                 return int(counted["count"]), int(counted["max_model_len"])
@@ -123,12 +127,30 @@ def read_reply(chunks: Sequence[Chunk]) -> Reply | None:
             whole = whole or content == b"[DONE]"
             piece: dict[str, Any] = json.loads(content) if content.startswith(b"{") else {}
             for choice in piece.get("choices", ()):
-                text.append(choice["text"])
-                speaks = True
+                if (said := _said(choice)) is not None:
+                    text.append(said)
+                    speaks = True
             tokens = (piece.get("usage") or {}).get("completion_tokens", tokens)
         if speaks:
             arrivals.append(at_s)
     return Reply("".join(text), tokens, tuple(arrivals)) if whole and arrivals else None
+
+
+def _asked(prompt: Prompt) -> dict[str, Any]:
+    return {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
+
+
+def _route(prompt: Prompt) -> str:
+    return "completions" if isinstance(prompt, str) else "chat/completions"
+
+
+def _said(choice: Mapping[str, Any]) -> str | None:
+    """What a part of an answer says; None of a chat's that says only who speaks, or why it ends."""
+    delta = choice.get("delta")
+    if delta is None:
+        return str(choice["text"])
+    said: str | None = delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content") or None
+    return said
 
 
 def _text(chunks: Sequence[Chunk]) -> str:

@@ -22,6 +22,7 @@ from peagle.bench.plan import EnginePlan
 from peagle.bench.statistics import NO_DRAFTS, DraftCounts
 from peagle.engine import live_depth
 from peagle.errors import StartupError
+from peagle.prompt_file import Prompt, encode_prompt
 from peagle.router.depth import DepthLimits, DepthPlan, Mode, ModelDepths, StandingLimits
 from peagle.router.snapshot import DepthTable, StepReport
 from peagle.serve.arguments import engine_settings
@@ -110,8 +111,9 @@ class Engine:
     def vocabulary(self) -> int:
         return int(self._llm.model_config.get_vocab_size())
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._llm.get_tokenizer().encode(text))
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Raises ConfigError for a chat where the target has no chat template."""
+        return encode_prompt(prompt, self._llm.get_tokenizer())
 
     def counts(self) -> DraftCounts:
         """Drafts verified since the engine started."""

@@ -38,8 +38,16 @@ class LoadOptions:
         ),
     ] = None
     prompts_from: Annotated[
-        Path | None, typer.Option(help='JSON lines {"prompt": "..."}; by default the held-out prompts shipped here.')
+        Path | None,
+        typer.Option(
+            help="JSON lines with a prompt, turns (MT-Bench) or messages (SPEED-Bench) each; by default the held-out "
+            "prompts shipped here."
+        ),
     ] = None
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Ask prompts as a user's messages, as turns and messages always are."),
+    ] = False
     eager: Annotated[bool, typer.Option("--eager", help="Do not compile: quicker to start, slower to run.")] = False
 
     def check(self, concurrencies: Collection[int]) -> None:

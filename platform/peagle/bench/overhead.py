@@ -14,6 +14,7 @@ from peagle.bench.process_cpu import Reading, used_s
 from peagle.bench.speculation import PassKey
 from peagle.bench.workloads import prompt_sets
 from peagle.errors import ConfigError
+from peagle.prompt_file import Prompt
 
 SCRAPE_EVERY_S = 5.0
 CLIENT = "client"
@@ -23,7 +24,7 @@ CLIENT = "client"
 class PromptTexts:
     """Prompts that were chosen, the tokens of each, and how many had to be looked at for them."""
 
-    prompts: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
     tokens: tuple[int, ...]
     examined: int
     too_long: int
@@ -41,21 +42,22 @@ class ServedPass:
 class Subject(Protocol):
     """A server as a pass needs it."""
 
-    async def ask(self, prompt: str, cache_salt: str) -> Reply: ...
+    async def ask(self, prompt: Prompt, cache_salt: str) -> Reply: ...
     async def scrape(self) -> None: ...
     def cpu(self) -> Reading: ...
     def client_cpu_s(self) -> float: ...
 
 
 async def select_texts(
-    texts: Sequence[str], wanted: int, output_tokens: int, count: Callable[[str], Awaitable[tuple[int, int]]]
+    texts: Sequence[Prompt], wanted: int, output_tokens: int, count: Callable[[Prompt], Awaitable[tuple[int, int]]]
 ) -> PromptTexts:
     """Take the first `wanted` prompts that fit the context; `count` says a prompt's tokens, and how many fit.
 
     Raises:
         ConfigError: There are not enough of them.
     """
-    chosen: dict[str, int] = {}
+    chosen: list[Prompt] = []
+    lengths: list[int] = []
     examined = too_long = 0
     for text in texts:
         if len(chosen) == wanted:
@@ -64,12 +66,13 @@ async def select_texts(
         tokens, fits = await count(text)
         if tokens + output_tokens > fits:
             too_long += 1
-        else:
-            chosen[text] = tokens
+        elif text not in chosen:
+            chosen.append(text)
+            lengths.append(tokens)
     if len(chosen) < wanted:
         problem = f"only {len(chosen)} of {examined} different prompts do: {too_long} are too long"
         raise ConfigError("--prompts", wanted, problem, "Ask for fewer, for fewer --tokens, or add prompts.")
-    return PromptTexts(tuple(chosen), tuple(chosen.values()), examined, too_long)
+    return PromptTexts(tuple(chosen), tuple(lengths), examined, too_long)
 
 
 @dataclass(slots=True)
@@ -78,7 +81,7 @@ class Passes:
 
     subjects: Mapping[str, Subject]
     scraped: frozenset[str]
-    prompts: Sequence[str]
+    prompts: Sequence[Prompt]
     _salts: "itertools.count[int]" = field(default_factory=itertools.count)
     _scrape_in_s: dict[str, float] = field(default_factory=dict)
 

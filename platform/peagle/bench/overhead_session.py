@@ -28,6 +28,7 @@ from peagle.config import Deployment
 from peagle.engine.arguments import drafted_depth
 from peagle.engine.drafter_checks import check_checkpoints
 from peagle.errors import ConfigError, StartupError
+from peagle.prompt_file import Prompt
 from peagle.serve import processes
 from peagle.serve.preflight import check_engine
 from peagle.serve.terminal import Terminal
@@ -43,7 +44,7 @@ class OverheadJob:
     deployment: Deployment
     options: OverheadOptions
     sides: Sequence[Side]
-    texts: Sequence[str]
+    texts: Sequence[Prompt]
     settings: Mapping[str, Any]
 
     @classmethod
@@ -59,7 +60,7 @@ class OverheadJob:
             if isinstance(limit, int) and limit < most:
                 problem = f"{name} of {served.name} is {limit}"
                 raise ConfigError("--concurrency", most, problem, "Lower the one or raise the other.")
-        texts = read_prompts(load.prompts_from)
+        texts = read_prompts(load.prompts_from, as_chat=load.chat)
         return cls(served, options, sides, texts, overhead_settings(served, options, texts, machine.identity()))
 
     def planned(self, journal: Journal) -> list[PassKey]:
@@ -85,7 +86,7 @@ class _Subject:
     server: Server
     client: Completions
 
-    async def ask(self, prompt: str, cache_salt: str) -> Reply:
+    async def ask(self, prompt: Prompt, cache_salt: str) -> Reply:
         return await self.client.ask(prompt, cache_salt)
 
     async def scrape(self) -> None:

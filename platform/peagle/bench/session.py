@@ -31,6 +31,7 @@ from peagle.bench.speculation import PassKey, assemble, measure, planned_passes,
 from peagle.bench.workloads import read_prompts
 from peagle.config import Deployment
 from peagle.errors import ConfigError, StartupError
+from peagle.prompt_file import Prompt
 from peagle.serve.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Job:
     deployment: Deployment
     comparison: Comparison
     plans: Sequence[EnginePlan]
-    texts: Sequence[str]
+    texts: Sequence[Prompt]
     settings: dict[str, Any]
 
     @classmethod
@@ -68,7 +69,7 @@ class Job:
         if load.skip_loops is not None and all(plan.method != NONE for plan in plans):
             asked = ",".join(comparison.methods)
             raise ConfigError("--methods", asked, "--skip-loops asks the engine none", "Add none.")
-        texts = read_prompts(load.prompts_from)
+        texts = read_prompts(load.prompts_from, as_chat=load.chat)
         return cls(deployment, comparison, plans, texts, settings_of(plans, comparison, texts, machine.identity()))
 
     @property

@@ -12,6 +12,7 @@ from peagle.bench.plan import EnginePlan
 from peagle.config import Checkpoint, Deployment
 from peagle.engine.checkpoint import fingerprint
 from peagle.errors import ConfigError
+from peagle.prompt_file import Prompt
 
 SCHEMA_VERSION = 2
 """Of `result.json` and `passes.jsonl`; it goes up when a reader of the older form would misread the newer."""
@@ -21,7 +22,7 @@ Settings = Mapping[str, Any]
 
 
 def settings_of(
-    plans: Sequence[EnginePlan], comparison: Comparison, texts: Sequence[str], machine: Mapping[str, Any]
+    plans: Sequence[EnginePlan], comparison: Comparison, texts: Sequence[Prompt], machine: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The options, every engine's deployment and checkpoints, and the machine; each leaf under its own name."""
     values: dict[str, Any] = {
@@ -41,7 +42,7 @@ def settings_of(
 
 
 def overhead_settings(
-    deployment: Deployment, options: OverheadOptions, texts: Sequence[str], machine: Mapping[str, Any]
+    deployment: Deployment, options: OverheadOptions, texts: Sequence[Prompt], machine: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The same of a comparison of servers, which all have one deployment."""
     values: dict[str, Any] = {
@@ -56,7 +57,7 @@ def overhead_settings(
     return dict(_leaves("", values))
 
 
-def _of_load(load: LoadOptions, texts: Sequence[str]) -> dict[str, Any]:
+def _of_load(load: LoadOptions, texts: Sequence[Prompt]) -> dict[str, Any]:
     values = asdict(load) | {"prompts_from": digest(list(texts))}
     return {f"--{name.replace('_', '-')}": value for name, value in values.items()}
 

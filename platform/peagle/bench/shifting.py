@@ -13,6 +13,7 @@ from peagle.bench.load import run_pass
 from peagle.bench.plan import NONE, Variant, rotated
 from peagle.bench.statistics import Spread, paired_ratio
 from peagle.errors import ConfigError
+from peagle.prompt_file import Prompt
 
 if TYPE_CHECKING:
     from peagle.bench.engines import Engine
@@ -60,8 +61,8 @@ Runs = Mapping[Variant, Sequence[Sequence[PhaseRun]]]
 
 
 def make_phases(
-    code: Sequence[str],
-    encode: Callable[[str], list[int]],
+    code: Sequence[Prompt],
+    encode: Callable[[Prompt], list[int]],
     vocabulary: int,
     tokens_max: int,
     order: Sequence[tuple[str, int]] = ORDER,

@@ -10,6 +10,7 @@ from peagle.bench.plan import NONE, Variant, rotated
 from peagle.bench.statistics import NO_DRAFTS, DraftCounts, distinct_share
 from peagle.bench.workloads import prompt_sets
 from peagle.errors import ConfigError
+from peagle.prompt_file import Prompt
 
 if TYPE_CHECKING:
     from peagle.bench.engines import Engine
@@ -84,7 +85,7 @@ class Selection:
 
 
 async def select_prompts(
-    texts: Sequence[str], wanted: int, output_tokens: int, engine: "Engine", min_distinct_share: float | None
+    texts: Sequence[Prompt], wanted: int, output_tokens: int, engine: "Engine", min_distinct_share: float | None
 ) -> Selection:
     """Take the first `wanted` prompts that fit the context and, with a limit, whose output does not loop.
 

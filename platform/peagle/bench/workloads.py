@@ -1,40 +1,33 @@
 """Prompts to measure with: held-out text that no part of the embedded model has seen."""
 
-import json
 from collections.abc import Sequence
-from importlib.resources import files
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TypeVar
 
-from peagle.errors import ConfigError
+from peagle.prompt_file import Prompt, in_chat_form, read_prompt_file
 
-Prompt = TypeVar("Prompt")
+Item = TypeVar("Item")
 
 
-def read_prompts(path: Path | None = None) -> list[str]:
-    """Prompts from a file of JSON lines `{"prompt": ...}`; without one, the held-out prompts shipped here.
+def held_out_prompts() -> list[str]:
+    """The held-out prompts shipped here, all of them plain text."""
+    with as_file(files("peagle.bench") / "data" / "held_out.jsonl") as path:
+        return [prompt for prompt in read_prompt_file(path) if isinstance(prompt, str)]
+
+
+def read_prompts(path: Path | None, *, as_chat: bool) -> list[Prompt]:
+    """Prompts from a file, see `read_prompt_file`; without one, those shipped here.
 
     Raises:
-        ConfigError: The file is missing, or a line of it is not such an object.
+        ConfigError: The file holds no prompts.
     """
-    source = path or files("peagle.bench") / "data" / "held_out.jsonl"
-    try:
-        lines = source.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("prompts", str(source), f"it cannot be read ({error})", "Name a JSON-lines file.") from None
-    prompts = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            prompt = json.loads(line)["prompt"]
-        except (ValueError, KeyError, TypeError):
-            prompt = None
-        if not isinstance(prompt, str) or not prompt:
-            raise ConfigError(f"{source}:{number}", line[:60], "it holds no prompt", 'Write {"prompt": "..."}.')
-        prompts.append(prompt)
-    return prompts
+    if path is not None:
+        return read_prompt_file(path, as_chat=as_chat)
+    return [in_chat_form(prompt) if as_chat else prompt for prompt in held_out_prompts()]
 
 
-def prompt_sets(prompts: Sequence[Prompt], concurrency: int, rounds: int = 3) -> list[list[Prompt]]:
+def prompt_sets(prompts: Sequence[Item], concurrency: int, rounds: int = 3) -> list[list[Item]]:
     """Split prompts into sets of `rounds` times the concurrency.
 
     Every method runs one set before any runs the next: small enough that drift hits all alike, large enough that

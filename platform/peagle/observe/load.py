@@ -13,7 +13,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from peagle.bench.workloads import read_prompts
+from peagle.bench.workloads import held_out_prompts
 from peagle.cli_server import choose_model, key_headers, nothing_answers
 from peagle.cli_url import heeds_proxies
 from peagle.errors import ConfigError
@@ -46,7 +46,7 @@ def arrivals(rates: Sequence[float], seconds: float, seed: int) -> list[float]:
 
 async def send_all(client: httpx.AsyncClient, body: dict[str, Any], times: Sequence[float], seed: int) -> list[Sent]:
     """Send a request at each of `times`, whether or not earlier ones are answered."""
-    chance, prompts, places = random.Random(seed), read_prompts(), asyncio.Semaphore(OPEN_MAX)
+    chance, prompts, places = random.Random(seed), held_out_prompts(), asyncio.Semaphore(OPEN_MAX)
     start = time.monotonic()
 
     async def at(due_s: float, prompt: str) -> Sent:

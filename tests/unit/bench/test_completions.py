@@ -55,6 +55,14 @@ def test_wherever_the_stream_is_cut_the_answer_is_the_same(cuts: list[int]) -> N
     assert sorted(reply.arrivals_s) == list(reply.arrivals_s)
 
 
+def test_of_a_chat_what_says_nothing_is_no_output() -> None:
+    deltas = [{"role": "assistant", "content": ""}, {"reasoning": "so"}, {"content": "a"}, {"content": "b"}, {}]
+    parts = [event({"choices": [{"index": 0, "delta": delta}], "usage": None}) for delta in deltas]
+    reply = read_reply([(float(at), data) for at, data in enumerate([*parts, USAGE, event(b"[DONE]")])])
+    assert reply is not None
+    assert (reply.text, reply.tokens, reply.arrivals_s) == ("soab", 7, (1.0, 2.0, 3.0))
+
+
 def test_a_stream_without_its_end_is_no_answer() -> None:
     assert read_reply([(1.0, b"".join(WHOLE[:-1]))]) is None
 
