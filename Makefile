@@ -6,6 +6,7 @@
 # make helm-schema   write what the chart derives: its schema, and facts of the package
 # make dashboards   write the dashboards and rules that dashboards/ generates, and their copies in the chart
 # make prometheus   unpack Debian's Prometheus and promtool into the environment, where the machine has none
+# make bench   measure the table of README.md, and show its ratios beside the published ones
 # make check   lint, formatting and types
 # make lock    resolve the pinned versions anew
 # Settings: FILE=deployments/x.yaml  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"
@@ -30,7 +31,7 @@ PINS := --constraint .constraints.txt
 TORCH := $(if $(FIND_LINKS),,--torch-backend cpu)
 endif
 
-.PHONY: serve observe test test-platform helm-test helm-schema dashboards prometheus check lock clean
+.PHONY: serve observe test test-platform helm-test helm-schema dashboards prometheus bench check lock clean
 .DEFAULT_GOAL := serve
 
 serve: $(READY)
@@ -61,6 +62,10 @@ prometheus: $(READY)
 	    { apt-get download -qq prometheus || { apt-get update -qq && apt-get download -qq prometheus; }; } && \
 	    dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb; } 2>$(VENV)/prometheus.log || \
 	  echo "No Prometheus here, and none from apt-get: install it from https://prometheus.io for make observe."
+
+bench: $(READY)
+	@$(BIN)/peagle bench speculation deployments/embedded.yaml --baseline deployments/embedded-eagle3.yaml \
+	  --methods none,p-eagle,eagle3 --depths 5,7 --concurrency 1 --prompts 24 --tokens 64 --skip-loops 0.5
 
 check: $(READY)
 	@$(BIN)/ruff check .

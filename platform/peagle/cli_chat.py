@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from peagle.cli_server import choose_model, key_headers, nothing_answers
-from peagle.cli_url import heeds_proxies
+from peagle.cli_url import base_url, heeds_proxies
 from peagle.errors import PeagleError, RequestError
 
 HELP = "Ctrl-C stops an answer, /reset forgets the conversation, /exit or Ctrl-D leaves."
@@ -77,7 +77,7 @@ class ChatClient:
     """
 
     def __init__(self, url: str, model: str | None, options: dict[str, Any]) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = base_url(url)
         # An answer may take its time to begin; a server that is there accepts the connection at once.
         timeout = httpx.Timeout(None, connect=5.0)
         heeds = heeds_proxies(self.url)

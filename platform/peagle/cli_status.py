@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from peagle.cli_server import nothing_answers
-from peagle.cli_url import heeds_proxies
+from peagle.cli_url import base_url, heeds_proxies
 from peagle.errors import StartupError
 
 Fleet = dict[str, Any]
@@ -24,7 +24,7 @@ def run_status(url: str, *, watch: bool, interval_s: float, as_json: bool) -> No
     Raises:
         StartupError: Nothing answers at `url`, or what answers is not peagle.
     """
-    base = url.rstrip("/").removesuffix("/v1")
+    base = base_url(url)
     with httpx.Client(base_url=base, timeout=10.0, trust_env=heeds_proxies(base)) as client:
         before = read_fleet(client)
         if as_json:

@@ -20,6 +20,15 @@ def http_url(text: str) -> str:
     return text
 
 
+def base_url(text: str) -> str:
+    """The server's own address of `text`, an address that clients use: without a path for the API's version.
+
+    Raises:
+        ConfigError: It is no address.
+    """
+    return http_url(text).rstrip("/").removesuffix("/v1")
+
+
 def heeds_proxies(url: str) -> bool:
     """Whether the environment's proxies apply to `url`; httpx's `trust_env`. Nobody else reaches this machine's own."""
     import httpx

@@ -1,5 +1,8 @@
 """The depth loop on the served platform: a plan comes, operators bound and read it, and its loss loses nothing."""
 
+import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -146,3 +149,14 @@ def _is_router(process: psutil.Process) -> bool:
 def test_the_log_of_the_launcher_names_each_change(adaptive: Served) -> None:
     assert Path(adaptive.log).exists()
     eventually(lambda: "Depth table" in adaptive.log.read_text(encoding="utf-8", errors="replace"))
+
+
+def test_a_benchmark_of_the_running_server_holds_its_depth_and_gives_it_back(adaptive: Served, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "peagle.cli", "bench", "endpoints", adaptive.url, "--out", str(tmp_path)]
+    options = "--depths 0,3 --concurrency 2 --prompts 4 --tokens 24 --repeats 1 --warmup 0"
+    subprocess.run([*command, *options.split()], check=True, timeout=PATIENCE_S * 3)
+    rows = json.loads((tmp_path / "result.json").read_text())["rows"]
+    assert [row["depth"] for row in rows] == ["as served", "0", "3"]
+    assert [row["depth_effective"] for row in rows[1:]] == [None, pytest.approx(3, abs=0.3)]
+    assert len(rows[2]["acceptance_by_position"]) == 3
+    assert replica(adaptive)["depth_mode"] != "pinned"

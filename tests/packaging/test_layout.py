@@ -27,9 +27,9 @@ LAYERS = (
     ("peagle.engine",),
     ("peagle.validate",),
     ("peagle.api", "peagle.cluster", "peagle.drafter"),
-    ("peagle.serve",),
+    ("peagle.serve", "peagle.cli_server", "peagle.cli_url"),
     ("peagle.bench", "peagle.testing"),
-    ("peagle.cli", "peagle.cli_chat", "peagle.cli_server", "peagle.cli_status", "peagle.cli_url", "peagle.observe"),
+    ("peagle.cli", "peagle.cli_chat", "peagle.cli_status", "peagle.observe"),
 )
 HEAVY = {"ray", "vllm", "torch", "kubernetes", "transformers"}
 

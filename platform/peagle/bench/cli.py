@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from peagle.bench.options import Comparison, LoadOptions, OverheadOptions, take_load
+from peagle.bench.options import Comparison, EndpointOptions, LoadOptions, OverheadOptions, take_load
 from peagle.bench.plan import NONE, PEAGLE
 from peagle.config import Deployment, load_deployment
 from peagle.errors import ConfigError
@@ -177,6 +177,52 @@ def overhead(
     job = OverheadJob.of(load_deployment(file), options)
     with _measuring(out or unfinished(RESULTS, job.settings), "overhead.log") as (folder, terminal):
         asyncio.run(compare_servers(job, folder, terminal))
+
+
+@app.command()
+@partial(take_load, without=("skip_loops", "restart_every", "eager"))
+def endpoints(
+    url: Annotated[
+        list[str],
+        typer.Argument(metavar="[NAME=]URL...", help="Servers that run, the one to hold the others against first."),
+    ],
+    model: Annotated[str | None, typer.Option(help="Which model; by default the first that each server has.")] = None,
+    depths: Annotated[
+        str,
+        typer.Option(help="Also hold the platform's adaptive depth at each of these K, with commas; 0 drafts nothing."),
+    ] = "",
+    concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,8",
+    out: GoOn = None,
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="Price of a whole endpoint for an hour, in any currency; adds the cost of a million tokens."
+        ),
+    ] = None,
+    *,
+    load: LoadOptions,
+) -> None:
+    """Measure servers that run, peagle's or vLLM's own, as their clients see them.
+
+    They take turns, prompt set by prompt set: throughput, TTFT, ITL, and from their metrics what drafts came to. Greedy
+    answers of a fixed length, streamed; PEAGLE_API_KEY is the key where they ask for one. Writes result.json, report.md
+    and pictures.
+
+    With --depths, run it where the server runs: the model's K is pinned for each of those passes and given back to the
+    Router after it. Others who use the server meanwhile are served with that K, too.
+
+    After Ctrl-C the same command goes on where it stopped.
+
+    Example: peagle bench endpoints http://127.0.0.1:8000 --depths 0,3,7 --concurrency 1,8
+    Example: peagle bench endpoints vllm=http://one:8000 peagle=http://two:8000 --prompts-from question.jsonl
+    """
+    from peagle.bench.endpoint_session import EndpointJob, measure_endpoints
+    from peagle.bench.journal import unfinished
+
+    held = _numbers("--depths", depths, least=0) if depths else ()
+    job = EndpointJob.of(EndpointOptions(tuple(url), model, held, _numbers("--concurrency", concurrency), load))
+    with _measuring(out or unfinished(RESULTS, job.settings), "endpoints.log") as (folder, terminal):
+        asyncio.run(measure_endpoints(job, folder, terminal, price_per_hour))
 
 
 @app.command()

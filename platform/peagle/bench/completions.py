@@ -103,11 +103,14 @@ class Completions:
             raise _failed(self.url, repr(error)) from error
 
 
-def client_session() -> aiohttp.ClientSession:
-    """Connections to the servers, as many as are needed; close it."""
+def client_session(headers: Mapping[str, str] | None = None, *, trust_env: bool = False) -> aiohttp.ClientSession:
+    """Connections to the servers, as many as are needed; close it. `trust_env` heeds the environment's proxies."""
     timeout = aiohttp.ClientTimeout(total=None, sock_read=TIMEOUT_S)
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S), timeout=timeout
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+        timeout=timeout,
+        headers=headers,
+        trust_env=trust_env,
     )
 
 

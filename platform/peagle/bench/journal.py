@@ -16,7 +16,7 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from peagle.bench.overhead import PromptTexts, ServedPass
+from peagle.bench.served import PromptTexts, ServedPass
 from peagle.bench.settings import Settings, refuse_other
 from peagle.bench.shifting import PhaseRun, TakeKey
 from peagle.bench.speculation import MeasuredPass, PassKey, Selection

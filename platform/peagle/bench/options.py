@@ -90,6 +90,17 @@ class OverheadOptions:
     load: LoadOptions
 
 
+@dataclass(frozen=True, slots=True)
+class EndpointOptions:
+    """Which running servers are measured under which load; `depths` are held beside what each serves with."""
+
+    addresses: tuple[str, ...]
+    model: str | None
+    depths: tuple[int, ...]
+    concurrencies: tuple[int, ...]
+    load: LoadOptions
+
+
 def take_load(command: Callable[..., None], *, without: Collection[str] = (), **defaults: Any) -> Callable[..., None]:
     """Give a command of Typer's, in place of its parameter `load`, an option for each field of `LoadOptions`.
 

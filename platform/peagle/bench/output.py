@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -11,19 +13,42 @@ from typing import Any
 
 from rich.table import Table
 
-from peagle.bench.journal import RESULT
+from peagle.bench import machine
+from peagle.bench.endpoint_report import endpoint_markdown, endpoint_table
+from peagle.bench.journal import RESULT, Journal
+from peagle.bench.options import LoadOptions
 from peagle.bench.overhead_report import busy_line, overhead_markdown, overhead_table, verdict_line
-from peagle.bench.report import best_line, fastest_line, markdown, result_table, shifting_line
+from peagle.bench.report import best_line, fastest_line, markdown, published_lines, result_table, shifting_line
+from peagle.bench.settings import SCHEMA_VERSION
 from peagle.errors import ConfigError
 from peagle.serve.terminal import Terminal
 
 REPORT = "report.md"
 
 
+def result_head(kind: str, journal: Journal, load: LoadOptions) -> dict[str, Any]:
+    """What every `result.json` begins with: what was asked, of which version, on which machine."""
+    busiest = max(each.load_before for each in journal.sittings)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": kind,
+        "command": shlex.join(["peagle", *sys.argv[1:]]),
+        "commit": machine.commit(),
+        "versions": machine.versions(),
+        "hardware": machine.hardware() | {"load_before": busiest},
+        "sittings": len(journal.sittings),
+        "repeats": load.repeats,
+        "output_tokens": load.tokens,
+    }
+
+
 def write_results(result: Mapping[str, Any], folder: Path, terminal: Terminal) -> None:
     """Write the pictures, the report and the result, and print the table."""
     lines = chain(
-        map(fastest_line, result["fastest"]), map(best_line, result["best"]), map(shifting_line, result["shifting"])
+        map(fastest_line, result["fastest"]),
+        map(best_line, result["best"]),
+        published_lines(result["best"]),
+        map(shifting_line, result["shifting"]),
     )
     _write(result, folder, terminal, _Form(markdown, "plots", result_table(result["rows"]), list(lines)))
 
@@ -34,6 +59,12 @@ def write_overhead(result: Mapping[str, Any], folder: Path, terminal: Terminal) 
     lines += filter(None, [busy_line(result["hardware"])])
     table = overhead_table(result["rows"])
     _write(result, folder, terminal, _Form(overhead_markdown, "overhead_plots", table, lines))
+
+
+def write_endpoints(result: Mapping[str, Any], folder: Path, terminal: Terminal) -> None:
+    """The same of a measurement of running servers."""
+    table = endpoint_table(result["rows"])
+    _write(result, folder, terminal, _Form(endpoint_markdown, "endpoint_plots", table, ()))
 
 
 @dataclass(frozen=True, slots=True)

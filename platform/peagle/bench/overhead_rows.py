@@ -5,10 +5,10 @@ from dataclasses import asdict
 from statistics import median
 
 from peagle.bench.load import Arrivals
-from peagle.bench.overhead import CLIENT, Cell, Run
-from peagle.bench.rows import PERCENTILES, Row, first_s, gaps_s, percentile_ms
+from peagle.bench.rows import Row, client_figures, first_s, gaps_s, percentile_ms, speed_ratio
+from peagle.bench.served import CLIENT, Cell, Run
 from peagle.bench.servers import PEAGLE, UNMETERED, VLLM
-from peagle.bench.statistics import Spread, paired_ratio
+from peagle.bench.statistics import Spread
 
 THROUGHPUT_RATIO_MIN = 0.95
 """Of `vllm serve`'s output tokens/s, the part that the platform keeps at least."""
@@ -33,7 +33,7 @@ def overhead_rows(runs: Mapping[Cell, Sequence[Run]], depth: int) -> list[Row]:
         row = _figures(side, depth, level, cell)
         if (rival := runs.get((VLLM, level))) is not None and side != VLLM:
             row |= {
-                "ratio_to_vllm": _ratio(cell, rival),
+                "ratio_to_vllm": speed_ratio(cell, rival),
                 "ttft_added_ms": _added(cell, rival, first_s),
                 "itl_added_ms": _added(cell, rival, gaps_s),
                 "outputs_equal_to_vllm_ratio": _equal_share(cell[0], rival[0]),
@@ -49,12 +49,12 @@ def verdict_rows(runs: Mapping[Cell, Sequence[Run]]) -> list[Row]:
         ours, plain, unmetered = (runs.get((side, level)) for side in (PEAGLE, VLLM, UNMETERED))
         if ours and plain:
             rows += [
-                _verdict(level, "throughput_ratio", _ratio(ours, plain), least=THROUGHPUT_RATIO_MIN),
+                _verdict(level, "throughput_ratio", speed_ratio(ours, plain), least=THROUGHPUT_RATIO_MIN),
                 _verdict(level, "ttft_added_ms", _added(ours, plain, first_s), most=TTFT_ADDED_MS_MAX),
                 _verdict(level, "itl_added_ms", _added(ours, plain, gaps_s), most=ITL_ADDED_MS_MAX),
             ]
         if ours and unmetered:
-            rows.append(_verdict(level, "metrics_ratio", _ratio(ours, unmetered), least=METRICS_RATIO_MIN))
+            rows.append(_verdict(level, "metrics_ratio", speed_ratio(ours, unmetered), least=METRICS_RATIO_MIN))
     return rows
 
 
@@ -64,27 +64,16 @@ def _verdict(level: int, promise: str, found: Row, least: float | None = None, m
 
 
 def _figures(side: str, depth: int, level: int, cell: Sequence[Run]) -> Row:
-    speeds = [run.output_tokens_per_s for run in cell]
     roles = {role: median(run.cpu_s_per_1000_tokens(role) for run in cell) for run in cell for role in run.cpu_s}
     return {
         "method": side,
         "depth": depth,
         "concurrency": level,
-        "output_tokens_per_s": asdict(Spread.of(speeds)) | {"repeats": speeds},
-        **{f"ttft_ms_p{each}": _milliseconds(cell, each, first_s) for each in PERCENTILES},
-        **{f"itl_ms_p{each}": _milliseconds(cell, each, gaps_s) for each in PERCENTILES},
+        **client_figures(cell),
         "cpu_s_per_1000_tokens": asdict(Spread.of([run.server_cpu_s_per_1000_tokens for run in cell])),
         "client_cpu_s_per_1000_tokens": roles.pop(CLIENT, 0.0),
         "cpu_s_per_1000_tokens_by_process": dict(sorted(roles.items(), key=lambda each: -each[1])),
     }
-
-
-def _milliseconds(cell: Sequence[Run], percent: int, pick: Pick) -> Row:
-    return asdict(Spread.of([percentile_ms(run.traces, percent, pick) for run in cell]))
-
-
-def _ratio(cell: Sequence[Run], rival: Sequence[Run]) -> Row:
-    return asdict(paired_ratio([run.output_tokens_per_s for run in cell], [run.output_tokens_per_s for run in rival]))
 
 
 def _added(cell: Sequence[Run], rival: Sequence[Run], pick: Pick) -> Row:

@@ -2,32 +2,31 @@
 
 import asyncio
 import os
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any, Self
 
 from peagle.bench import machine
 from peagle.bench.completions import Completions, Reply, client_session
 from peagle.bench.journal import Journal, Sitting
 from peagle.bench.options import OverheadOptions
-from peagle.bench.output import write_overhead
-from peagle.bench.overhead import Passes, select_texts, served_runs
+from peagle.bench.output import result_head, write_overhead
+from peagle.bench.overhead import Passes
 from peagle.bench.overhead_rows import overhead_rows, verdict_rows
+from peagle.bench.plan import rotated
 from peagle.bench.process_cpu import Reading, used_s
+from peagle.bench.served import served_runs
+from peagle.bench.served_session import ServedJob, choose_texts, measure_until_done, prompt_figures, time_passes
 from peagle.bench.servers import Server, Side, side_deployment, sides_of
-from peagle.bench.session import IDLE_CORES_ALLOWED, IDLE_SECONDS, progress_bar
-from peagle.bench.settings import OVERHEAD, SCHEMA_VERSION, digest, overhead_settings, weights_of
-from peagle.bench.speculation import PassKey, in_turn, planned_passes, warmup_passes
+from peagle.bench.session import IDLE_CORES_ALLOWED, IDLE_SECONDS
+from peagle.bench.settings import OVERHEAD, overhead_settings, weights_of
 from peagle.bench.workloads import read_prompts
 from peagle.config import Deployment
 from peagle.engine.arguments import drafted_depth
 from peagle.engine.drafter_checks import check_checkpoints
-from peagle.errors import ConfigError, StartupError
+from peagle.errors import ConfigError
 from peagle.prompt_file import Prompt
 from peagle.serve import processes
 from peagle.serve.preflight import check_engine
@@ -38,14 +37,11 @@ PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class OverheadJob:
-    """A comparison of servers, worked out."""
+class OverheadJob(ServedJob):
+    """A comparison of servers that are started for it, all with one deployment."""
 
+    variants: Sequence[Side]
     deployment: Deployment
-    options: OverheadOptions
-    sides: Sequence[Side]
-    texts: Sequence[Prompt]
-    settings: Mapping[str, Any]
 
     @classmethod
     def of(cls, deployment: Deployment, options: OverheadOptions) -> Self:
@@ -61,22 +57,8 @@ class OverheadJob:
                 problem = f"{name} of {served.name} is {limit}"
                 raise ConfigError("--concurrency", most, problem, "Lower the one or raise the other.")
         texts = read_prompts(load.prompts_from, as_chat=load.chat)
-        return cls(served, options, sides, texts, overhead_settings(served, options, texts, machine.identity()))
-
-    def planned(self, journal: Journal) -> list[PassKey]:
-        """Every measured pass; none while the prompts have not been chosen."""
-        if journal.texts is None:
-            return []
-        return planned_passes(self.sides, journal.texts.prompts, self.options.concurrencies, self.options.load.repeats)
-
-    def remaining(self, journal: Journal) -> list[PassKey]:
-        return [key for key in self.planned(journal) if key not in journal.served]
-
-    def next(self, journal: Journal) -> list[PassKey]:
-        """Those of them that the same servers make, before they start anew."""
-        remaining = self.remaining(journal)
-        repeats = self.options.load.next_repeats(key.repeat for key in remaining)
-        return [key for key in remaining if key.repeat in repeats]
+        settings = overhead_settings(served, options, texts, machine.identity())
+        return cls(sides, options.concurrencies, load, texts, settings, served)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +90,7 @@ async def compare_servers(job: OverheadJob, folder: Path, terminal: Terminal) ->
         StartupError: A server does not start, or fails.
     """
     with Journal.open(folder, job.settings) as journal:
-        if journal.served:
-            terminal.say(f"Going on in {folder}: {len(journal.served)} measured passes are there.")
-        if journal.texts is None or job.remaining(journal):
-            try:
-                await _measure(job, journal, folder, terminal)
-                while job.remaining(journal):
-                    await _measure(job, journal, folder, terminal)
-            finally:
-                _say_what_remains(job, journal, folder, terminal)
+        await measure_until_done(job, journal, folder, terminal, lambda: _measure(job, journal, folder, terminal))
         result = _result(job, journal)
     write_overhead(result, folder, terminal)
 
@@ -130,24 +104,15 @@ async def _measure(job: OverheadJob, journal: Journal, folder: Path, terminal: T
     try:
         # None is always the first, or the last, to find its place in the machine's memory.
         number = len(journal.sittings)
-        sides = [*job.sides[number % len(job.sides) :], *job.sides[: number % len(job.sides)]]
-        await _start(sides, job.deployment, servers, folder / LOGS / str(number + 1), terminal)
+        await _start(rotated(job.variants, number), job.deployment, servers, folder / LOGS / str(number + 1), terminal)
         journal.sit(Sitting(load_before, await _idle_cores(servers, terminal)))
         async with AsyncExitStack() as stack:
             subjects = {}
             for server in servers:
                 http = await stack.enter_async_context(client_session())
-                client = Completions(http, server.url, job.deployment.name, job.options.load.tokens)
+                client = Completions(http, server.url, job.deployment.name, job.load.tokens)
                 subjects[server.side.name] = _Subject(server, client)
             await _time_passes(job, journal, subjects, terminal)
-    except ExceptionGroup as failures:
-        known = failures.subgroup(StartupError)
-        if known is None:
-            raise
-        problem: BaseException = known
-        while isinstance(problem, BaseExceptionGroup):
-            problem = problem.exceptions[0]
-        raise problem from None
     finally:
         with terminal.stage("Stop"):
             for server in servers:
@@ -183,57 +148,25 @@ async def _idle_cores(servers: Sequence[Server], terminal: Terminal) -> float:
 async def _time_passes(
     job: OverheadJob, journal: Journal, subjects: Mapping[str, _Subject], terminal: Terminal
 ) -> None:
-    load = job.options.load
-    if journal.texts is None:
-        count = next(iter(subjects.values())).client.count_tokens
-        with terminal.stage("Choose prompts"):
-            journal.select_texts(await select_texts(job.texts, load.prompts, load.tokens, count))
-    assert journal.texts is not None, "prompts are chosen first"
-    todo, prompts = job.next(journal), journal.texts.prompts
-    warmup = warmup_passes(job.sides, prompts, todo, load.warmup)
-    passes = Passes(subjects, frozenset(side.name for side in job.sides if side.is_counted), prompts)
-    with progress_bar(terminal, len(journal.served), len(warmup) + len(job.remaining(journal))) as begin:
-        await in_turn(passes.make, warmup=warmup, todo=todo, begin=begin, keep=journal.keep_served)
-
-
-def _say_what_remains(job: OverheadJob, journal: Journal, folder: Path, terminal: Terminal) -> None:
-    kept, remaining = len(journal.served), len(job.remaining(journal))
-    if kept and remaining:
-        terminal.say(
-            f"{kept} of {kept + remaining} measured passes are kept. "
-            f"Give the same command with --out {folder} to go on."
-        )
+    texts = await choose_texts(job, journal, terminal, next(iter(subjects.values())).client.count_tokens)
+    passes = Passes(subjects, frozenset(side.name for side in job.variants if side.is_counted), texts.prompts)
+    await time_passes(job, journal, terminal, passes.make)
 
 
 def _result(job: OverheadJob, journal: Journal) -> dict[str, Any]:
-    texts, load = journal.texts, job.options.load
-    assert texts is not None, "prompts are chosen before anything is complete"
-    sides = [side.name for side in job.sides]
+    assert journal.texts is not None, "prompts are chosen before anything is complete"
+    sides = [side.name for side in job.variants]
     runs = served_runs(sides, job.planned(journal), journal.served)
     depth = min(drafted_depth(job.deployment), job.deployment.speculation.depth_static)
     return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": OVERHEAD,
-        "command": shlex.join(["peagle", *sys.argv[1:]]),
-        "commit": machine.commit(),
-        "versions": machine.versions(),
+        **result_head(OVERHEAD, journal, job.load),
         "model": job.deployment.name,
         "target": weights_of(job.deployment.target),
-        "hardware": machine.hardware() | {"load_before": max(each.load_before for each in journal.sittings)},
         "idle_cores": max(each.idle_cores for each in journal.sittings),
-        "sittings": len(journal.sittings),
-        "eager": load.eager,
-        "repeats": load.repeats,
-        "output_tokens": load.tokens,
+        "eager": job.load.eager,
         "sides": sides,
         "depth": depth,
-        "prompts": {
-            "count": len(texts.prompts),
-            "digest": digest(texts.prompts),
-            "tokens_median": int(median(texts.tokens)),
-            "examined": texts.examined,
-            "too_long": texts.too_long,
-        },
+        "prompts": prompt_figures(journal.texts),
         "rows": overhead_rows(runs, depth),
         "verdicts": verdict_rows(runs),
     }

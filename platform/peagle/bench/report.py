@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from peagle.bench.plan import EAGLE3, NONE, PEAGLE
-from peagle.bench.published import published_ratios
+from peagle.bench.published import Published, published_ratios
 from peagle.bench.rows import DISTINCT, PERCENTILES, Row
 from peagle.bench.speculation import LOOP_GRAM_TOKENS
 
@@ -34,11 +34,15 @@ def result_table(rows: Sequence[Row]) -> Table:
 def by_concurrency(
     headings: Sequence[str], rows: Sequence[Row], cells: Callable[[Row], Sequence[str]], caption: str
 ) -> Table:
-    """A terminal's table with a section for each concurrency; `cells` of a row stand below `headings`, a name first."""
-    table = Table("at once", box=box.SIMPLE_HEAD, caption=caption)
-    table.columns[0].justify = "right"
+    """A terminal's table with a section for each concurrency; `cells` of a row stand below `headings`, a name first.
+
+    Where it is too wide, the names give way.
+    """
+    table = Table(box=box.SIMPLE_HEAD, caption=caption)
+    table.add_column("at once", justify="right", no_wrap=True)
     for heading in headings:
-        table.add_column(heading, justify="left" if heading == headings[0] else "right", no_wrap=True)
+        named = heading == headings[0]
+        table.add_column(heading, justify="left" if named else "right", no_wrap=not named, overflow="fold")
     level = None
     for row in rows:
         if level not in (None, row["concurrency"]):
@@ -103,16 +107,20 @@ def markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -> str:
             if shifting
             else []
         ),
-        "Probability that the first j drafts are all accepted:",
-        "",
-        *(
-            f"- {row['method']} K={row['depth']}, {row['concurrency']} at once: "
-            + " ".join(f"{value:.3f}" for value in row["acceptance_by_position"])
-            for row in result["rows"]
-            if row["acceptance_by_position"]
-        ),
+        *acceptance_lines(result["rows"]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def acceptance_lines(rows: Sequence[Row]) -> list[str]:
+    """Lines that give the acceptance by position of every row that has one."""
+    lines = [
+        f"- {row['method']} K={row['depth']}, {row['concurrency']} at once: "
+        + " ".join(f"{value:.3f}" for value in row["acceptance_by_position"])
+        for row in rows
+        if row["acceptance_by_position"]
+    ]
+    return ["Probability that the first j drafts are all accepted:", "", *lines]
 
 
 def fastest_line(row: Row) -> str:
@@ -176,12 +184,33 @@ def _cells(row: Row, priced: bool = False) -> list[str]:
     ]
 
 
+def published_lines(best: Sequence[Row]) -> list[str]:
+    """Rows of `best_rows` that something published can stand beside, each with it, in words."""
+    return [
+        f"{row['concurrency']} at once, P-EAGLE over {rival}: {spread_cell(row[key], '{:.2f}')} here; published: "
+        + ", ".join(f"{each.ratios[row['concurrency']]:.2f} {each.name}" for each in published)
+        for rival, key, rows in _over_rivals(best)
+        for row in rows
+        if (published := [each for each in _published(rival) if row["concurrency"] in each.ratios])
+    ]
+
+
+def _over_rivals(best: Sequence[Row]) -> list[tuple[str, str, list[Row]]]:
+    """P-EAGLE's static rows that hold a ratio to a rival: the rival, the ratio's name, and the rows."""
+    ours = [row for row in best if row["method"] == PEAGLE and isinstance(row["depth"], int)]
+    rivals = ((EAGLE3, "ratio_to_best_eagle3"), (NONE, "ratio_to_none"))
+    return [(rival, key, [row for row in ours if key in row]) for rival, key in rivals]
+
+
+def _published(rival: str) -> list[Published]:
+    return [each for each in published_ratios() if each.rival == rival]
+
+
 def _beside_published(best: Sequence[Row]) -> list[str]:
     """P-EAGLE over EAGLE-3 and over none, here and as published; nothing where P-EAGLE was not measured with them."""
     lines = []
-    for rival, key in ((EAGLE3, "ratio_to_best_eagle3"), (NONE, "ratio_to_none")):
-        rows = [row for row in best if row["method"] == PEAGLE and isinstance(row["depth"], int) and key in row]
-        published = [each for each in published_ratios() if each.rival == rival]
+    for rival, key, rows in _over_rivals(best):
+        published = _published(rival)
         cells = [
             [
                 str(row["concurrency"]),

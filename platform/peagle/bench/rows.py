@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from peagle.bench.load import Arrivals, Trace
 from peagle.bench.plan import EAGLE3, FIXED, NONE, PEAGLE, Variant
 from peagle.bench.speculation import LOOP_GRAM_TOKENS, Cell, Run, reference_variant
 from peagle.bench.statistics import (
     NO_DRAFTS,
+    DraftCounts,
     Spread,
     cost_per_million_tokens,
     distinct_share,
@@ -21,6 +22,15 @@ PERCENTILES = (50, 95, 99)
 DISTINCT = f"distinct_{LOOP_GRAM_TOKENS}gram_ratio"
 
 Row = dict[str, Any]
+
+
+class Timed(Protocol):
+    """One repeat of one cell, of an engine's or of a server's."""
+
+    @property
+    def output_tokens_per_s(self) -> float: ...
+    @property
+    def traces(self) -> Sequence[Arrivals]: ...
 
 
 def result_rows(runs: Mapping[Cell, Sequence[Run]], price_per_hour: float | None = None) -> list[Row]:
@@ -36,15 +46,13 @@ def result_rows(runs: Mapping[Cell, Sequence[Run]], price_per_hour: float | None
     rows = []
     for (variant, level), cell in runs.items():
         row = _figures(variant, level, cell)
-        if price_per_hour is not None:
-            costs = [cost_per_million_tokens(price_per_hour, run.output_tokens_per_s) for run in cell]
-            row["cost_per_million_tokens"] = asdict(Spread.of(costs))
+        row |= cost_figures(cell, price_per_hour)
         if reference is not None:
-            row["ratio_to_none"] = _ratio(cell, runs[reference, level])
+            row["ratio_to_none"] = speed_ratio(cell, runs[reference, level])
             row["outputs_equal_to_none_ratio"] = _equal_share(cell[0].traces, runs[reference, level][0].traces)
         rival = next((other for other in variants if (other.method, other.depth) == (EAGLE3, variant.depth)), None)
         if rival is not None and variant.method == PEAGLE:
-            row["ratio_to_eagle3"] = _ratio(cell, runs[rival, level])
+            row["ratio_to_eagle3"] = speed_ratio(cell, runs[rival, level])
         rows.append(row)
     return rows
 
@@ -63,7 +71,7 @@ def best_rows(runs: Mapping[Cell, Sequence[Run]]) -> list[Row]:
             row: Row = {"concurrency": level, "method": method, "depth": variant.depth}
             for rival, name in ((NONE, "ratio_to_none"), (EAGLE3, "ratio_to_best_eagle3")):
                 if rival in fastest and rival != method:
-                    row[name] = _ratio(cell, fastest[rival][1])
+                    row[name] = speed_ratio(cell, fastest[rival][1])
             rows.append(row)
         rows += [_adaptive_row(variant, level, cell, fastest) for variant, cell in here if variant.adaptive]
         if FIXED in fastest:
@@ -79,7 +87,7 @@ def fastest_rows(runs: Mapping[Cell, Sequence[Run]]) -> list[Row]:
         (first, cell), *others = sorted(here, key=lambda each: _speed(each[1]).median, reverse=True)
         row: Row = {"concurrency": level, "variant": first.name, "output_tokens_per_s": asdict(_speed(cell))}
         if others:
-            row |= {"next": others[0][0].name, "ratio_to_next": _ratio(cell, others[0][1])}
+            row |= {"next": others[0][0].name, "ratio_to_next": speed_ratio(cell, others[0][1])}
         rows.append(row)
     return rows
 
@@ -90,15 +98,15 @@ def _adaptive_row(
     """Adaptive depth against no speculation and its method's fastest static K."""
     row: Row = {"concurrency": level, "method": variant.method, "depth": variant.depth_name}
     if NONE in fastest:
-        row["ratio_to_none"] = _ratio(cell, fastest[NONE][1])
+        row["ratio_to_none"] = speed_ratio(cell, fastest[NONE][1])
     best, static = fastest[variant.method]
-    return row | {"ratio_to_best_static": _ratio(cell, static), "best_static_depth": best.depth}
+    return row | {"ratio_to_best_static": speed_ratio(cell, static), "best_static_depth": best.depth}
 
 
 def _held_row(variant: Variant, level: int, cell: Sequence[Run], fixed: Sequence[Run]) -> Row:
     """The rule, held at one K, against an engine of that K which cannot change it."""
     row: Row = {"concurrency": level, "method": variant.method, "depth": variant.depth_name}
-    return row | {"ratio_to_fixed": _ratio(cell, fixed)}
+    return row | {"ratio_to_fixed": speed_ratio(cell, fixed)}
 
 
 def _figures(variant: Variant, level: int, cell: Sequence[Run]) -> Row:
@@ -108,31 +116,56 @@ def _figures(variant: Variant, level: int, cell: Sequence[Run]) -> Row:
         "method": variant.method,
         "depth": variant.depth_name if variant.ruled else variant.depth,
         "concurrency": level,
+        **client_figures(cell),
+        "step_ms": asdict(Spread.of([1000 * run.step_s for run in cell])),
+        **draft_figures(counts),
+        "distinct_token_ratio": _mean([distinct_share(tokens) for tokens in outputs]),
+        DISTINCT: _mean([distinct_share(t, LOOP_GRAM_TOKENS) for t in outputs]),
+    }
+
+
+def client_figures(cell: Sequence[Timed]) -> Row:
+    """What clients see: output tokens/s, and percentiles of TTFT and ITL."""
+    return {
         "output_tokens_per_s": asdict(_speed(cell)) | {"repeats": [run.output_tokens_per_s for run in cell]},
         **{f"ttft_ms_p{each}": _milliseconds(cell, each, first_s) for each in PERCENTILES},
         **{f"itl_ms_p{each}": _milliseconds(cell, each, gaps_s) for each in PERCENTILES},
-        "step_ms": asdict(Spread.of([1000 * run.step_s for run in cell])),
+    }
+
+
+def draft_figures(counts: DraftCounts) -> Row:
+    """What came of drafts; there is no acceptance length where nothing was drafted."""
+    return {
         "acceptance_length": counts.acceptance_length,
         "acceptance_by_position": list(counts.acceptance_by_position),
         "depth_effective": counts.depth_effective,
         "drafts": counts.drafts,
         "drafted_by_position": list(counts.drafted),
         "accepted_by_position": list(counts.accepted),
-        "distinct_token_ratio": _mean([distinct_share(tokens) for tokens in outputs]),
-        DISTINCT: _mean([distinct_share(t, LOOP_GRAM_TOKENS) for t in outputs]),
     }
 
 
-def _speed(cell: Sequence[Run]) -> Spread:
+def cost_figures(cell: Sequence[Timed], price_per_hour: float | None) -> Row:
+    """The cost of a million output tokens where the price of what serves them is known, else nothing."""
+    if price_per_hour is None:
+        return {}
+    costs = [cost_per_million_tokens(price_per_hour, run.output_tokens_per_s) for run in cell]
+    return {"cost_per_million_tokens": asdict(Spread.of(costs))}
+
+
+def _speed(cell: Sequence[Timed]) -> Spread:
     return Spread.of([run.output_tokens_per_s for run in cell])
 
 
-def _ratio(cell: Sequence[Run], rival: Sequence[Run]) -> Row:
+def speed_ratio(cell: Sequence[Timed], rival: Sequence[Timed]) -> Row:
+    """Output tokens/s of one cell over those of another, taken within each repeat and then summarised."""
     return asdict(paired_ratio([run.output_tokens_per_s for run in cell], [run.output_tokens_per_s for run in rival]))
 
 
-def _milliseconds(cell: Sequence[Run], percent: int, pick: Callable[[Arrivals], list[float]]) -> Row:
-    return asdict(Spread.of([percentile_ms(run.traces, percent, pick) for run in cell]))
+def _milliseconds(cell: Sequence[Timed], percent: int, pick: Callable[[Arrivals], list[float]]) -> Row | None:
+    """None where no run has such a time: answers that come in one piece have no ITL."""
+    runs = [run for run in cell if any(map(pick, run.traces))]
+    return asdict(Spread.of([percentile_ms(run.traces, percent, pick) for run in runs])) if runs else None
 
 
 def percentile_ms(traces: Iterable[Arrivals], percent: int, pick: Callable[[Arrivals], list[float]]) -> float:

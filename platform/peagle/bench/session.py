@@ -1,7 +1,5 @@
 """One comparison from start to report: engines up, prompts chosen, passes timed, results written, engines down."""
 
-import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from peagle.bench import machine
 from peagle.bench.journal import Journal, Sitting
 from peagle.bench.options import Comparison
-from peagle.bench.output import write_results
+from peagle.bench.output import result_head, write_results
 from peagle.bench.plan import NONE, EnginePlan, Variant, plan_engines, variants_of
 from peagle.bench.rows import best_rows, fastest_rows, result_rows
-from peagle.bench.settings import SCHEMA_VERSION, digest, settings_of, weights_of
+from peagle.bench.settings import digest, settings_of, weights_of
 from peagle.bench.shifting import (
     MOST_AT_ONCE,
     TakeKey,
@@ -211,19 +209,11 @@ def _result(job: Job, journal: Journal, price_per_hour: float | None) -> dict[st
     runs = assemble(job.variants, job.planned(journal), journal.passes)
     takes = assemble_takes(job.shifting_variants, job.planned_takes, journal.takes) if job.comparison.shifting else {}
     return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "speculation",
-        "command": shlex.join(["peagle", *sys.argv[1:]]),
-        "commit": machine.commit(),
-        "versions": machine.versions(),
+        **result_head("speculation", journal, load),
         "model": job.deployment.name,
         "target": weights_of(target),
-        "hardware": machine.hardware() | {"load_before": max(each.load_before for each in journal.sittings)},
         "idle_cores": max(each.idle_cores for each in journal.sittings),
-        "sittings": len(journal.sittings),
         "eager": load.eager,
-        "repeats": load.repeats,
-        "output_tokens": load.tokens,
         "prompts": {
             "count": len(selection.prompts),
             "digest": digest(selection.prompts),

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from peagle.bench.options import Comparison, LoadOptions, OverheadOptions
+from peagle.bench.options import Comparison, EndpointOptions, LoadOptions, OverheadOptions
 from peagle.bench.plan import EnginePlan
 from peagle.config import Checkpoint, Deployment
 from peagle.engine.checkpoint import fingerprint
@@ -16,7 +16,7 @@ from peagle.prompt_file import Prompt
 
 SCHEMA_VERSION = 2
 """Of `result.json` and `passes.jsonl`; it goes up when a reader of the older form would misread the newer."""
-OVERHEAD = "overhead"
+OVERHEAD, ENDPOINTS = "overhead", "endpoints"
 
 Settings = Mapping[str, Any]
 
@@ -53,6 +53,25 @@ def overhead_settings(
         **_of_load(options.load, texts),
         "machine": dict(machine),
         "deployment": _of_deployment(deployment),
+    }
+    return dict(_leaves("", values))
+
+
+def endpoint_settings(
+    endpoints: Sequence[Mapping[str, str]],
+    options: EndpointOptions,
+    texts: Sequence[Prompt],
+    machine: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The same of a measurement of running servers, of which no more is known than where they are."""
+    values: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": ENDPOINTS,
+        "endpoints": {each["name"]: {**each} for each in endpoints},
+        "--depths": list(options.depths),
+        "--concurrency": list(options.concurrencies),
+        **_of_load(options.load, texts),
+        "machine": dict(machine),
     }
     return dict(_leaves("", values))
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from peagle.bench.workloads import held_out_prompts
 from peagle.cli_server import choose_model, key_headers, nothing_answers
-from peagle.cli_url import heeds_proxies
+from peagle.cli_url import base_url, heeds_proxies
 from peagle.errors import ConfigError
 
 OPEN_MAX = 512
@@ -107,7 +107,7 @@ def run_load(url: str, model: str | None, rates: str, seconds: float, max_tokens
         StartupError: Nothing answers at `url`, it asks for a key, or does not serve `model`.
     """
     times = arrivals(_rates(rates), seconds, seed)
-    asyncio.run(_run(url.rstrip("/").removesuffix("/v1"), model, times, max_tokens, seed))
+    asyncio.run(_run(base_url(url), model, times, max_tokens, seed))
 
 
 async def _run(base: str, model: str | None, times: Sequence[float], max_tokens: int, seed: int) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from peagle.cli_server import nothing_answers
-from peagle.cli_url import heeds_proxies
+from peagle.cli_url import base_url, heeds_proxies
 from peagle.errors import ConfigError, StartupError
 from peagle.observe.provision import write_grafana, write_prometheus
 from peagle.serve.preflight import check_port
@@ -39,7 +39,7 @@ def run_observe(url: str, folder: Path, prometheus_port: int, grafana_port: int)
     rules = sorted(folder.glob("*.yaml"))
     if not rules:
         raise ConfigError("--dashboards", str(folder), "it holds no rules", "Name the folder dashboards/generated.")
-    base = url.rstrip("/").removesuffix("/v1")
+    base = base_url(url)
     try:
         answer = httpx.get(f"{base}/metrics", timeout=10.0, trust_env=heeds_proxies(base))
         if answer.status_code == httpx.codes.NOT_FOUND:

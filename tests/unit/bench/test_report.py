@@ -11,7 +11,7 @@ from bench_runs import EAGLE3, NONE, PEAGLE3, PEAGLE7, run, runs
 from peagle.bench.plan import FIXED, Variant
 from peagle.bench.plots import series_by_concurrency
 from peagle.bench.published import published_ratios
-from peagle.bench.report import best_line, fastest_line, markdown, result_table
+from peagle.bench.report import best_line, fastest_line, markdown, published_lines, result_table
 from peagle.bench.rows import best_rows, fastest_rows, result_rows
 
 
@@ -167,8 +167,14 @@ def test_ratios_to_its_rivals_stand_beside_the_published_ones() -> None:
     assert "| 1 | 1.67 (1.67 to 1.67) | 1.55 | 1.55 | 1.69 | 1.12 | 1.22 | 1.43 |" in text
     assert "| 1 | 2.00 (2.00 to 2.00) | 1.52 | 3.97 | 2.97 |" in text
     assert all(each.source in text and each.model in text for each in published_ratios())
+    over_eagle3, over_none = published_lines(result()["best"])
+    assert (
+        "1 at once, P-EAGLE over eagle3: 1.67 (1.67 to 1.67) here; published: 1.55 GPT-OSS 20B, MT-Bench" in over_eagle3
+    )
+    assert "1 at once, P-EAGLE over none: 2.00 (2.00 to 2.00) here; published: 1.52 GPT-OSS 120B" in over_none
 
 
 def test_without_p_eagle_nothing_published_is_beside_it() -> None:
     changed = result() | {"best": best_rows({(NONE, 1): [run(100)], (EAGLE3, 1): [run(120)]})}
     assert "published" not in markdown(changed).lower()
+    assert published_lines(changed["best"]) == []

@@ -1,0 +1,19 @@
+"""What README.md says is measured is what `make bench` measures."""
+
+import shlex
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_make_bench_is_the_command_that_the_table_was_made_with() -> None:
+    recipe = subprocess.run(
+        ["make", "--dry-run", "--always-make", "--assume-old=.venv/.ready-cpu", "bench", "ENGINE=cpu"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    commands = recipe.replace("\\\n", " ").splitlines()
+    made = [shlex.split(line) for line in commands if "peagle bench" in line]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Measured")[2]
+    written = readme.split("```")[1].removeprefix("sh\n").replace("\\\n", " ")
+    assert made == [shlex.split(written)]
