@@ -2,6 +2,6 @@
 
 What a head learns from is what its target writes: `prompts`, `generate`, `text`; `corpus` and `target` are of the
 embedded model. `plan_file`, `prepare`, `readiness` and `record` read and check a run before its long part. `heads`
-trains, by `training`, `loss` and `partition`; `export` writes what vLLM loads, `pretrained` reads it back, `evaluate`
-measures its acceptance.
+trains, by `training`, `loss` and `partition`, on the device and in the processes of `compute`; `export` writes what
+vLLM loads, `pretrained` reads it back, `evaluate` measures its acceptance.
 """

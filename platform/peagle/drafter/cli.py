@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from peagle.drafter.compute import Compute
     from peagle.drafter.prepare import Job
     from peagle.drafter.training import Progress as TrainingProgress
 
@@ -102,15 +103,17 @@ def train(
 ) -> None:
     """Train a draft head for a target, on the target's own text and a share of the corpus.
 
-    Text, tokenizer, mask token, tapped layers and memory are checked before the long part.
+    Text, tokenizer, mask token, tapped layers and memory are checked before the long part. It runs on a GPU where there
+    is one (training.device in the plan says otherwise). torchrun makes several processes share the rows of every step,
+    one for each GPU; the head is the same.
 
     Example: peagle drafter train deployments/embedded/target generated.npz --out deployments/embedded/p-eagle
     Example: peagle drafter train TARGET generated.npz --start HEAD --out head
     Example: peagle drafter train --plan deployments/embedded/p-eagle-training.yaml
+    Example: torchrun --nproc-per-node 8 -m peagle.cli drafter train --plan plan.yaml
     """
-    from peagle.drafter.heads import train_head
-    from peagle.drafter.prepare import Job, prepare
-    from peagle.drafter.training import checkpoint_step
+    from peagle.drafter.compute import joined
+    from peagle.drafter.prepare import Job
 
     if plan is not None:
         from peagle.drafter.plan_file import load_training
@@ -121,7 +124,17 @@ def train(
     else:
         job = _job(target, generated, out, method or "p-eagle", layers, start, steps)
     _use_threads(threads or 0)
-    material = prepare(job)
+    with joined(job.device, "training.device") as compute:
+        _train(job, compute)
+
+
+def _train(job: "Job", compute: "Compute") -> None:
+    from peagle.drafter.heads import train_head
+    from peagle.drafter.prepare import prepare
+    from peagle.drafter.training import checkpoint_step
+
+    material = compute.agree(lambda: prepare(job, compute))
+    console.quiet = not compute.leads
     if done := checkpoint_step(job.out):
         console.print(f"Going on in {job.out}: {done} of {job.plan.steps} steps are done.")
     with _Bar(job.plan.method, job.plan.steps) as bar:
@@ -135,6 +148,7 @@ def train(
             bar.report,
             job.checkpoint_every_steps,
             material.start,
+            compute,
         )
     console.print(f"{job.out} is ready")
 
@@ -187,6 +201,7 @@ def evaluate(
     depth: Annotated[int | None, typer.Option(help="Tokens to draft (K); by default the trained depth.", min=1)] = None,
     rows: Annotated[int | None, typer.Option(help="How many rows to take; by default all.", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto is a GPU where there is one.")] = "auto",
     threads: THREADS = 0,
 ) -> None:
     """Show how many of a head's drafts its target would accept, without an engine.
@@ -196,15 +211,17 @@ def evaluate(
 
     Example: peagle drafter evaluate deployments/embedded/target deployments/embedded/p-eagle held_out.npz
     """
+    from peagle.drafter.compute import device_of
     from peagle.drafter.evaluate import evaluate as evaluate_rows
     from peagle.drafter.text import GeneratedText
 
+    place = device_of(device, "--device")
     text = GeneratedText.load(generated)
     text = GeneratedText(text.tokens[:rows], text.prompt_tokens[:rows])
     _use_threads(threads)
     with Progress(TextColumn("rows"), BarColumn(), TextColumn("{task.completed}/{task.total}"), console=console) as bar:
         task = bar.add_task("rows", total=len(text.tokens))
-        found = evaluate_rows(target, head, text, depth, lambda done: bar.update(task, completed=done))
+        found = evaluate_rows(target, head, text, depth, lambda done: bar.update(task, completed=done), place)
     if as_json:
         typer.echo(found.as_json())
         return

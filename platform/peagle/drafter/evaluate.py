@@ -9,6 +9,7 @@ it is trained with, in the same precision.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ import torch
 from speculators.models.eagle3 import Eagle3DraftModel
 from speculators.models.peagle import PEagleDraftModel
 
-from peagle.drafter.heads import HeadPlan, Row, TargetTap, autocast
+from peagle.drafter.compute import CPU, autocast
+from peagle.drafter.heads import HeadPlan, Row, TargetTap
 from peagle.drafter.partition import draft_tokens
 from peagle.drafter.pretrained import load_head
 from peagle.drafter.text import GeneratedText
@@ -59,7 +61,12 @@ class Evaluation:
 
 
 def evaluate(
-    target: Path, head_folder: Path, text: GeneratedText, depth: int | None, report: Callable[[int], None]
+    target: Path,
+    head_folder: Path,
+    text: GeneratedText,
+    depth: int | None,
+    report: Callable[[int], None],
+    device: torch.device = CPU,
 ) -> Evaluation:
     """Walk every row of `text`, which the head should not have been trained on.
 
@@ -76,7 +83,8 @@ def evaluate(
         problem = f"the target's tokens go from 0 to {vocabulary - 1}"
         raise ConfigError("GENERATED", int(text.tokens.max()), problem, "Write it with this target.")
     depth = _depth(depth, plan, text)
-    tap = TargetTap(target, plan.tapped_layers or ())
+    head.to(device)
+    tap = TargetTap(target, plan.tapped_layers or (), device)
     accepted: list[int] = []
     left_out = 0
     for done, (tokens, prompt_tokens) in enumerate(zip(text.tokens, text.prompt_tokens, strict=True), 1):
@@ -84,7 +92,7 @@ def evaluate(
         if _greedy_ratio(head, batch, tokens, int(prompt_tokens)) < GREEDY_RATIO_MIN:
             left_out += 1
         else:
-            accepted += walk(drafts_of(head, batch, depth).numpy(), tokens, int(prompt_tokens))
+            accepted += walk(drafts_of(head, batch, depth).cpu().numpy(), tokens, int(prompt_tokens))
         report(done)
     if not accepted:
         problem = "no row is greedy text of this target with room for a draft"
@@ -120,8 +128,8 @@ def drafts_of(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], depth: int
     """
     known = {name: batch[name] for name in ("input_ids", "hidden_states", "document_ids", "position_ids")}
     if isinstance(head, PEagleDraftModel):
-        return draft_tokens(head, known, depth, autocast)
-    with autocast():
+        return draft_tokens(head, known, depth, partial(autocast, batch["input_ids"].device))
+    with autocast(batch["input_ids"].device):
         steps: Sequence[torch.Tensor] = head(**known, ttt_steps=depth)
     return torch.stack([step[0] for step in steps], dim=1)
 
@@ -142,9 +150,10 @@ def _greedy_ratio(
     head: Eagle3DraftModel, batch: dict[str, torch.Tensor], tokens: np.ndarray, prompt_tokens: int
 ) -> float:
     """Share of the answer's tokens, from the second on, that are the target's first choice."""
-    with autocast():
+    with autocast(batch["input_ids"].device):
         logits = head.verifier_lm_head(head.verifier_norm(batch["verifier_last_hidden_states"]))
-    chosen = logits[0].argmax(-1).numpy()[:-1]  # what the target chooses for the row's third token, its fourth, ...
+    # What the target chooses for the row's third token, its fourth, ...
+    chosen = logits[0].argmax(-1).cpu().numpy()[:-1]
     first = max(0, prompt_tokens - 1)
     agrees = chosen[first:] == tokens[2 + first :]
     return float(agrees.mean()) if len(agrees) else 0.0

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 
+from peagle.drafter.compute import CPU
+
 if TYPE_CHECKING:
     from speculators.models.eagle3 import Eagle3DraftModel
 
@@ -19,7 +21,7 @@ TRAINING_ONLY = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.", "t2d", "d
 def export_head(head: "Eagle3DraftModel", out: Path, plan: "HeadPlan", mask_token: int | None) -> None:
     """Write `config.json` and bfloat16 `model.safetensors` into `out`."""
     weights = {
-        name: value.detach().to(torch.bfloat16).contiguous()
+        name: value.detach().to(CPU, torch.bfloat16).contiguous()
         for name, value in head.state_dict().items()
         if not name.startswith(TRAINING_ONLY)
     }

@@ -1,8 +1,9 @@
 """Trains draft heads for a target with `speculators`: P-EAGLE, and EAGLE-3 as the baseline everyone compares with."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +15,11 @@ from speculators.models.peagle import PEagleDraftModel
 from speculators.models.peagle.data import generate_cod_sample_indices
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
+from peagle.drafter.compute import ALONE, CPU, Compute, autocast
 from peagle.drafter.export import export_head
 from peagle.drafter.loss import StepwiseKL, weighted_kl
 from peagle.drafter.partition import backward_in_chunks
-from peagle.drafter.record import keep_record, learned_from
+from peagle.drafter.record import check_record, learned_from, write_record
 from peagle.drafter.text import GeneratedText
 from peagle.drafter.training import (
     Progress,
@@ -96,43 +98,74 @@ def train_head(
     report: Callable[[Progress], None],
     checkpoint_every_steps: int = 100,
     start: Mapping[str, torch.Tensor] | None = None,
+    compute: Compute = ALONE,
 ) -> None:
     """Train a head on the target's own text into `out`; go on from `out`'s checkpoint where there is one.
+
+    Several processes give the same head as one, up to the order in which their gradients are added: each row's are
+    weighed by the number of rows of the whole step, and its positions sampled by its place among them.
 
     Args:
         target: Folder of the target.
         generated: What the target wrote; no loss is taken over its prompts.
         corpus: Text that it did not write, as one stream: int, [tokens].
         mask_token: Id that stands for a token yet to be drafted; EAGLE-3 needs none.
+        report: Called in the process that leads, with what all of them did.
         start: Weights of the head in `plan.start`, but for those that training takes from the target.
 
     Raises:
-        ConfigError: `out` has a checkpoint of another plan, or of other text or another target.
+        ConfigError: `out` has a checkpoint of another plan, or of other text or another target. Or the processes do
+            not see the same files.
     """
     out.mkdir(parents=True, exist_ok=True)
-    keep_record(out, plan, learned_from(target, generated, corpus, mask_token))
+    learned = learned_from(target, generated, corpus, mask_token)
+    compute.agree(lambda: check_record(out, plan, learned))
     torch.manual_seed(plan.seed)
     config = AutoConfig.from_pretrained(target)
     taps = plan.tapped_layers or tapped_layers_of(config.num_hidden_layers)
     head = make_head(target, config, mask_token, plan, taps)
     if start is not None:
         head.load_state_dict(dict(start), strict=False)  # the target's own matrices are in place
-    tap = TargetTap(target, taps)
+    head.to(compute.device)
+    tap = TargetTap(target, taps, compute.device)
     optimizers = _optimizers(head, plan)
     first = restore_checkpoint(out, head, optimizers)
+    _check_same(compute.gather((plan, learned, first)), out)
     if first == 0 and (plan.start is None) != (start is None):
         raise ValueError(f"the plan starts from {plan.start}, and the weights given do not say so")
+    compute.spread(head.parameters())
+    if compute.leads:
+        write_record(out, plan, learned)
     for step in range(first, plan.steps):
         started = time.monotonic()
-        torch.manual_seed(plan.seed * 1_000_003 + step)  # so that a resumed run samples the same positions
         rows = rows_of_step(generated, corpus, plan, step)
-        measures = [_backward(head, tap(row), plan, len(rows)) for row in rows]
+        measures = []
+        for number, row in compute.share(rows):
+            torch.manual_seed(sampling_seed(plan, step, number))
+            measures.append(_backward(head, tap(row), plan, len(rows)))
+        compute.sum_gradients(each for each in head.parameters() if each.requires_grad)
         update(optimizers, plan.rates.factor_at(step, plan.steps))
+        sums = compute.sum(_sums(measures, plan))
+        if not compute.leads:
+            continue
         tokens_per_s = sum(len(row.tokens) for row in rows) / (time.monotonic() - started)
-        report(_progress(measures, plan, step + 1, plan.steps, tokens_per_s))
+        report(_progress(sums, len(rows), step + 1, plan.steps, tokens_per_s))
         if (step + 1) % checkpoint_every_steps == 0 or step + 1 == plan.steps:
             save_checkpoint(out, head, optimizers, step + 1)
-    export_head(head, out, plan, mask_token)
+    if compute.leads:
+        export_head(head, out, plan, mask_token)
+    compute.wait()
+
+
+def _check_same(seen: Sequence[object], out: Path) -> None:
+    if any(each != seen[0] for each in seen):
+        problem = "the processes do not see the same plan, text, target and checkpoint"
+        raise ConfigError("out", str(out), problem, "Keep all of them in folders that every machine shares.")
+
+
+def sampling_seed(plan: HeadPlan, step: int, row: int) -> int:
+    """Seeds what is sampled of a step's row, by its number: the same in a resumed run, and in any process."""
+    return int(np.random.SeedSequence((plan.seed, step, row)).generate_state(1, np.uint64)[0])
 
 
 def tapped_layers_of(layers: int) -> tuple[int, int, int]:
@@ -154,8 +187,9 @@ def tapped_layers_of(layers: int) -> tuple[int, int, int]:
 class TargetTap:
     """Runs the target over one row and returns what a head is trained on, shifted as it meets it when drafting."""
 
-    def __init__(self, target: Path, tapped_layers: tuple[int, ...]) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    def __init__(self, target: Path, tapped_layers: tuple[int, ...], device: torch.device = CPU) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval().to(device)
+        self._device = device
         self._tapped_layers = tapped_layers
         self._last: torch.Tensor | None = None
         # Hugging Face's own last hidden state has been through the final norm; the head applies that norm itself.
@@ -165,19 +199,19 @@ class TargetTap:
         self._last = output[0] if isinstance(output, tuple) else output
 
     def __call__(self, row: Row) -> dict[str, torch.Tensor]:
-        tokens = torch.from_numpy(row.tokens).long()[None]
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        tokens = torch.from_numpy(row.tokens).long()[None].to(self._device)
+        with torch.no_grad(), autocast(self._device):
             states = self._model(tokens, output_hidden_states=True).hidden_states
         assert self._last is not None
         length = tokens.shape[1] - 1
-        loss_mask = torch.ones(1, length)
+        loss_mask = torch.ones(1, length, device=self._device)
         loss_mask[:, : max(0, row.prompt_tokens - 1)] = 0  # the first draft follows the answer's first token
         return {
             "input_ids": tokens[:, 1:],
             "hidden_states": torch.cat([states[layer] for layer in self._tapped_layers], dim=-1)[:, :-1],
             "verifier_last_hidden_states": self._last[:, 1:],
-            "document_ids": torch.zeros(1, length, dtype=torch.long),
-            "position_ids": torch.arange(1, length + 1)[None],
+            "document_ids": torch.zeros_like(tokens[:, 1:]),
+            "position_ids": torch.arange(1, length + 1, device=self._device)[None],
             "loss_mask": loss_mask,
         }
 
@@ -264,9 +298,11 @@ def rows_of_step(generated: GeneratedText, corpus: np.ndarray, plan: HeadPlan, s
 
 
 def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: HeadPlan, rows: int) -> dict[str, float]:
+    device = batch["input_ids"].device
+    precision = partial(autocast, device)
     if plan.method == "eagle3":
         losses = StepwiseKL(plan.confidence_floor)
-        with autocast():
+        with precision():
             _, _, metrics = head(**batch, loss_config=losses.config, ttt_steps=plan.trained_depth)
         loss: Any = losses.mean(batch["loss_mask"])
     else:
@@ -281,29 +317,30 @@ def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: Head
             return weighted_kl(anchors, depths, batch["loss_mask"], kept, plan.confidence_floor)
 
         if plan.partitions > 1:
-            return backward_in_chunks(head, batch, plan.partitions, sampling, loss_of, autocast, 1 / rows)
-        with torch.random.fork_rng(devices=[]):  # the head samples these again, from the same random state
+            return backward_in_chunks(head, batch, plan.partitions, sampling, loss_of, precision, 1 / rows)
+        # The head samples these again, from the same random state.
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             length = batch["input_ids"].shape[1]
             chains = generate_cod_sample_indices(seq_length=length, loss_mask=batch["loss_mask"], **sampling)
-        with autocast():
+        with precision():
             _, loss, metrics = head(**batch, loss_config=loss_of(*chains), **sampling)
     (loss / rows).backward()
     return {name: float(value) for name, value in metrics.items()} | {"loss": float(loss.detach())}
 
 
-def autocast() -> torch.autocast:
-    """The precision that a head is trained and evaluated in; its weights stay in float32."""
-    return torch.autocast("cpu", torch.bfloat16)
+def _sums(measures: Sequence[Mapping[str, float]], plan: HeadPlan) -> list[float]:
+    """Over some of a step's rows: their losses, then for each depth the right drafts and all of them.
 
-
-def _progress(measures: list[dict[str, float]], plan: HeadPlan, step: int, steps: int, tokens_per_s: float) -> Progress:
-    """For P-EAGLE, accuracy of each position by itself; for EAGLE-3, of it and all before it."""
+    For P-EAGLE a draft is right by itself; for EAGLE-3, with all before it.
+    """
     name = "position_{}_acc" if plan.method == "p-eagle" else "full_acc_{}"  # as speculators calls them
-    names = [name.format(depth) for depth in range(plan.trained_depth)]
-    accuracy = [
-        sum(each[f"{name}_sum"] for each in measures) / max(sum(each[f"{name}_total"] for each in measures), 1.0)
-        for name in names
-        if f"{name}_sum" in measures[0]
-    ]
-    loss = sum(each["loss"] for each in measures) / len(measures)
-    return Progress(step, steps, loss, tokens_per_s, tuple(accuracy))
+    names = ["loss"]
+    for depth in range(plan.trained_depth):
+        names += [f"{name.format(depth)}_sum", f"{name.format(depth)}_total"]
+    return [sum(each[name] for each in measures) for name in names]
+
+
+def _progress(sums: Sequence[float], rows: int, step: int, steps: int, tokens_per_s: float) -> Progress:
+    """What a step of `rows` did, from the `_sums` over all of them."""
+    accuracy = tuple(right / max(drafts, 1.0) for right, drafts in zip(sums[1::2], sums[2::2], strict=True))
+    return Progress(step, steps, sums[0] / rows, tokens_per_s, accuracy)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from peagle.drafter.compute import DeviceName
 from peagle.drafter.heads import HEAD_PLANS, HEAD_RATES, HeadPlan
 from peagle.drafter.training import Rates
 from peagle.errors import ConfigError
@@ -64,7 +65,8 @@ class LearningRates(Strict):
 
 
 class Training(Strict):
-    """The schedule, as HeadPlan describes it. `threads` 0 takes PyTorch's choice."""
+    """The schedule, as HeadPlan describes it, and where it runs: `device` auto is a GPU where there is one; `threads`
+    0 takes PyTorch's choice, which `torchrun` sets to one for each process."""
 
     steps: Steps = _OWN.steps
     tokens_per_step: int = Field(default=_OWN.tokens_per_step, ge=1, le=1_000_000)
@@ -76,6 +78,7 @@ class Training(Strict):
     partitions: int = Field(default=_OWN.partitions, ge=1, le=4096)
     rates: LearningRates = LearningRates()
     checkpoint_every_steps: Steps = 100
+    device: DeviceName = "auto"
     threads: int = Field(default=0, ge=0, le=1024)
     seed: int = Field(default=_OWN.seed, ge=0, le=1_000_000)
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from peagle.drafter.compute import ALONE, Compute, DeviceName
 from peagle.drafter.corpus import END_OF_TEXT, MASK, standard_library, token_stream
 from peagle.drafter.export import TRAINING_ONLY
 from peagle.drafter.heads import TARGET_TYPES, HeadPlan, tapped_layers_of
@@ -18,7 +19,6 @@ from peagle.drafter.text import GeneratedText
 from peagle.drafter.training import CHECKPOINT
 from peagle.engine.checkpoint import Folder
 from peagle.errors import CombinedConfigError, ConfigError
-from peagle.limits import available_memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class Job:
     corpus: str | None = STANDARD_LIBRARY
     mask_token: str = MASK
     checkpoint_every_steps: int = 100
+    device: DeviceName = "auto"
 
     @classmethod
     def of(cls, file: TrainingFile) -> "Job":
@@ -43,6 +44,7 @@ class Job:
             corpus=file.text.corpus,
             mask_token=file.head.mask_token,
             checkpoint_every_steps=file.training.checkpoint_every_steps,
+            device=file.training.device,
         )
 
 
@@ -57,8 +59,8 @@ class Material:
     start: Mapping[str, torch.Tensor] | None
 
 
-def prepare(job: Job) -> Material:
-    """Read everything that `job` names, and check that its training can work.
+def prepare(job: Job, compute: Compute = ALONE) -> Material:
+    """Read everything that `job` names, and check that its training can work there.
 
     Raises:
         ConfigError: It cannot; everything wrong is named.
@@ -71,7 +73,7 @@ def prepare(job: Job) -> Material:
     text = GeneratedText.load(job.generated)
     corpus, mask_token = _corpus(job.corpus, tokenizer), tokenizer.token_to_id(job.mask_token)
     shape = target_shape(folder, tokenizer)
-    check_training(job.plan, shape, text, corpus, mask_token, available_memory_bytes())
+    check_training(job.plan, shape, text, corpus, mask_token, compute.memory_bytes, compute.processes)
     return Material(text, corpus, mask_token, _weights(job, shape.layers, mask_token))
 
 

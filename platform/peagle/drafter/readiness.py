@@ -38,13 +38,15 @@ def check_training(
     corpus: np.ndarray,
     mask_token: int | None,
     memory_bytes: int,
+    processes: int = 1,
 ) -> None:
     """Check a training before it starts.
 
     Args:
         corpus: Text that the target did not write, as one stream: int, [tokens].
         mask_token: Id of P-EAGLE's mask token; None where the tokenizer has none of that name.
-        memory_bytes: What the machine has left.
+        memory_bytes: What is left for each process.
+        processes: How many share the rows of a step.
 
     Raises:
         ConfigError: It cannot work; everything wrong is named.
@@ -53,7 +55,8 @@ def check_training(
         *_text_problems(plan, shape, generated, corpus),
         *_mask_problems(plan, shape, generated, corpus, mask_token),
         *_tap_problems(plan, shape),
-        *_memory_problems(plan, shape, generated.tokens.shape[1], memory_bytes),
+        *_step_problems(plan, generated.tokens.shape[1], processes),
+        *_memory_problems(plan, shape, generated.tokens.shape[1], memory_bytes, processes),
     ]
     if problems:
         raise CombinedConfigError.of(problems)
@@ -126,13 +129,24 @@ def _tap_problems(plan: HeadPlan, shape: TargetShape) -> Iterator[ConfigError]:
         yield ConfigError("head.tapped_layers", taps, f"the target's layers go from 0 to {shape.layers - 1}", fix)
 
 
-def _memory_problems(plan: HeadPlan, shape: TargetShape, row_tokens: int, memory_bytes: int) -> Iterator[ConfigError]:
+def _step_problems(plan: HeadPlan, row_tokens: int, processes: int) -> Iterator[ConfigError]:
+    """Of steps as most are; where one in several sees whole rows, some processes may have none in it."""
+    length = row_tokens if plan.whole_row_every == 1 else min(plan.crop_tokens, row_tokens)
+    rows = max(1, plan.tokens_per_step // length)
+    if rows < processes:
+        problem = f"with rows of {length} tokens a step has {rows}, too few for {processes} processes"
+        fix = f"Write {processes * length} or more, or start fewer processes."
+        yield ConfigError("training.tokens_per_step", plan.tokens_per_step, problem, fix)
+
+
+def _memory_problems(
+    plan: HeadPlan, shape: TargetShape, row_tokens: int, memory_bytes: int, processes: int
+) -> Iterator[ConfigError]:
     needed = peak_bytes(plan, shape, row_tokens)
     if needed <= memory_bytes:
         return
-    problem = (
-        f"a row of {row_tokens} tokens takes about {needed / 2**30:.1f} GiB, and {memory_bytes / 2**30:.1f} are left"
-    )
+    left = f"{memory_bytes / 2**30:.1f} are left" + (" for each process" if processes > 1 else "")
+    problem = f"a row of {row_tokens} tokens takes about {needed / 2**30:.1f} GiB, and {left}"
     more = next((2**power for power in range(1, 11) if _fits(plan, shape, row_tokens, memory_bytes, 2**power)), None)
     if plan.method == "p-eagle" and more is not None:
         fix = f"Write {more}, or generate shorter rows."

@@ -33,27 +33,36 @@ def learned_from(
     }
 
 
-def keep_record(out: Path, plan: "HeadPlan", learned: dict[str, str | int | None]) -> None:
-    """Write down what the folder's checkpoint is trained by and from.
+def check_record(out: Path, plan: "HeadPlan", learned: dict[str, str | int | None]) -> None:
+    """Check that the folder's checkpoint, where there is one, was trained by and from the same.
 
     Raises:
-        ConfigError: It has a checkpoint of another plan, or of other text or another target.
+        ConfigError: It is of another plan, or of other text or another target.
     """
     path = out / PLAN
-    settings = json.loads(json.dumps(asdict(plan)))
-    if path.exists() and (out / CHECKPOINT).exists():
-        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        for name, value in settings.items():
-            if kept.get(name) != value and name != _FREE:
-                problem = f"the checkpoint in {out} was trained with {kept.get(name)}"
-                raise ConfigError(name, value, problem, "Write that, or train into another folder.")
-        # An older version did not say.
-        for name, value in learned.items() if "learned_from" in kept else ():
-            if kept["learned_from"].get(name) != value:
-                problem = f"the checkpoint in {out} was trained with another"
-                raise ConfigError(name, value, problem, "Name what it was trained with, or train into another folder.")
-    record = settings | {"learned_from": learned}
-    path.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    if not (path.exists() and (out / CHECKPOINT).exists()):
+        return
+    kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in _settings(plan).items():
+        if kept.get(name) != value and name != _FREE:
+            problem = f"the checkpoint in {out} was trained with {kept.get(name)}"
+            raise ConfigError(name, value, problem, "Write that, or train into another folder.")
+    # An older version did not say.
+    for name, value in learned.items() if "learned_from" in kept else ():
+        if kept["learned_from"].get(name) != value:
+            problem = f"the checkpoint in {out} was trained with another"
+            raise ConfigError(name, value, problem, "Name what it was trained with, or train into another folder.")
+
+
+def write_record(out: Path, plan: "HeadPlan", learned: dict[str, str | int | None]) -> None:
+    """Write down what the folder's checkpoint is trained by and from."""
+    record = _settings(plan) | {"learned_from": learned}
+    (out / PLAN).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _settings(plan: "HeadPlan") -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
+    return settings
 
 
 def _digest(*arrays: np.ndarray) -> str:

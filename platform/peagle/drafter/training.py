@@ -70,7 +70,7 @@ def save_checkpoint(
 def checkpoint_step(folder: Path) -> int:
     """How many steps the folder's checkpoint has behind it; 0 without one."""
     path = folder / CHECKPOINT
-    return int(torch.load(path, weights_only=True)["step"]) if path.exists() else 0
+    return int(torch.load(path, map_location="cpu", weights_only=True)["step"]) if path.exists() else 0
 
 
 def restore_checkpoint(folder: Path, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> int:
@@ -82,7 +82,7 @@ def restore_checkpoint(folder: Path, model: torch.nn.Module, optimizers: Sequenc
     path = folder / CHECKPOINT
     if not path.exists():
         return 0
-    state = torch.load(path, weights_only=True)
+    state = torch.load(path, map_location="cpu", weights_only=True)  # loading a state moves it to the weights
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved)

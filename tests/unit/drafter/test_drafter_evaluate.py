@@ -1,5 +1,6 @@
 """What a head drafts, and what a greedy target accepts of it."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ from speculators.losses import resolve_loss_config
 from speculators.models.peagle.data import generate_cod_sample_indices
 from transformers import AutoModelForCausalLM
 
+from peagle.drafter.compute import CPU, autocast
 from peagle.drafter.evaluate import drafts_of, evaluate, walk
-from peagle.drafter.heads import Row, TargetTap, autocast
+from peagle.drafter.heads import Row, TargetTap
 from peagle.drafter.partition import draft_tokens
 from peagle.drafter.pretrained import load_head
 from peagle.drafter.text import GeneratedText
@@ -72,7 +74,7 @@ def test_partitioned_drafts_are_those_that_the_training_pass_makes() -> None:
     torch.manual_seed(2)
     anchors, depths = generate_cod_sample_indices(len(TOKENS) - 1, batch["loss_mask"], 6, 0.9, 0.5)
     torch.manual_seed(2)
-    with autocast(), torch.no_grad():
+    with autocast(CPU), torch.no_grad():
         head(
             **batch,
             num_depths=6,
@@ -80,7 +82,7 @@ def test_partitioned_drafts_are_those_that_the_training_pass_makes() -> None:
             down_sample_ratio_min=0.5,
             loss_config=resolve_loss_config("kl_div", "eager"),
         )
-    drafts = draft_tokens(head, batch, 6, autocast, partitions=3)
+    drafts = draft_tokens(head, batch, 6, partial(autocast, CPU), partitions=3)
     assert (drafts[anchors, depths] == seen[0])[anchors >= 0].float().mean() > 0.97  # ties in bfloat16
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peagle.drafter.heads import ANSWER_TOKENS_MIN, HEAD_PLANS, rows_of_step
-from peagle.drafter.record import keep_record, learned_from
+from peagle.drafter.record import check_record, learned_from, write_record
 from peagle.drafter.text import GeneratedText
 from peagle.drafter.training import CHECKPOINT, Rates
 from peagle.errors import ConfigError
@@ -62,12 +62,13 @@ def test_every_row_has_an_answer_and_knows_where_its_prompt_ends(prompt_tokens: 
 
 def test_a_checkpoint_goes_on_only_by_the_plan_that_it_was_trained_with(tmp_path: Path) -> None:
     plan, learned = HEAD_PLANS["p-eagle"], {"target": "one"}
-    keep_record(tmp_path, plan, {"target": "another"})
-    keep_record(tmp_path, replace(plan, seed=12), learned)  # nothing is trained yet
+    write_record(tmp_path, plan, {"target": "another"})
+    check_record(tmp_path, replace(plan, seed=12), learned)  # nothing is trained yet
+    write_record(tmp_path, replace(plan, seed=12), learned)
     (tmp_path / CHECKPOINT).touch()
-    keep_record(tmp_path, replace(plan, seed=12, partitions=4), learned)
+    check_record(tmp_path, replace(plan, seed=12, partitions=4), learned)
     with pytest.raises(ConfigError, match=r"seed = 11: the checkpoint in .* was trained with 12"):
-        keep_record(tmp_path, plan, learned)
+        check_record(tmp_path, plan, learned)
 
 
 def test_a_checkpoint_goes_on_only_from_what_it_was_trained_on(tmp_path: Path) -> None:
@@ -76,19 +77,19 @@ def test_a_checkpoint_goes_on_only_from_what_it_was_trained_on(tmp_path: Path) -
     (target / "model.safetensors").write_bytes(b"one")
     text, corpus = text_of(8, 32), np.arange(40, dtype=np.int32)
     learned = learned_from(target, text, corpus, 1)
-    keep_record(tmp_path, plan, learned)
+    write_record(tmp_path, plan, learned)
     (tmp_path / CHECKPOINT).touch()
-    keep_record(tmp_path, plan, learned_from(target, text_of(8, 32), corpus.copy(), 1))
+    check_record(tmp_path, plan, learned_from(target, text_of(8, 32), corpus.copy(), 1))
     for name, other in {
         "generated": learned_from(target, text_of(9, 32), corpus, 1),
         "corpus": learned_from(target, text, corpus[1:], 1),
         "mask_token": learned_from(target, text, corpus, 0),
     }.items():
         with pytest.raises(ConfigError, match=rf"{name} = .*: the checkpoint in .* was trained with another"):
-            keep_record(tmp_path, plan, other)
+            check_record(tmp_path, plan, other)
     (target / "model.safetensors").write_bytes(b"two")
     with pytest.raises(ConfigError, match="target = "):
-        keep_record(tmp_path, plan, learned_from(target, text, corpus, 1))
+        check_record(tmp_path, plan, learned_from(target, text, corpus, 1))
 
 
 @pytest.mark.parametrize(("steps", "at", "factor"), [(100, 0, 0.1), (100, 50, 1.0), (100, 90, 0.5), (15, 10, 1 / 3)])
@@ -101,6 +102,7 @@ def test_a_checkpoint_of_an_older_version_goes_on(tmp_path: Path) -> None:
     plan = HEAD_PLANS["p-eagle"]
     (tmp_path / "plan.json").write_text(json.dumps(asdict(plan)))
     (tmp_path / CHECKPOINT).touch()
-    keep_record(tmp_path, plan, {"target": "not written down"})
+    check_record(tmp_path, plan, {"target": "not written down"})
+    write_record(tmp_path, plan, {"target": "not written down"})
     with pytest.raises(ConfigError, match="target = 'another'"):
-        keep_record(tmp_path, plan, {"target": "another"})
+        check_record(tmp_path, plan, {"target": "another"})
