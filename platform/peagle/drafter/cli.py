@@ -20,7 +20,9 @@ app = typer.Typer(
 )
 console = Console(stderr=True)
 
-TARGET = Annotated[Path, typer.Argument(help="Folder of the target model.", exists=True, file_okay=False)]
+TARGET = Annotated[
+    str, typer.Argument(help="The target model: its folder, or a Hugging Face repository as org/name[@revision].")
+]
 OUT = Annotated[Path, typer.Option(help="Where the result goes; an interrupted run found there goes on.")]
 STEPS = Annotated[int | None, typer.Option(help="Optimizer steps; by default the plan's.", min=1)]
 PROMPTS = Annotated[int | None, typer.Option(help="How many; by default the plan's.", min=1)]
@@ -52,41 +54,65 @@ def generate(
     out: FILE,
     prompts: PROMPTS = None,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="Continue held-out files, greedily: text to evaluate a head on.")
+        bool,
+        typer.Option(
+            "--held-out",
+            help="Greedily, and from the standard library's held-out files: text to evaluate a head on. A FILE of one's"
+            " own should then hold what no training sees.",
+        ),
     ] = False,
     seed: Annotated[int | None, typer.Option(help="Another gives other text; by default the plan's.", min=0)] = None,
+    prompts_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What to go on from: prompts and chats, one JSON object a line, in a .jsonl; or any UTF-8 text. By"
+            " default Python's standard library.",
+        ),
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask a .jsonl's texts as chats: what a user says.")] = False,
+    row_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a row, prompt and answer, at most; by default the plan's.", min=32)
+    ] = None,
+    tensor_parallel: Annotated[int, typer.Option(help="GPUs to split the target over.", min=1)] = 1,
 ) -> None:
-    """Let the target continue its corpus: the text its heads are trained on, or evaluated on.
+    """Let the target go on from prompts: the text its heads are trained on, or evaluated on.
 
     Example: peagle drafter generate deployments/embedded/target --out generated.npz
     Example: peagle drafter generate deployments/embedded/target --held-out --prompts 256 --out held_out.npz
+    Example: peagle drafter generate org/name --prompts-from chats.jsonl --row-tokens 2048 --out generated.npz
     """
     from dataclasses import replace
 
-    from peagle.drafter.corpus import standard_library, token_stream
-    from peagle.drafter.generate import GenerationPlan
     from peagle.drafter.generate import generate as generate_rows
-    from peagle.drafter.prepare import read_tokenizer
+    from peagle.drafter.prepare import read_tokenizer, target_shape
+    from peagle.drafter.prompt_source import GenerationPlan, ask
+    from peagle.drafter.repository import local_target
+    from peagle.engine.checkpoint import Folder
 
-    tokenizer = read_tokenizer(target)
-    _make_room(out)
     plan = GenerationPlan()
     plan = replace(
         plan,
         prompts=prompts or plan.prompts,
+        row_tokens=row_tokens or plan.row_tokens,
         greedy_ratio=1.0 if held_out else plan.greedy_ratio,
         seed=plan.seed if seed is None else seed,
     )
-    corpus = standard_library()
-    text = generate_rows(target, token_stream(tokenizer, corpus.held_out if held_out else corpus.train), plan)
+    folder = local_target(target, "TARGET")
+    tokenizer = read_tokenizer(folder)
+    plan.check(target_shape(Folder(folder, "target"), tokenizer).context_tokens)
+    _make_room(out)
+    asked = ask(folder, tokenizer, plan, prompts_from, as_chat=chat, held_out=held_out)
+    text, left_out = generate_rows(folder, asked, plan, tensor_parallel)
     text.save(out)
-    rows = text.tokens
-    console.print(f"{len(rows)} of {plan.prompts} rows kept (the others loop), {rows.size} tokens, in {out}")
+    console.print(f"{len(text.tokens)} rows of {text.written.size} tokens in {out}; left out: {left_out}")
 
 
 @app.command()
 def train(
-    target: Annotated[Path | None, typer.Argument(help="Folder of the target model.")] = None,
+    target: Annotated[
+        str | None, typer.Argument(help="The target model: its folder, or a repository as org/name[@revision].")
+    ] = None,
     generated: Annotated[Path | None, typer.Argument(help="Rows from `peagle drafter generate`.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the head goes; an interrupted run there goes on.")] = None,
     plan: Annotated[Path | None, typer.Option(help="YAML that says all of this, and more.")] = None,
@@ -161,7 +187,7 @@ def _only_the_plan(*others: object) -> None:
 
 
 def _job(
-    target: Path | None,
+    target: str | None,
     generated: Path | None,
     out: Path | None,
     method: str,
@@ -173,14 +199,14 @@ def _job(
 
     from peagle.drafter.heads import HEAD_PLANS
     from peagle.drafter.prepare import Job
+    from peagle.drafter.repository import local_target
     from peagle.errors import ConfigError
 
     if target is None or generated is None or out is None:
         fix = "Name TARGET, GENERATED and --out, or a --plan."
         raise ConfigError("peagle drafter train", None, "it is not said what to train", fix)
-    for name, path in (("TARGET", target), ("GENERATED", generated)):
-        if not path.exists():
-            raise ConfigError(name, str(path), "there is no such path", "Name one that is there.")
+    if not generated.exists():
+        raise ConfigError("GENERATED", str(generated), "there is no such path", "Name one that is there.")
     if method not in HEAD_PLANS:
         raise ConfigError("--method", method, "there is no such method", f"Write {' or '.join(HEAD_PLANS)}.")
     plan = HEAD_PLANS[method]
@@ -190,7 +216,7 @@ def _job(
         start=None if start is None else str(start.resolve()),
         steps=steps or plan.steps,
     )
-    return Job(target, generated, out, plan)
+    return Job(local_target(target, "TARGET"), generated, out, plan)
 
 
 @app.command()
@@ -213,15 +239,16 @@ def evaluate(
     """
     from peagle.drafter.compute import device_of
     from peagle.drafter.evaluate import evaluate as evaluate_rows
+    from peagle.drafter.repository import local_target
     from peagle.drafter.text import GeneratedText
 
     place = device_of(device, "--device")
-    text = GeneratedText.load(generated)
-    text = GeneratedText(text.tokens[:rows], text.prompt_tokens[:rows])
+    text = GeneratedText.load(generated).first(rows)
+    folder = local_target(target, "TARGET")
     _use_threads(threads)
     with Progress(TextColumn("rows"), BarColumn(), TextColumn("{task.completed}/{task.total}"), console=console) as bar:
         task = bar.add_task("rows", total=len(text.tokens))
-        found = evaluate_rows(target, head, text, depth, lambda done: bar.update(task, completed=done), place)
+        found = evaluate_rows(folder, head, text, depth, lambda done: bar.update(task, completed=done), place)
     if as_json:
         typer.echo(found.as_json())
         return

@@ -79,20 +79,20 @@ def evaluate(
     """
     head, plan = load_head(target, head_folder)
     vocabulary = head.verifier_lm_head.weight.shape[0]
-    if text.tokens.min() < 0 or text.tokens.max() >= vocabulary:
+    if (written := text.written).min() < 0 or written.max() >= vocabulary:
         problem = f"the target's tokens go from 0 to {vocabulary - 1}"
-        raise ConfigError("GENERATED", int(text.tokens.max()), problem, "Write it with this target.")
+        raise ConfigError("GENERATED", int(written.max()), problem, "Write it with this target.")
     depth = _depth(depth, plan, text)
     head.to(device)
     tap = TargetTap(target, plan.tapped_layers or (), device)
     accepted: list[int] = []
     left_out = 0
-    for done, (tokens, prompt_tokens) in enumerate(zip(text.tokens, text.prompt_tokens, strict=True), 1):
-        batch = tap(Row(tokens, int(prompt_tokens)))
-        if _greedy_ratio(head, batch, tokens, int(prompt_tokens)) < GREEDY_RATIO_MIN:
+    for done, (tokens, prompt_tokens) in enumerate(text.rows(), 1):
+        batch = tap(Row(tokens, prompt_tokens))
+        if _greedy_ratio(head, batch, tokens, prompt_tokens) < GREEDY_RATIO_MIN:
             left_out += 1
-        else:
-            accepted += walk(drafts_of(head, batch, depth).cpu().numpy(), tokens, int(prompt_tokens))
+        elif len(tokens) >= depth + 2:  # a shorter one ends before its first draft does
+            accepted += walk(drafts_of(head, batch, depth).cpu().numpy(), tokens, prompt_tokens)
         report(done)
     if not accepted:
         problem = "no row is greedy text of this target with room for a draft"
@@ -141,7 +141,8 @@ def _depth(depth: int | None, plan: HeadPlan, text: GeneratedText) -> int:
         raise ConfigError("--depth", depth, problem, f"Lower it to {plan.trained_depth}.")
     if text.tokens.shape[1] < depth + 2:
         problem = f"{depth} drafts need rows of {depth + 2} tokens"
-        raise ConfigError("GENERATED", text.tokens.shape[1], problem, "Generate longer rows, or lower --depth.")
+        fix = "Generate with more --row-tokens, or lower --depth."
+        raise ConfigError("GENERATED", text.tokens.shape[1], problem, fix)
     return depth
 
 

@@ -279,18 +279,19 @@ def _optimizers(head: torch.nn.Module, plan: HeadPlan) -> tuple[torch.optim.Opti
 
 
 def rows_of_step(generated: GeneratedText, corpus: np.ndarray, plan: HeadPlan, step: int) -> list[Row]:
-    """The rows of one step, all of one length: they depend on the step number alone."""
+    """The rows of one step, of one length where the text is as long: they depend on the step number alone."""
     draw = np.random.default_rng((plan.seed, step))
     whole = generated.tokens.shape[1]
     length = whole if step % plan.whole_row_every == 0 else min(plan.crop_tokens, whole)
     rows = []
     for _ in range(max(1, plan.tokens_per_step // length)):
         if draw.random() < plan.generated_ratio:
-            row = draw.integers(len(generated.tokens))
-            prompt_tokens = int(generated.prompt_tokens[row])
-            first = min(max(0, prompt_tokens + ANSWER_TOKENS_MIN - length), whole - length)
-            start = draw.integers(first, whole - length + 1)
-            rows.append(Row(generated.tokens[row, start : start + length], max(0, prompt_tokens - start)))
+            row = int(draw.integers(len(generated.tokens)))
+            text, prompt_tokens = generated.row(row), int(generated.prompt_tokens[row])
+            kept = min(length, len(text))
+            first = min(max(0, prompt_tokens + ANSWER_TOKENS_MIN - kept), len(text) - kept)
+            start = draw.integers(first, len(text) - kept + 1)
+            rows.append(Row(text[start : start + kept], max(0, prompt_tokens - start)))
         else:
             start = draw.integers(len(corpus) - length)
             rows.append(Row(corpus[start : start + length]))

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from peagle.drafter.compute import DeviceName
 from peagle.drafter.heads import HEAD_PLANS, HEAD_RATES, HeadPlan
+from peagle.drafter.repository import local_target
 from peagle.drafter.training import Rates
 from peagle.errors import ConfigError
 from peagle.schema import Strict, parse, wrong
@@ -84,7 +85,7 @@ class Training(Strict):
 
 
 class TrainingFile(Strict):
-    """One head's training; paths are relative to the file."""
+    """One head's training; paths are relative to the file. `target` may be a repository, `org/name[@revision]`, too."""
 
     target: Name
     out: Name
@@ -124,11 +125,11 @@ class TrainingFile(Strict):
 
 
 def load_training(path: Path) -> TrainingFile:
-    """Read a plan file; what it names becomes an absolute path.
+    """Read a plan file; what it names becomes an absolute path, a repository that of what is fetched of it.
 
     Raises:
         ConfigError: The file is missing, is not YAML, or a field is wrong; all wrong fields are named. Or the target,
-            the generated rows, the corpus or the head to start from is not there.
+            the generated rows, the corpus or the head to start from is not there, or the target cannot be fetched.
     """
     file = parse(TrainingFile, read_mapping(path), str(path), "a training plan")
     corpus = file.text.corpus
@@ -140,8 +141,8 @@ def load_training(path: Path) -> TrainingFile:
     head = file.head
     if head.start is not None:
         head = head.model_copy(update={"start": _there(path, "head.start", head.start, folder=True)})
-    target = _there(path, "target", file.target, folder=True)
     out = str(_place(path, "out", file.out))
+    target = str(local_target(file.target, f"{path}: target", path.parent))
     return file.model_copy(update={"target": target, "out": out, "text": text, "head": head})
 
 

@@ -68,7 +68,7 @@ def _text_problems(
     row_tokens = generated.tokens.shape[1]
     needed = plan.trained_depth + ANSWER_TOKENS_MIN
     if min(row_tokens, plan.crop_tokens) < needed:
-        name, value, fix = "text.generated", row_tokens, "Use longer rows"
+        name, value, fix = "text.generated", row_tokens, "Raise --row-tokens of `peagle drafter generate`"
         if plan.crop_tokens < needed:
             name, value, fix = "training.crop_tokens", plan.crop_tokens, f"Write {needed} or more"
         problem = f"{plan.trained_depth} depths and an answer of {ANSWER_TOKENS_MIN} need rows of {needed} tokens"
@@ -76,16 +76,21 @@ def _text_problems(
     if row_tokens > shape.context_tokens:
         problem = f"rows are longer than the target's context of {shape.context_tokens} tokens"
         yield ConfigError("text.generated", row_tokens, problem, GENERATE)
-    longest = int(generated.prompt_tokens.max())
-    if longest + ANSWER_TOKENS_MIN > row_tokens:
-        problem = f"a row of {row_tokens} tokens with so long a prompt has no answer of {ANSWER_TOKENS_MIN}"
-        yield ConfigError("text.generated: prompt_tokens", longest, problem, GENERATE)
+    lengths = generated.row_lengths
+    row = int((lengths - generated.prompt_tokens).argmin())
+    if (prompt_tokens := int(generated.prompt_tokens[row])) + ANSWER_TOKENS_MIN > lengths[row]:
+        problem = f"a row of {lengths[row]} tokens with so long a prompt has no answer of {ANSWER_TOKENS_MIN}"
+        yield ConfigError("text.generated: prompt_tokens", prompt_tokens, problem, GENERATE)
+    if plan.method == "eagle3" and (shortest := int(lengths.min())) < plan.trained_depth + 2:
+        problem = f"eagle3 passes over a row once for each of {plan.trained_depth} depths, and the shortest ends before"
+        fix = f"Lower head.trained_depth to {shortest - 2}, or leave out prompts so short."
+        yield ConfigError("text.generated: lengths", shortest, problem, fix)
     if shape.tokenizer_tokens > shape.vocab_size:
         problem = f"the tokenizer has more tokens than the target's vocabulary of {shape.vocab_size}"
         fix = "Put the tokenizer into the target's folder that it was trained with."
         yield ConfigError("target: tokenizer.json", shape.tokenizer_tokens, problem, fix)
     for name, tokens, fix in (
-        ("text.generated: tokens", generated.tokens, GENERATE),
+        ("text.generated: tokens", generated.written, GENERATE),
         ("text.corpus", corpus, "Encode it with the target's own tokenizer."),
     ):
         if tokens.size and (int(tokens.min()) < 0 or int(tokens.max()) >= shape.vocab_size):
@@ -108,7 +113,7 @@ def _mask_problems(
     if mask_token >= shape.vocab_size:
         problem = f"the target's tokens go from 0 to {shape.vocab_size - 1}"
         yield ConfigError("head.mask_token", mask_token, problem, "Name a token of the target's own vocabulary.")
-    for name, tokens in (("generated text", generated.tokens), ("corpus", corpus)):
+    for name, tokens in (("generated text", generated.written), ("corpus", corpus)):
         if count := int((tokens == mask_token).sum()):
             problem = f"the {name} holds it {count} times, so it cannot stand for a token yet to come"
             yield ConfigError("head.mask_token", mask_token, problem, "Name one that the text never holds.")
@@ -149,9 +154,9 @@ def _memory_problems(
     problem = f"a row of {row_tokens} tokens takes about {needed / 2**30:.1f} GiB, and {left}"
     more = next((2**power for power in range(1, 11) if _fits(plan, shape, row_tokens, memory_bytes, 2**power)), None)
     if plan.method == "p-eagle" and more is not None:
-        fix = f"Write {more}, or generate shorter rows."
+        fix = f"Write {more}, or lower --row-tokens of `peagle drafter generate`."
     else:
-        fix = "Generate shorter rows, or use a machine with more memory."
+        fix = "Lower --row-tokens of `peagle drafter generate`, or use a machine with more memory."
     yield ConfigError("training.partitions", plan.partitions, problem, fix)
 
 

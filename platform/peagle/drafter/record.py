@@ -25,9 +25,10 @@ def learned_from(
     target: Path, generated: GeneratedText, corpus: np.ndarray, mask_token: int | None
 ) -> dict[str, str | int | None]:
     """What a head is trained on, each by a short name that is the same for the same content."""
+    lengths = () if generated.lengths is None else (generated.lengths,)
     return {
         "target": fingerprint(target),
-        "generated": _digest(generated.tokens, generated.prompt_tokens),
+        "generated": _digest(generated.tokens, generated.prompt_tokens, *lengths),
         "corpus": _digest(corpus),
         "mask_token": mask_token,
     }

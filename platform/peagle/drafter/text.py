@@ -1,8 +1,10 @@
 """The text that heads learn from: prompts, and how their target went on."""
 
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,19 +12,62 @@ from peagle.errors import ConfigError
 
 REMEDY = "Write it with `peagle drafter generate`."
 
+# Stands behind a text's end; in every vocabulary, and never read.
+PADDING = 0
+
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
     """Prompts with their continuations, `tokens` int32 [rows, tokens]; the first `prompt_tokens`, int32 [rows], of each
-    row are the prompt."""
+    row are the prompt. The first `lengths`, int32 [rows], are text, what follows them is padding; without `lengths`
+    every row is full."""
 
     tokens: np.ndarray
     prompt_tokens: np.ndarray
+    lengths: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, prompts: list[list[int]], answers: list[list[int]]) -> "GeneratedText":
+        """Each prompt with its answer, padded to the longest; all as long as each other, they are full rows."""
+        rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+        lengths = np.asarray([len(row) for row in rows], dtype=np.int32)
+        tokens = np.full((len(rows), lengths.max()), PADDING, dtype=np.int32)
+        for row, text in enumerate(rows):
+            tokens[row, : len(text)] = text
+        prompt_tokens = np.asarray([len(prompt) for prompt in prompts], dtype=np.int32)
+        return cls(tokens, prompt_tokens, lengths if lengths.min() < lengths.max() else None)
+
+    @property
+    def row_lengths(self) -> np.ndarray:
+        """How many tokens of each row are text: int32, [rows]."""
+        rows, width = self.tokens.shape
+        return np.full(rows, width, dtype=np.int32) if self.lengths is None else self.lengths
+
+    @property
+    def written(self) -> np.ndarray:
+        """All rows' tokens without padding, one row after the other: int32, [tokens]."""
+        return self.tokens[np.arange(self.tokens.shape[1]) < self.row_lengths[:, None]]
+
+    def row(self, index: int) -> np.ndarray:
+        """One row without its padding: int32, [tokens]."""
+        return self.tokens[index] if self.lengths is None else self.tokens[index, : self.lengths[index]]
+
+    def rows(self) -> Iterator[tuple[np.ndarray, int]]:
+        """Every row without its padding, and how much of it is the prompt."""
+        return zip(map(self.row, range(len(self.tokens))), self.prompt_tokens.tolist(), strict=True)
+
+    def first(self, rows: int | None) -> "GeneratedText":
+        """The first `rows` rows; all without a number."""
+        lengths = None if self.lengths is None else self.lengths[:rows]
+        return GeneratedText(self.tokens[:rows], self.prompt_tokens[:rows], lengths)
 
     def save(self, path: Path) -> None:
         """Write `path`, whatever its name ends in."""
+        arrays: dict[str, Any] = {"tokens": self.tokens, "prompt_tokens": self.prompt_tokens}
+        if self.lengths is not None:
+            arrays["lengths"] = self.lengths
         with path.open("wb") as file:
-            np.savez(file, tokens=self.tokens, prompt_tokens=self.prompt_tokens)
+            np.savez(file, **arrays)
 
     @classmethod
     def load(cls, path: Path) -> "GeneratedText":
@@ -32,9 +77,16 @@ class GeneratedText:
         """
         try:
             arrays = np.load(path)
-            text = cls(arrays["tokens"], arrays["prompt_tokens"])
+            text = cls(arrays["tokens"], arrays["prompt_tokens"], arrays.get("lengths"))
         except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
             raise ConfigError("generated", str(path), "it holds no generated text", REMEDY) from None
         if text.tokens.ndim != 2 or not len(text.tokens) or text.prompt_tokens.shape != text.tokens.shape[:1]:
             raise ConfigError("generated", str(path), "its rows and prompt lengths do not belong together", REMEDY)
+        if text.lengths is not None and not _fit(text.lengths, text.tokens):
+            raise ConfigError("generated", str(path), "its rows and their lengths do not belong together", REMEDY)
         return text
+
+
+def _fit(lengths: np.ndarray, tokens: np.ndarray) -> bool:
+    counts = np.issubdtype(lengths.dtype, np.integer) and lengths.shape == tokens.shape[:1]
+    return counts and bool((lengths > 0).all() and (lengths <= tokens.shape[1]).all())

@@ -96,6 +96,16 @@ def test_evaluation_counts_greedy_rows_and_leaves_others_out() -> None:
     assert 1 <= found.acceptance_length <= 5
 
 
+def test_drafts_in_padding_are_not_counted() -> None:
+    rows = greedy_rows(3)
+    plain = evaluate(TARGET, EMBEDDED / "p-eagle", rows, 4, lambda _done: None)
+    junk = np.full((3, 20), 7, np.int32)
+    padded = GeneratedText(np.hstack([rows.tokens, junk]), rows.prompt_tokens, np.full(3, 40, np.int32))
+    assert evaluate(TARGET, EMBEDDED / "p-eagle", padded, 4, lambda _done: None) == plain
+    short = GeneratedText(padded.tokens, np.array([16, 16, 2], np.int32), np.array([40, 40, 5], np.int32))
+    assert evaluate(TARGET, EMBEDDED / "p-eagle", short, 4, lambda _done: None).steps < plain.steps
+
+
 def greedy_rows(count: int) -> GeneratedText:
     """Rows of 40 tokens, the last 24 of which the target wrote greedily."""
     model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
