@@ -33,6 +33,11 @@ def autocast(device: torch.device) -> Iterator[None]:
         yield
 
 
+def target_dtype(device: torch.device) -> torch.dtype:
+    """What a target's weights are held in: a large one's would fill a GPU in float32."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
 @dataclass(frozen=True, slots=True)
 class Compute:
     """One of `processes` that train together, of which `local_processes` are on this machine."""

@@ -15,7 +15,7 @@ from speculators.models.peagle import PEagleDraftModel
 from speculators.models.peagle.data import generate_cod_sample_indices
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
-from peagle.drafter.compute import ALONE, CPU, Compute, autocast
+from peagle.drafter.compute import ALONE, CPU, Compute, autocast, target_dtype
 from peagle.drafter.export import export_head
 from peagle.drafter.loss import StepwiseKL, weighted_kl
 from peagle.drafter.partition import backward_in_chunks
@@ -188,7 +188,8 @@ class TargetTap:
     """Runs the target over one row and returns what a head is trained on, shifted as it meets it when drafting."""
 
     def __init__(self, target: Path, tapped_layers: tuple[int, ...], device: torch.device = CPU) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval().to(device)
+        model = AutoModelForCausalLM.from_pretrained(target, dtype=target_dtype(device))
+        self._model = model.eval().to(device)
         self._device = device
         self._tapped_layers = tapped_layers
         self._last: torch.Tensor | None = None

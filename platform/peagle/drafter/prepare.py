@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from peagle.drafter.compute import ALONE, Compute, DeviceName
+from peagle.drafter.compute import ALONE, Compute, DeviceName, target_dtype
 from peagle.drafter.corpus import END_OF_TEXT, MASK, standard_library, token_stream
 from peagle.drafter.export import TRAINING_ONLY
 from peagle.drafter.heads import TARGET_TYPES, HeadPlan, tapped_layers_of
@@ -72,7 +72,7 @@ def prepare(job: Job, compute: Compute = ALONE) -> Material:
     tokenizer = read_tokenizer(job.target)
     text = GeneratedText.load(job.generated)
     corpus, mask_token = _corpus(job.corpus, tokenizer), tokenizer.token_to_id(job.mask_token)
-    shape = target_shape(folder, tokenizer)
+    shape = target_shape(folder, tokenizer, target_dtype(compute.device))
     check_training(job.plan, shape, text, corpus, mask_token, compute.memory_bytes, compute.processes)
     return Material(text, corpus, mask_token, _weights(job, shape.layers, mask_token))
 
@@ -128,8 +128,8 @@ def read_tokenizer(target: Path) -> Tokenizer:
         raise ConfigError("target", str(path), f"it is no tokenizer ({error})", "Copy the target again.") from None
 
 
-def target_shape(folder: Folder, tokenizer: Tokenizer) -> TargetShape:
-    """What `config.json` and the headers of the weights say of a target.
+def target_shape(folder: Folder, tokenizer: Tokenizer, dtype: torch.dtype = torch.float32) -> TargetShape:
+    """What `config.json` and the headers of the weights say of a target whose weights are held in `dtype`.
 
     Raises:
         ConfigError: A size is missing, or there are no weights.
@@ -150,7 +150,7 @@ def target_shape(folder: Folder, tokenizer: Tokenizer) -> TargetShape:
         hidden_size=sizes["hidden_size"],
         mlp_size=sizes["intermediate_size"],
         vocab_size=sizes["vocab_size"],
-        parameters=sum(tensor.elements for tensor in tensors.values()),
+        weights_bytes=dtype.itemsize * sum(tensor.elements for tensor in tensors.values()),
         context_tokens=sizes["max_position_embeddings"],
         tokenizer_tokens=tokenizer.get_vocab_size(),
     )

@@ -20,13 +20,16 @@ WORKSPACE_BYTES = 128 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class TargetShape:
-    """What training has to know of a target; `tokenizer_tokens` is how many ids its tokenizer gives out."""
+    """What training has to know of a target.
+
+    `weights_bytes` is what its weights take in memory, `tokenizer_tokens` how many ids its tokenizer gives out.
+    """
 
     layers: int
     hidden_size: int
     mlp_size: int
     vocab_size: int
-    parameters: int
+    weights_bytes: int
     context_tokens: int
     tokenizer_tokens: int
 
@@ -175,7 +178,7 @@ def peak_bytes(plan: HeadPlan, shape: TargetShape, row_tokens: int, partitions: 
     hidden, vocabulary = shape.hidden_size, shape.vocab_size
     layer = 7 * hidden * hidden + 3 * hidden * shape.mlp_size
     head = plan.layers * layer + 3 * hidden * hidden + 2 * hidden * vocabulary
-    weights = WORKSPACE_BYTES + 4 * shape.parameters + 16 * head + 4 * hidden * vocabulary
+    weights = WORKSPACE_BYTES + shape.weights_bytes + 16 * head + 4 * hidden * vocabulary
     weights += 4 * head if plan.start is not None else 0
     of_layers = plan.layers * 3 * (12 * hidden + 4 * shape.mlp_size)
     of_logits = 24 * vocabulary

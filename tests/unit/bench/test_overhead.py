@@ -16,11 +16,12 @@ from peagle.bench.completions import Completions, Reply
 from peagle.bench.difference import difference
 from peagle.bench.journal import JOURNAL
 from peagle.bench.options import LoadOptions, OverheadOptions
-from peagle.bench.overhead import CLIENT, SCRAPE_EVERY_S, Passes, Run, select_texts
+from peagle.bench.overhead import SCRAPE_EVERY_S, Passes
 from peagle.bench.overhead_report import busy_line, overhead_markdown, overhead_table, verdict_line
 from peagle.bench.overhead_rows import overhead_rows, verdict_rows
 from peagle.bench.overhead_session import OverheadJob, compare_servers
 from peagle.bench.process_cpu import Reading
+from peagle.bench.served import CLIENT, Run, select_texts
 from peagle.bench.servers import CORES, SIDES, THREADS, Server, Side, environment, flags, side_deployment
 from peagle.bench.speculation import PassKey
 from peagle.config import Deployment, parse_deployment

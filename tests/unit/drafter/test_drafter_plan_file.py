@@ -17,7 +17,7 @@ from peagle.errors import ConfigError
 
 EMBEDDED = Path(__file__).parents[3] / "deployments" / "embedded"
 EXAMPLE = EMBEDDED / "p-eagle-training.yaml"
-SHAPE = TargetShape(24, 192, 512, 2048, 11_000_000, 1024, 2048)
+SHAPE = TargetShape(24, 192, 512, 2048, 44_000_000, 1024, 2048)
 PLAN = HEAD_PLANS["p-eagle"]
 GIB = 2**30
 
