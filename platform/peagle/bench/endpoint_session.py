@@ -57,10 +57,10 @@ def _named(addresses: Sequence[str]) -> dict[str, str]:
     """Addresses by name: the one before `=`, else host and port."""
     named: dict[str, str] = {}
     for text in addresses:
-        name, equals, address = text.partition("=")
-        # An address may hold one, behind its scheme.
-        url = base_url(address if equals and "://" not in name else text)
-        name = name if equals and "://" not in name else httpx.URL(url).netloc.decode()
+        before, equals, behind = text.partition("=")
+        is_named = bool(equals) and "://" not in before  # an address may hold one itself
+        url = base_url(behind if is_named else text)
+        name = before if is_named else httpx.URL(url).netloc.decode()
         if not name or name in named:
             raise ConfigError("URL", text, "another one has that name", "Write NAME=URL, each name once.")
         named[name] = url

@@ -65,9 +65,20 @@ class EndpointClient:
     completions: Completions
 
     async def counts(self) -> DraftCounts:
-        """Drafts verified since its replicas started; none where it tells nothing of drafts."""
-        async with self.http.get(f"{self.endpoint.url}/metrics") as answer:
-            return read_counts(await answer.text(), self.endpoint.model) if answer.status == 200 else NO_DRAFTS
+        """Drafts verified since its replicas started; none where it tells nothing of drafts.
+
+        Raises:
+            StartupError: It does not answer.
+        """
+        try:
+            async with self.http.get(f"{self.endpoint.url}/metrics") as answer:
+                said, status = await answer.text(), answer.status
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._silent(error) from error
+        try:
+            return read_counts(said, self.endpoint.model) if status == 200 else NO_DRAFTS
+        except ValueError:  # something else is at that address
+            return NO_DRAFTS
 
     async def check_pins(self) -> None:
         """
@@ -108,7 +119,7 @@ class EndpointClient:
 
     async def _replicas(self) -> list[dict[str, Any]]:
         fleet = await self._fleet("GET", "")
-        return next(model["replicas"] for model in fleet["models"] if model["name"] == self.endpoint.model)
+        return [each for model in fleet["models"] if model["name"] == self.endpoint.model for each in model["replicas"]]
 
     async def _fleet(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         url = f"{self.endpoint.url}/fleet/{path}".rstrip("/")
@@ -118,10 +129,13 @@ class EndpointClient:
                     return await answer.json()
                 said = (await answer.text())[:200]
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise StartupError(f"{self.endpoint.name} does not answer ({error!r})", "Its log says why.") from error
+            raise self._silent(error) from error
         problem = f"K cannot be set at {url}: {answer.status} {said}"
         fix = "Run this where the server runs, on a model with speculation.adaptive, and no K above its depth_max."
         raise ConfigError("--depths", body and body["pin"], problem, fix)
+
+    def _silent(self, error: Exception) -> StartupError:
+        return StartupError(f"{self.endpoint.name} does not answer ({error!r})", "Its log says why.")
 
 
 def read_counts(exposition: str, model: str) -> DraftCounts:

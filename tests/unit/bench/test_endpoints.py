@@ -30,6 +30,7 @@ class Server:
     limits: dict[str, Any] = field(default_factory=lambda: dict(NO_LIMITS))
     fails_after: int | None = None
     depth_max: int = 7
+    exposition: str | None = None
     depth: int = OWN_DEPTH
     pins: list[int | None] = field(default_factory=list)
     asked: list[tuple[str, int]] = field(default_factory=list)
@@ -69,6 +70,8 @@ class Server:
         return web.Response(text=stream)
 
     async def metrics(self, _: web.Request) -> web.Response:
+        if self.exposition is not None:
+            return web.Response(text=self.exposition)
         drafts = sum(depth > 0 for _, depth in self.asked)
         lines = [f'peagle_replica_drafts_total{{model="m",replica="r"}} {drafts}']
         for at in range(1, self.depth_max + 1):
@@ -178,6 +181,13 @@ def test_a_chat_is_asked_as_one(tmp_path: Path) -> None:
     with running(Server()) as server:
         measure(job(server.url, prompts=prompts, repeats=1), tmp_path / "run")
     assert [path for path, _ in server.asked] == ["/v1/chat/completions"] * 2 + ["/v1/completions"]
+
+
+@pytest.mark.parametrize("exposition", ["", "<html>{not found</html>"])
+def test_a_server_that_tells_nothing_of_drafts_is_measured_without(tmp_path: Path, exposition: str) -> None:
+    with running(Server(exposition=exposition)) as server:
+        (row,) = measure(job(server.url, repeats=1), tmp_path / "run")["rows"]
+    assert (row["drafts"], row["acceptance_length"], row["itl_ms_p50"]) == (0, None, None)
 
 
 def test_what_an_operator_has_decided_stays(tmp_path: Path) -> None:
