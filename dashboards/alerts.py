@@ -6,8 +6,11 @@ from dashboards.objectives import BY, OBJECTIVES
 from dashboards.rules import Alert, Recording
 
 _BY_REPLICA = "namespace, model, replica"
-# Fewer drafts than this in ten minutes prove nothing.
-_DRAFTS = f"sum by ({_BY_REPLICA}) (increase(peagle_replica_drafts_total[10m])) > 200"
+
+
+def _drafted(least: int) -> str:
+    """Fewer drafts than this in ten minutes prove nothing."""
+    return f"sum by ({_BY_REPLICA}) (increase(peagle_replica_drafts_total[10m])) > {least}"
 
 
 def _of_replica(part: str, whole: str, window: str = "10m") -> str:
@@ -15,6 +18,12 @@ def _of_replica(part: str, whole: str, window: str = "10m") -> str:
         return f"sum by ({_BY_REPLICA}) (rate({name}[{window}]))"
 
     return f"{rate(part)} / {rate(whole)}"
+
+
+def _moved(past: str = "") -> str:
+    """How often the rule changed K in a quarter of an hour, trials aside."""
+    causes = '{cause=~"gain|latency|probe_adopted"}'
+    return f"sum by ({_BY_REPLICA}) (increase(peagle_replica_depth_changes_total{causes}[15m]{past}))"
 
 
 FIRST = "replica:peagle_first_position_acceptance:ratio_rate10m"
@@ -64,17 +73,29 @@ SERVING = (
         "No replica of {{ $labels.model }} has answered for 5 minutes.",
         "Nothing of this model is served. `kubectl get rayservice,pods` shows whether pods are missing, `peagle "
         "status` whether replicas are, and the log of Ray Serve's controller why one does not start. Missing GPUs "
-        "and a drafter that does not match are the usual reasons: `peagle cluster preflight` names both.",
+        "(`peagle cluster preflight` tells) and a drafter that does not match (`peagle validate`) are the usual "
+        "reasons.",
     ),
     Alert(
         "PeagleReplicaFlaps",
-        "changes(peagle_replicas_answering[30m]) > 8",
+        # A roll-out is two changes for each replica. The weights of a large model take long to load, each time.
+        "changes(peagle_replicas_answering[2h]) > 6 + 3 * max_over_time(peagle_replicas_answering[2h])",
         "5m",
         "warning",
         "Replicas of {{ $labels.model }} come and go.",
-        "The number of answering replicas changed more than eight times in half an hour. Outside a roll-out that is a "
+        "The number of answering replicas changed more often in two hours than a roll-out makes it. That is a "
         "replica that dies and is started again, or autoscaling that cannot settle. See Overview for replicas by "
         "state, and the log of the replica that starts last. For autoscaling, narrow replicas.min and replicas.max.",
+    ),
+    Alert(
+        "PeagleReplicaDoesNotStart",
+        f'sum by ({BY}) (peagle_replicas{{state="starting"}}) > 0',
+        "45m",
+        "warning",
+        "A replica of {{ $labels.model }} has been starting for three quarters of an hour.",
+        "It waits for a GPU, downloads or loads its weights, or fails and is started over and over. The log of Ray "
+        "Serve's controller tells which, and the replica's own why it fails. Nodes that do not come are the "
+        "autoscaler's: `kubectl get pods` shows those that are pending.",
     ),
     Alert(
         "PeagleScrapeLost",
@@ -143,30 +164,41 @@ SPECULATION = (
     Alert(
         "PeagleAcceptanceCollapses",
         # Against the model's past: a roll-out brings replicas that have none of their own.
-        f"({FIRST} < on ({BY}) group_left 0.5 * avg_over_time({FIRST_OF_MODEL}[6h] offset 30m)) and ({_DRAFTS})",
+        f"({FIRST} < on ({BY}) group_left 0.5 * avg_over_time({FIRST_OF_MODEL}[6h] offset 30m)) and ({_drafted(50)})",
         "5m",
         "warning",
         "The drafts of {{ $labels.replica }} are right half as often as they were.",
         "The first draft token is accepted half as often as the model's was in the hours before. Different prompts do "
         "that by degrees; "
         "at once, on every replica, it is a drafter that does not match a new target; on one replica, a fault of that "
-        "engine. See Speculation for acceptance by position. The depth rule already answers with a shallow K: if "
-        "output is at stake, pin K = 0 (PUT /fleet/models/MODEL/depth) and compare the checkpoints with "
-        "`peagle validate`.",
+        "engine. See Speculation for acceptance by position. Outputs are the target's own all the same; speed is lost. "
+        "Where depth adapts, the rule already answers with a shallow K, and PUT /fleet/models/MODEL/depth pins it to "
+        "0; elsewhere set speculation.depth_static to 0. Compare the checkpoints with `peagle validate`.",
     ),
     Alert(
         "PeagleDepthIsNotApplied",
-        f"({EFFECTIVE} < 0.75) and ({_DRAFTS})",
+        f"({EFFECTIVE} < 0.75) and ({_drafted(200)})",
         "10m",
         "warning",
         "The engine of {{ $labels.replica }} verifies fewer draft tokens than its plan asks for.",
         "Requested and effective K differ by more than a quarter. Short answers end inside a draft and grammars cut "
-        "drafts, which is harmless; otherwise the plan does not reach the scheduler: see the replica's log for live "
-        "depth, and Speculation for the version of its table.",
+        "drafts, which is harmless; otherwise vLLM drafts less than it is asked to: see the replica's log for live "
+        "depth, and `/version` for a vLLM that it was not made for.",
+    ),
+    Alert(
+        "PeaglePlanIsNotApplied",
+        "peagle_replica_plan_version offset 2m > peagle_replica_depth_version",
+        "2m",
+        "warning",
+        "The engine of {{ $labels.replica }} does not take the Router's plan.",
+        "Its depth table is older than the plan of two minutes ago, so K no longer follows the load. The replica's log "
+        "says what setting it failed with; a long step of the engine only delays it. Speculation shows both versions.",
     ),
     Alert(
         "PeagleDepthOscillates",
-        "changes(peagle_replica_depth_planned[30m]) > 20 and stddev_over_time(peagle_replica_running_requests[30m]) "
+        # In two quarters of an hour: what a new load makes the rule learn comes within one.
+        f"({_moved()} > 15 and {_moved(' offset 15m')} > 15) and on ({_BY_REPLICA}) "
+        "stddev_over_time(peagle_replica_running_requests[30m]) "
         "< 0.25 * avg_over_time(peagle_replica_running_requests[30m])",
         "10m",
         "warning",
@@ -185,13 +217,17 @@ SPECULATION = (
     ),
     Alert(
         "PeagleGoodputUnderPrediction",
-        "peagle_replica_goodput_ratio < 0.9 and peagle_replica_running_requests > 0",
-        "15m",
+        # The guard takes a prediction back within seconds, and the ratio with it; what lasts is that it has to.
+        f'(sum by ({_BY_REPLICA}) (count_over_time(peagle_replica_depth_mode{{mode="fallback"}}[30m])) '
+        f"> 0.5 * sum by ({_BY_REPLICA}) (count_over_time(peagle_replica_running_requests[30m]))) "
+        f"or avg by ({_BY_REPLICA}) (avg_over_time(peagle_replica_goodput_ratio[15m])) < 0.9",
+        "5m",
         "warning",
-        "{{ $labels.replica }} generates less than nine tenths of what its plan predicts.",
-        "The model of step times does not fit this replica: a neighbour on its cores or its GPU, throttling (see Nodes "
-        "and GPUs for clocks), or requests of a new shape. The guard goes back to the configured K if it lasts; see "
-        "Speculation for fallbacks.",
+        "{{ $labels.replica }} generates less than its plans predict, and has mostly been without one.",
+        "For most of half an hour the guard has held the configured K, since no prediction came true; or tokens/s have "
+        "stayed under nine tenths of it. The model of step times does not fit this replica: a neighbour on its cores "
+        "or its GPU, throttling (see Nodes and GPUs for clocks), or requests of a new shape. The log of decisions "
+        "(GET /fleet/replicas/REPLICA/depth) has each fallback with what it was decided on.",
     ),
     Alert(
         "PeagleDepthFallsBack",

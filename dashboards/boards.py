@@ -17,6 +17,17 @@ SPACE = 'namespace=~"$namespace"'
 OF_MODEL = f'{SPACE}, model=~"$model"'
 OF_REPLICA = f'{OF_MODEL}, replica=~"$replica"'
 
+PLAN_CHANGES, ROLL_OUTS = "Plan changes", "Roll-outs"
+SAID = {
+    PLAN_CHANGES: {
+        "titleFormat": "K changes: {{cause}}",
+        "textFormat": "{{model}} {{replica}}",
+        "tagKeys": "model,cause",
+    },
+    ROLL_OUTS: {"titleFormat": "Replicas {{state}}", "textFormat": "{{model}}", "tagKeys": "model,state"},
+}
+"""What Grafana shows of each annotation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Board:
@@ -66,6 +77,13 @@ def _annotation(name: str, colour: str, expr: str) -> builders.AnnotationQuery:
     return builders.AnnotationQuery().name(name).datasource(DATASOURCE).enable(True).icon_color(colour).expr(expr)
 
 
+def _plan_changes(by_replica: bool) -> str:
+    """Trials aside, each of which would be two more."""
+    scope = f'{OF_REPLICA if by_replica else OF_MODEL}, cause!~"probe|probe_reverted"'
+    changes = f"increase(peagle_replica_depth_changes_total{{{scope}}}[2m])"
+    return f"sum by (model, replica, cause) ({changes}) > 0"
+
+
 def grafana(board: Board) -> builders.Dashboard:
     """Return Grafana's builder of `board`."""
     links = builders.DashboardLink("peagle").type(dashboard.DashboardLinkType.DASHBOARDS).tags([TAG])
@@ -85,10 +103,9 @@ def grafana(board: Board) -> builders.Dashboard:
     for name in board.variables:
         built = built.with_variable(_variable(name))
     if "model" in board.variables:
-        changes = f"sum by (model, replica, cause) (increase(peagle_replica_depth_changes_total{{{OF_MODEL}}}[1m])) > 0"
         rolling = f'sum by (model, state) (peagle_replicas{{{OF_MODEL}, state=~"starting|updating|stopping"}}) > 0'
-        built = built.annotation(_annotation("Plan changes", "blue", changes))
-        built = built.annotation(_annotation("Roll-outs", "purple", rolling))
+        built = built.annotation(_annotation(PLAN_CHANGES, "blue", _plan_changes("replica" in board.variables)))
+        built = built.annotation(_annotation(ROLL_OUTS, "purple", rolling))
     for row in board.rows:
         built = built.with_row(builders.Row(row.title))
         for panel in row.panels:
@@ -101,4 +118,8 @@ def text_of(board: Board) -> str:
     built = grafana(board).build()
     for number, panel in enumerate(built.panels or [], start=1):
         panel.id_val = number
-    return json.dumps(built, cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    plain = json.loads(json.dumps(built, cls=JSONEncoder))
+    for annotation in plain.get("annotations", {}).get("list", ()):
+        # The SDK does not know the fields of Prometheus' annotations.
+        annotation |= SAID.get(annotation["name"], {})
+    return json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

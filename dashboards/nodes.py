@@ -44,7 +44,7 @@ NODES = (
 
 GPUS = (
     _gpu("Utilization", "Share of time with any kernel.", units.Percent, "DCGM_FI_DEV_GPU_UTIL", 100),
-    _gpu("SMs active", "Share of time with work on graphics or compute engines.", units.PercentUnit,
+    _gpu("Engines active", "Share of time with work on graphics or compute engines.", units.PercentUnit,
          "DCGM_FI_PROF_GR_ENGINE_ACTIVE", 1),
     _gpu("Tensor cores active", "What a step spends on matrix products; low where memory is the bound.",
          units.PercentUnit, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 1),

@@ -121,9 +121,12 @@ DEPTH = (
     ),
     Panel(
         "Version of the table",
-        "Rises with every change of the plan.",
+        "Rises with every change of the plan: that of the Router's plan, and of the one that the engine applies.",
         units.Short,
-        (_gauge("peagle_replica_depth_version"),),
+        (
+            _gauge("peagle_replica_plan_version", "{{replica}} planned"),
+            _gauge("peagle_replica_depth_version", "{{replica}} applied"),
+        ),
         width=12,
     ),
     Panel(

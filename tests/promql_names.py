@@ -21,6 +21,16 @@ DECLARED = {
 }
 """Every series that the platform exports, with its labels."""
 
+BOUNDED = {
+    (series, label.name): label.values
+    for metric in METRICS
+    for series in metric.series
+    for label in metric.labels
+    if label.values
+}
+"""The values that a label of a series has, where they are known beforehand."""
+OUTCOMES = next(label.values for metric in METRICS for label in metric.labels if label.name == "outcome")
+
 
 def nodes(expr: str) -> list[Any]:
     """Every node of the syntax tree of `expr`; raises ValueError where Prometheus would refuse it."""
@@ -36,6 +46,23 @@ def selectors(nodes: list[Any]) -> Iterator[tuple[str, frozenset[str]]]:
             yield node.name, frozenset(matcher.name for matcher in node.matchers.matchers)
 
 
+def wrong_values(nodes: list[Any]) -> Iterator[str]:
+    """Yield each value that a series is filtered by and its label never has."""
+    for node in nodes:
+        if not isinstance(node, promql_parser.VectorSelector):
+            continue
+        for matcher in node.matchers.matchers:
+            # Of recorded series, those by outcome are all of requests.
+            usual = OUTCOMES if matcher.name == "outcome" else None
+            known = BOUNDED.get((node.name, matcher.name), usual)
+            if known is None or matcher.value.startswith("$"):
+                continue
+            regular = matcher.op in (promql_parser.MatchOp.Re, promql_parser.MatchOp.NotRe)
+            for value in matcher.value.split("|") if regular else [matcher.value]:
+                if value not in known:
+                    yield f"{node.name} has no {matcher.name} {value}"
+
+
 def aggregations(nodes: list[Any]) -> Iterator[tuple[frozenset[str], set[str]]]:
     """Yield the labels by which each aggregation groups, and the series inside it."""
     for node in nodes:
@@ -49,7 +76,7 @@ def wrong_names(expr: str, recorded: dict[str, frozenset[str]] | None = None) ->
     """Series that `expr` names and nothing exports, and labels that they do not have."""
     known = {**DECLARED, **(recorded or {})}
     tree = nodes(expr)
-    wrong = []
+    wrong = [*wrong_values(tree)]
     for name, filters in selectors(tree):
         if name in known:
             wrong += [f"{name} has no label {label}" for label in sorted(filters - known[name])]

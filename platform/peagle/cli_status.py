@@ -17,6 +17,9 @@ from peagle.errors import StartupError
 
 Fleet = dict[str, Any]
 
+PLAN_OLD_S = 5.0
+"""A plan is confirmed twice a second; one this old is not."""
+
 
 def run_status(url: str, *, watch: bool, interval_s: float, as_json: bool) -> None:
     """Print the fleet once, or refresh it until Ctrl-C.
@@ -102,7 +105,10 @@ def _depths(replica: dict[str, Any]) -> str:
     asked = str(depths[0]) if min(depths) == max(depths) else f"{max(depths)}..{min(depths)}"
     mode = replica.get("depth_mode", "static")
     chosen = "" if mode == "static" else f" {mode}"
-    return f"{asked} / {_number(replica.get('depth_effective'), '{:.1f}')}{chosen}"
+    # A plan that nobody confirms any more still holds, but no longer follows the load.
+    age_s = replica.get("plan_age_s")
+    alone = f", no Router for {age_s:.0f} s" if age_s is not None and age_s > PLAN_OLD_S else ""
+    return f"{asked} / {_number(replica.get('depth_effective'), '{:.1f}')}{chosen}{alone}"
 
 
 def _number(value: float | None, form: str) -> str:

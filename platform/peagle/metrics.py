@@ -353,6 +353,7 @@ REPLICA_METRICS = (
         "Tokens per second over those predicted, lately; the guard acts on it.",
         "goodput_ratio",
     ),
+    _gauge("peagle_replica_plan_version", Unit.VERSION, OF_REPLICA, "Version of the Router's plan.", "plan_version"),
     _gauge(
         "peagle_replica_speedup_ratio",
         Unit.RATIO,

@@ -92,24 +92,46 @@ def queue(open_requests: str) -> Series:
     }
 
 
-def planned(depths: str, running: str) -> Series:
+def moved(changes: str, running: str, cause: str = "gain") -> Series:
     return {
-        f"peagle_replica_depth_planned{{{R}}}": depths,
+        f'peagle_replica_depth_changes_total{{{R},cause="{cause}"}}': changes,
         f"peagle_replica_running_requests{{{R}}}": running,
     }
 
 
-def goodput(ratio: float, running: int) -> Series:
+def held_by_guard(mode: str) -> Series:
+    """The guard's fallback as often as `mode` says."""
     return {
-        f"peagle_replica_goodput_ratio{{{R}}}": f"{ratio}x60",
-        f"peagle_replica_running_requests{{{R}}}": f"{running}x60",
+        f'peagle_replica_depth_mode{{{R},mode="fallback"}}': mode,
+        f"peagle_replica_running_requests{{{R}}}": "4x60",
     }
+
+
+def versions(planned: str, applied: str) -> Series:
+    return {
+        f"peagle_replica_plan_version{{{R}}}": planned,
+        f"peagle_replica_depth_version{{{R}}}": applied,
+    }
+
+
+def goodput(ratio: float) -> Series:
+    return {f"peagle_replica_goodput_ratio{{{R}}}": f"{ratio}x60"}
 
 
 ANSWERING = f"peagle_replicas_answering{{{M}}}"
 CASES = (
     Case("PeagleNoReplica", {ANSWERING: "1x20 0x40"}, {ANSWERING: "2x20 1x40"}),
+    # Every twenty minutes; and a roll-out of four.
+    Case("PeagleReplicaFlaps", {ANSWERING: " ".join(["1x14 0x4"] * 8)}, {ANSWERING: "4x60 3 4 3 4 3 4 3 4x60"}, "140m"),
     Case("PeagleReplicaFlaps", {ANSWERING: " ".join(["2 1"] * 30)}, {ANSWERING: "2x20 1 2 3 2x40"}),
+    Case(
+        "PeagleReplicaDoesNotStart",
+        {f'peagle_replicas{{{M},state="starting"}}': "1x60"},
+        {
+            f'peagle_replicas{{{M},state="starting"}}': "1x25 _x10 1x25",
+            f'peagle_replicas{{{M},state="running"}}': "1x60",
+        },
+    ),
     Case(
         "PeagleScrapeLost",
         {ANSWERING: "1x20"},
@@ -133,13 +155,18 @@ CASES = (
     Case("PeagleAcceptanceCollapses", first_position(70, 20), first_position(70, 50), "385m"),
     Case("PeagleAcceptanceCollapses", rolled_out(20), rolled_out(50), "385m"),
     Case("PeagleDepthIsNotApplied", verified(0.5), verified(0.9)),
-    Case("PeagleDepthOscillates", planned("3 5 " * 30, "8x60"), planned("3 5 " * 30, "2 32 " * 30)),
+    Case("PeaglePlanIsNotApplied", versions("4+1x60", "4x60"), versions("4+1x60", "3+1x60")),
+    Case("PeagleDepthOscillates", moved("0+2x60", "8x60"), moved("0+2x60", "2 32 " * 30)),
+    # What a new load makes it learn; and trials, which are no changes.
+    Case("PeagleDepthOscillates", moved("0+2x60", "8x60"), moved("0x15 0+6x7 42x40", "8x60")),
+    Case("PeagleDepthOscillates", moved("0+2x60", "8x60", "probe_adopted"), moved("0+2x60", "8x60", "probe")),
     Case(
         "PeaglePlanStale",
         {f"peagle_replica_plan_age_seconds{{{R}}}": "0+60x60"},
         {f"peagle_replica_plan_age_seconds{{{R}}}": "0.4x60"},
     ),
-    Case("PeagleGoodputUnderPrediction", goodput(0.8, 4), goodput(0.8, 0)),
+    Case("PeagleGoodputUnderPrediction", goodput(0.8), goodput(0.95)),
+    Case("PeagleGoodputUnderPrediction", held_by_guard("1x25 _x6 1x30"), held_by_guard("1x10 _x20 1x3 _x26")),
     Case(
         "PeagleDepthFallsBack",
         {f"peagle_replica_depth_fallbacks_total{{{R}}}": "0x10 1x10 2x10 4x30"},

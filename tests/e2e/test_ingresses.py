@@ -65,3 +65,12 @@ def test_a_scrape_hears_every_ingress_process(url: str, count: int) -> None:
         assert time.monotonic() < deadline, (before, after)
         time.sleep(0.5)
     assert all(counted(url) == after for _ in range(8))
+
+    paused = httpx.put(f"{url}/fleet/metrics", json={"counting": False}).raise_for_status().json()
+    assert paused == {"counting": False, "ingresses": count, "replicas": {}}
+    for _ in range(ASKED):
+        httpx.get(f"{url}/version").raise_for_status()
+    assert counted(url) == after
+    httpx.put(f"{url}/fleet/metrics", json={"counting": True}).raise_for_status()
+    httpx.get(f"{url}/version").raise_for_status()
+    assert (counted(url) - after).total() == 1

@@ -309,6 +309,13 @@ def test_status_says_who_chose_the_depths_unless_it_is_the_file() -> None:
     assert "static" not in shown(fleet(1), fleet(1, depth_mode="static"))
 
 
+@pytest.mark.parametrize(("age_s", "told"), [(0.4, False), (42.0, True), (None, False)])
+def test_status_tells_of_a_plan_that_no_router_confirms(age_s: float | None, told: bool) -> None:
+    replica = fleet(1, depth_mode="adaptive", plan_age_s=age_s)
+    text = " ".join(shown(replica, replica).split())
+    assert ("no Router for 42 s" in text) == told
+
+
 def test_status_of_a_replica_that_restarted_has_no_speed_rather_than_a_negative_one() -> None:
     row = next(line for line in shown(fleet(1000), fleet(10)).splitlines() if "a1" in line)
     assert row.split("│")[-2].strip() == "-"

@@ -14,4 +14,5 @@ attempt.py     how the tries at one request are told apart; waits.py: how long c
 edge.py        the same care for Serve's own proxy, in its process; traced.py: its first span
 fleet.py       questions to every replica: health and status
 metrics.py     Prometheus text of the answers and of this process's requests
+scraping.py    the routes that read it, and that have counting pause
 """

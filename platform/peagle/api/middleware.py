@@ -33,7 +33,9 @@ class Guard:
         given = Headers(scope=scope).get(REQUEST_ID)
         request_id = given or uuid.uuid4().hex
         started = time.monotonic()
-        scope.setdefault("state", {}).update(request_id=request_id, started_s=started)
+        # Decided once, so that a request which is open is also seen to end.
+        counted = self._counts and http_metrics().counting
+        scope.setdefault("state", {}).update(request_id=request_id, started_s=started, counted=counted)
         status: int | None = None
         whole = False
 
@@ -67,7 +69,7 @@ class Guard:
                 raise
             await describe(error).response()(scope, receive, observe)
         finally:
-            if self._counts:
+            if counted:
                 _count(scope, status, whole, time.monotonic() - started)
 
 

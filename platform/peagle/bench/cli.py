@@ -152,7 +152,7 @@ def dispatch(
 @partial(take_load, without=("skip_loops",), prompts=96)
 def overhead(
     file: File,
-    sides: Annotated[str, typer.Option(help="Servers to compare, with commas.")] = "vllm,peagle,peagle-unmetered",
+    sides: Annotated[str, typer.Option(help="Sides to compare, with commas.")] = "vllm,peagle,peagle-unmetered",
     concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,8,32",
     out: GoOn = None,
     *,
@@ -160,10 +160,10 @@ def overhead(
 ) -> None:
     """Compare the platform with vLLM's own server on the same engine.
 
-    Real servers, each with all its processes: vllm, peagle (`peagle serve`) and peagle-unmetered (the same without
-    metrics). All stay up and take turns, prompt set by prompt set: throughput, TTFT, ITL, and which process uses the
-    CPU. One replica at the file's static K, streaming completions, greedy, fixed output length. Writes result.json,
-    report.md, pictures and the servers' logs.
+    Real servers, each with all its processes: vllm, peagle (`peagle serve`) and peagle-unmetered (the same server
+    while it counts nothing). They stay up and take turns, prompt set by prompt set: throughput, TTFT, ITL, and which
+    process uses the CPU. One replica at the file's static K, streaming completions, greedy, fixed output length.
+    Writes result.json, report.md, pictures and the servers' logs.
 
     After Ctrl-C the same command goes on where it stopped.
 

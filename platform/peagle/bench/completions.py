@@ -102,6 +102,21 @@ class Completions:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _failed(self.url, repr(error)) from error
 
+    async def count(self, counting: bool) -> None:
+        """Have a peagle server count from now on, or not.
+
+        Raises:
+            StartupError: Some of its processes have not heard of it.
+        """
+        try:
+            async with self.http.put(f"{self.url}/fleet/metrics", json={"counting": counting}) as answer:
+                answer.raise_for_status()
+                told = await answer.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise _failed(self.url, repr(error)) from error
+        if not told["replicas"].get(self.model):
+            raise _failed(self.url, f"no replica was told whether to count: {told}")
+
 
 def client_session(headers: Mapping[str, str] | None = None, *, trust_env: bool = False) -> aiohttp.ClientSession:
     """Connections to the servers, as many as are needed; close it. `trust_env` heeds the environment's proxies."""

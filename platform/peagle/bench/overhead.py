@@ -20,8 +20,9 @@ SCRAPE_EVERY_S = 5.0
 
 
 class Subject(Protocol):
-    """A server as a pass needs it."""
+    """A side of the comparison as a pass needs it; `prepare` makes its server that side."""
 
+    async def prepare(self) -> None: ...
     async def ask(self, prompt: Prompt, cache_salt: str) -> Reply: ...
     async def scrape(self) -> None: ...
     def cpu(self) -> Reading: ...
@@ -41,6 +42,7 @@ class Passes:
     async def make(self, key: PassKey) -> ServedPass:
         subject, salt = self.subjects[key.variant], f"pass-{next(self._salts)}"
         prompts = prompt_sets(self.prompts, key.concurrency)[key.prompt_set]
+        await subject.prepare()
         before, client_before = subject.cpu(), subject.client_cpu_s()
         async with self._scraping(key.variant):
             seconds, replies = await closed_loop(lambda prompt: subject.ask(prompt, salt), prompts, key.concurrency)

@@ -99,9 +99,9 @@ def _circumstances(result: Mapping[str, Any]) -> list[str]:
         f"output tokens each, greedy, end of text ignored; {result['repeats']} repeats; "
         f"{'eager' if result['eager'] else 'compiled'}. {prompts['examined']} prompts were looked at, "
         f"{prompts['too_long']} were too long.",
-        f"- Sides: `{VLLM}` is vLLM's own OpenAI server, `peagle` is `peagle serve`, `{UNMETERED}` the same with "
-        f"--no-metrics. All have the same engine arguments, K = {result['depth']}, and one replica, whose engine "
-        "computes on the same cores.",
+        f"- Sides: `{VLLM}` is vLLM's own OpenAI server, `peagle` is `peagle serve`, `{UNMETERED}` the same "
+        "server while it counts nothing and nobody reads its metrics. All have the same engine arguments, "
+        f"K = {result['depth']}, and one replica, whose engine computes on the same cores.",
         "- Every side runs a set of prompts before any runs the next; ratios and what is added pair what the same "
         "repeat measured. No prompt is in a cache. Figures are medians with extremes over repeats.",
         "- ITL is the time between two outputs of one request, and one output may carry several tokens.",

@@ -19,7 +19,7 @@ from peagle.bench.plan import rotated
 from peagle.bench.process_cpu import Reading, used_s
 from peagle.bench.served import served_runs
 from peagle.bench.served_session import ServedJob, choose_texts, measure_until_done, prompt_figures, time_passes
-from peagle.bench.servers import Server, Side, side_deployment, sides_of
+from peagle.bench.servers import PEAGLE, Server, Side, side_deployment, sides_of
 from peagle.bench.session import IDLE_CORES_ALLOWED, IDLE_SECONDS
 from peagle.bench.settings import OVERHEAD, overhead_settings, weights_of
 from peagle.bench.workloads import read_prompts
@@ -47,7 +47,7 @@ class OverheadJob(ServedJob):
     def of(cls, deployment: Deployment, options: OverheadOptions) -> Self:
         """Raises ConfigError where the options do not fit each other or the file."""
         sides, load, most = sides_of(options.sides), options.load, max(options.concurrencies)
-        served = side_deployment(deployment, len(sides), eager=load.eager)
+        served = side_deployment(deployment, len({side.server for side in sides}), eager=load.eager)
         load.check(options.concurrencies)
         for name, limit in (
             ("engine.max_num_seqs", served.engine.get("max_num_seqs")),
@@ -63,10 +63,15 @@ class OverheadJob(ServedJob):
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A server with its client."""
+    """A side with its server and the client of that."""
 
+    side: Side
     server: Server
     client: Completions
+
+    async def prepare(self) -> None:
+        if self.side.server == PEAGLE:
+            await self.client.count(self.side.is_counted)
 
     async def ask(self, prompt: Prompt, cache_salt: str) -> Reply:
         return await self.client.ask(prompt, cache_salt)
@@ -104,14 +109,16 @@ async def _measure(job: OverheadJob, journal: Journal, folder: Path, terminal: T
     try:
         # None is always the first, or the last, to find its place in the machine's memory.
         number = len(journal.sittings)
-        await _start(rotated(job.variants, number), job.deployment, servers, folder / LOGS / str(number + 1), terminal)
+        names = list(dict.fromkeys(side.server for side in rotated(job.variants, number)))
+        await _start(names, job.deployment, servers, folder / LOGS / str(number + 1), terminal)
         journal.sit(Sitting(load_before, await _idle_cores(servers, terminal)))
         async with AsyncExitStack() as stack:
             subjects = {}
-            for server in servers:
-                http = await stack.enter_async_context(client_session())
+            running = {server.name: server for server in servers}
+            for side in job.variants:
+                http, server = await stack.enter_async_context(client_session()), running[side.server]
                 client = Completions(http, server.url, job.deployment.name, job.load.tokens)
-                subjects[server.side.name] = _Subject(server, client)
+                subjects[side.name] = _Subject(side, server, client)
             await _time_passes(job, journal, subjects, terminal)
     finally:
         with terminal.stage("Stop"):
@@ -121,12 +128,12 @@ async def _measure(job: OverheadJob, journal: Journal, folder: Path, terminal: T
 
 
 async def _start(
-    sides: Sequence[Side], deployment: Deployment, servers: list[Server], logs: Path, terminal: Terminal
+    names: Sequence[str], deployment: Deployment, servers: list[Server], logs: Path, terminal: Terminal
 ) -> None:
-    """Append each side's server to `servers`, so that a failure leaves those that did start to be stopped."""
-    for number, side in enumerate(sides, start=1):
-        with terminal.stage(f"Start server {number} of {len(sides)}: {side.name}"):
-            server = Server.start(side, deployment, logs)
+    """Append each server to `servers`, so that a failure leaves those that did start to be stopped."""
+    for number, name in enumerate(names, start=1):
+        with terminal.stage(f"Start server {number} of {len(names)}: {name}"):
+            server = Server.start(name, deployment, logs)
             servers.append(server)
             await server.wait_until_ready()
 
@@ -136,7 +143,7 @@ async def _idle_cores(servers: Sequence[Server], terminal: Terminal) -> float:
     before = [server.cpu() for server in servers]
     await asyncio.sleep(IDLE_SECONDS)
     cores = {
-        server.side.name: sum(used_s(early, server.cpu()).values()) / IDLE_SECONDS
+        server.name: sum(used_s(early, server.cpu()).values()) / IDLE_SECONDS
         for server, early in zip(servers, before, strict=True)
     }
     if sum(cores.values()) > IDLE_CORES_ALLOWED:

@@ -38,8 +38,13 @@ class Side:
     name: str
 
     @property
+    def server(self) -> str:
+        """Whose server it is; with metrics and without the same, since like ones differ by more than those cost."""
+        return VLLM if self.name == VLLM else PEAGLE
+
+    @property
     def is_counted(self) -> bool:
-        """Whether its `/metrics` is there to be scraped."""
+        """Whether it counts, and its `/metrics` is scraped."""
         return self.name != UNMETERED
 
 
@@ -53,13 +58,13 @@ def sides_of(names: Sequence[str]) -> list[Side]:
     return [Side(name) for name in dict.fromkeys(names)]
 
 
-def side_deployment(deployment: Deployment, sides: int, *, eager: bool) -> Deployment:
-    """What every side serves: one replica, at one K throughout, with its part of a GPU where they share one."""
+def side_deployment(deployment: Deployment, servers: int, *, eager: bool) -> Deployment:
+    """What every side serves: one replica, at one K throughout, with its part of a GPU where servers share one."""
     raw: dict[str, Any] = deployment.model_dump()
     raw["engine"] = {**raw["engine"], "enforce_eager": eager}
     raw["replicas"] = {"min": 1, "max": 1}
     raw["speculation"] |= {"adaptive": False, "inter_token_s_max": None}
-    return sharing_a_gpu(parse_deployment(raw, origin=deployment.name), sides)
+    return sharing_a_gpu(parse_deployment(raw, origin=deployment.name), servers)
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
@@ -91,18 +96,18 @@ def environment(deployment: Deployment, cores: Sequence[int]) -> dict[str, str]:
 class Server:
     """One running server."""
 
-    def __init__(self, side: Side, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-        self.side, self.url, self.log = side, url, log
+    def __init__(self, name: str, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+        self.name, self.url, self.log = name, url, log
         self._process = process
 
     @classmethod
-    def start(cls, side: Side, deployment: Deployment, folder: Path) -> Self:
-        """Start one that stays with this process; what it says goes to a log in `folder`."""
+    def start(cls, name: str, deployment: Deployment, folder: Path) -> Self:
+        """Start vLLM's or peagle's; it stays with this process, and what it says goes to a log in `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         port = _free_port()
-        log = folder / f"{side.name}.log"
+        log = folder / f"{name}.log"
         given = environment(deployment, list(os.sched_getaffinity(0)))
-        if side.name == VLLM:
+        if name == VLLM:
             arguments = engine_settings(deployment)
             del arguments["disable_log_stats"]  # off is how the server starts, and it has no flag that says so
             command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags(arguments)]
@@ -112,7 +117,6 @@ class Server:
             file.touch(mode=0o600)  # its environment may hold a secret
             file.write_text(yaml.safe_dump(deployment.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8")
             command = [sys.executable, "-m", "peagle.cli", "serve", str(file), "--port", str(port)]
-            command += [] if side.is_counted else ["--no-metrics"]
             given["XDG_STATE_HOME"] = str(folder.resolve())
         with log.open("wb") as sink:
             # In a session of its own, Ctrl-C reaches the measurement alone, which then ends its servers in order.
@@ -125,14 +129,14 @@ class Server:
                 start_new_session=True,
                 preexec_fn=processes.end_with_parent,
             )
-        return cls(side, process, f"http://{HOST}:{port}", log)
+        return cls(name, process, f"http://{HOST}:{port}", log)
 
     async def wait_until_ready(self) -> None:
         """Raises StartupError where it ends, or does not answer in time."""
         deadline = time.monotonic() + START_S
         while not self._is_well():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise StartupError(f"{self.side.name} did not start ({self._last_word()})", f"{self.log} says more.")
+                raise StartupError(f"{self.name} did not start ({self._last_word()})", f"{self.log} says more.")
             await asyncio.sleep(POLL_S)
 
     def _is_well(self) -> bool:

@@ -84,7 +84,12 @@ def make_phases(
         PROSE: cycle(texts[PROSE]),
         NOISE: iter(lambda: [chance.randrange(2, vocabulary) for _ in range(NOISE_TOKENS)], []),
     }
-    return [Phase(kind, concurrency, tuple(islice(sources[kind], 8 + 3 * concurrency))) for kind, concurrency in order]
+    return [Phase(kind, each, tuple(islice(sources[kind], _requests(each)))) for kind, each in order]
+
+
+def _requests(concurrency: int) -> int:
+    """For a phase in which K has time to settle: of 48 tokens each, the shortest take four seconds on two cores."""
+    return 32 + 12 * concurrency
 
 
 def planned_takes(variants: Sequence[Variant], repeats: int) -> list[TakeKey]:

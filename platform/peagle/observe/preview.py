@@ -15,7 +15,7 @@ from peagle.errors import ConfigError
 from peagle.observe.draw import draw
 from peagle.observe.prometheus import Answer, Prometheus, Span, filled_in
 
-COLUMNS, UNIT_INCHES = 24, 0.55
+COLUMNS, UNIT_INCHES, WIDTH_PX = 24, 0.55, 1440
 FIRST = "peagle-overview"
 INSTANT = ("stat", "bargauge")
 STYLE = """
@@ -76,7 +76,7 @@ def png(boards: Boards, span: Span) -> bytes:
     """One picture of all dashboards, one below the other."""
     heights = [max(each.panel["gridPos"]["y"] + each.panel["gridPos"]["h"] for each in panels) for _, panels in boards]
     total = sum(heights) + 2 * len(heights)
-    figure = Figure(figsize=(COLUMNS * UNIT_INCHES, total * UNIT_INCHES), dpi=80)
+    figure = Figure(figsize=(COLUMNS * UNIT_INCHES, total * UNIT_INCHES), dpi=WIDTH_PX / (COLUMNS * UNIT_INCHES))
     top = 0.0
     for (board, panels), height in zip(boards, heights, strict=True):
         figure.text(0.01, 1 - (top + 1) / total, board["title"], fontsize=15, weight="bold")

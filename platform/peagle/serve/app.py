@@ -108,7 +108,11 @@ def routing_options(deployment: Deployment) -> dict[str, Any]:
     return {
         "request_router_config": {
             "request_router_class": router,
-            "request_router_kwargs": {"model": deployment.name},
+            "request_router_kwargs": {
+                "model": deployment.name,
+                # vLLM's default is to keep them.
+                "caches_prefixes": deployment.engine.get("enable_prefix_caching") is not False,
+            },
         }
     }
 

@@ -50,9 +50,10 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
     What the dispatcher cannot place stays in Serve's own queue, which tries again with back-off and is bounded.
     """
 
-    def initialize_state(self, *, model: str) -> None:
-        """Take the name under which the replicas report."""
+    def initialize_state(self, *, model: str, caches_prefixes: bool = True) -> None:
+        """Take the name under which the replicas report, and whether a prefix sent to one again is found there."""
         self._model = model
+        self._caches_prefixes = caches_prefixes
         self._id = uuid.uuid4().hex
         self._dispatcher = Dispatcher()
         self._draining = draining_nodes()
@@ -136,6 +137,8 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         request = route_request(
             metadata.internal_request_id, body, metadata.session_id, self._usual_output_tokens, tried
         )
+        if not self._caches_prefixes:
+            request = replace(request, affinity_key=None, prefix_tokens=0)
         decision = self._decide(request)
         if isinstance(decision, Shed) and decision.reason is ShedReason.TRIED:
             # Nobody else is there, and one that has failed it may be well again.

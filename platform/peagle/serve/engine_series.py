@@ -76,13 +76,18 @@ class _Performance(RayPerfMetricsProm):  # type: ignore[misc]  # vLLM ships no t
 
 
 class EngineSeries(RayPrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no types
-    """vLLM's stat logger for Ray; `record` needs a running event loop, as vLLM's output handler has."""
+    """vLLM's stat logger for Ray; `record` needs a running event loop, as vLLM's output handler has.
+
+    Attributes:
+        counting: Whether steps that come now are counted.
+    """
 
     _gauge_cls, _counter_cls = HeldGauge, HeldCounter
     _spec_decoding_cls, _kv_connector_cls, _perf_metrics_cls = _SpecDecoding, _KvConnector, _Performance
 
     def __init__(self, *args: Any) -> None:
         self._steps: list[tuple[Any, ...]] = []
+        self.counting = True
         super().__init__(*args)
 
     def record(
@@ -92,6 +97,8 @@ class EngineSeries(RayPrometheusStatLogger):  # type: ignore[misc]  # vLLM ships
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
+        if not self.counting:
+            return
         if not self._steps:
             # Not with a later step: an engine that idles after this one must not seem to run.
             asyncio.get_running_loop().call_later(HOLD_S, self._hand_over)

@@ -36,6 +36,7 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
         self._sums = EngineSums()
         self._rates = EngineRates()
         self._stepped_s = 0.0
+        self._counting = True
         self._steps: list[tuple[float, SchedulerStats | None, IterationStats | None]] = []
 
     @property
@@ -59,6 +60,11 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
         self._take_in()
         self._sums = EngineSums()
 
+    def count(self, counting: bool) -> None:
+        """Sum the steps that come from now on, or do not; load and rates are known either way."""
+        self._take_in()
+        self._counting = counting
+
     def record(
         self,
         scheduler_stats: SchedulerStats | None,
@@ -76,10 +82,12 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
             if iteration_stats is not None:
                 tokens = self._load.generation_tokens + iteration_stats.num_generation_tokens
                 self._load = replace(self._load, generation_tokens=tokens)
-                self._sums.stepped(iteration_stats)
+                if self._counting:
+                    self._sums.stepped(iteration_stats)
                 self._learn(iteration_stats, at_s)
             if scheduler_stats is not None:
-                self._sums.looked_up(scheduler_stats.prefix_cache_stats)
+                if self._counting:
+                    self._sums.looked_up(scheduler_stats.prefix_cache_stats)
                 self._load = replace(
                     self._load,
                     running_requests=scheduler_stats.num_running_reqs,

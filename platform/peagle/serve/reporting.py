@@ -5,9 +5,9 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from peagle.router.depth import Cause, DepthPlan, StandingLimits
+from peagle.router.depth import Cause, DepthPlan, Mode, StandingLimits
 from peagle.router.snapshot import DepthTable, StepReport, StepStats
 
 # Below Ray Serve's own, which a replica prints from the level of information on.
@@ -15,6 +15,8 @@ logger = logging.getLogger("ray.serve.depth")
 
 PERIOD_S = 0.5
 TIMEOUT_S = 2.0
+TRIAL_S = 5.0
+"""Without an answer for so long, a K that was only tried is given up: the Router ends every trial sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class DepthReporter:
     async def report(self) -> None:
         """Report once. What was not answered is part of the next report."""
         stats = await self._read()
+        await self._end_trial(stats.table)
         self._readings += 1
         reading = self._readings
         added = stats.since(self._answered) if self._answered is not None else stats
@@ -109,3 +112,15 @@ class DepthReporter:
         if plan.table.version > stats.table.version:
             await self._apply(plan.table)
         self._plan, self._plan_at_s = plan, self._now_s()
+
+    async def _end_trial(self, applied: DepthTable) -> None:
+        """Go back from a K that was only tried, where nobody is left to judge it."""
+        plan = self._plan
+        if plan is None or plan.untried is None or self._now_s() - self._plan_at_s < TRIAL_S:
+            return
+        table = DepthTable(applied.version + 1, plan.untried)
+        await self._apply(table)
+        logger.info("Depth table %d: the trial of another K has ended without the Router", table.version)
+        self._plan = replace(
+            plan, table=table, mode=Mode.ADAPTIVE, reason="as before a trial that the Router did not end", untried=None
+        )

@@ -54,6 +54,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         self._router = router
         self._metrics = metrics
         self._listener: Any = None
+        self._series: Any = None
         self._reporter: DepthReporter | None = None
         self._reporting: asyncio.Task[None] | None = None
         await super().__init__(llm_config)
@@ -73,9 +74,9 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         if self._metrics:
             from peagle.serve.engine_series import EngineSeries
 
-            series = EngineSeries(self._client.vllm_config, manager.engine_indexes)
-            series.log_engine_initialized()
-            manager.stat_loggers.append(series)
+            self._series = EngineSeries(self._client.vllm_config, manager.engine_indexes)
+            self._series.log_engine_initialized()
+            manager.stat_loggers.append(self._series)
         await self._answer_once()
         self._listener.forget()  # no client has asked for that one, and it may have waited for a compiler
         if self._router is None:
@@ -209,6 +210,12 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             }
         sums = self._listener.sums.plain()
         return {**self._status(stats), **sums, **speculation, "devices": self._deployment.devices}
+
+    async def count_steps(self, counting: bool) -> None:
+        """Count the engine's steps that come from now on, or do not. Load, rates and drafts are known either way."""
+        self._listener.count(counting)
+        if self._series is not None:
+            self._series.counting = counting
 
     def _status(self, stats: StepStats | None) -> dict[str, Any]:
         load = self._listener.load

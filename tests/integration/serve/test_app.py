@@ -79,7 +79,14 @@ def test_replicas_are_chosen_among_by_when_they_finish_unless_there_is_one_or_se
 ) -> None:
     config = RequestRouterConfig(**routing_options(_deployment(**fields))["request_router_config"])
     assert config.get_request_router_class() is router
-    assert config.request_router_kwargs == ({"model": "m"} if router is SoonestRouter else {})
+    told = {"model": "m", "caches_prefixes": True}
+    assert config.request_router_kwargs == (told if router is SoonestRouter else {})
+
+
+def test_dispatch_is_told_of_engines_that_keep_no_prefixes() -> None:
+    fields = {"replicas": {"min": 1, "max": 2}, "engine": {"enable_prefix_caching": False}}
+    options = routing_options(_deployment(**fields))["request_router_config"]
+    assert options["request_router_kwargs"]["caches_prefixes"] is False
 
 
 @pytest.mark.parametrize("queued", [5, -1])

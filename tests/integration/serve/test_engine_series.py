@@ -59,6 +59,19 @@ async def test_the_last_step_of_a_burst_is_handed_over_too(monkeypatch: pytest.M
     assert told == [0] * rounds
 
 
+async def test_a_step_of_a_pause_is_never_counted_and_the_one_before_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    monkeypatch.setattr(engine_series, "HOLD_S", 0.01)
+    monkeypatch.setattr(EngineSeries.__base__, "__init__", lambda _self: None)
+    monkeypatch.setattr(EngineSeries.__base__, "record", lambda _self, step, *_: steps.append(step))
+    series = EngineSeries()
+    for step, counting in enumerate((True, False, True)):
+        series.counting = counting
+        series.record(step, None)
+    await asyncio.sleep(0.1)
+    assert steps == [0, 2]
+
+
 @pytest.mark.parametrize("event", ["record_sleep_state", "log_engine_initialized"])
 def test_what_no_step_may_follow_is_handed_over_at_once(monkeypatch: pytest.MonkeyPatch, event: str) -> None:
     told: list[float] = []

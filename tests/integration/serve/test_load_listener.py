@@ -42,3 +42,12 @@ def test_what_is_forgotten_is_the_sums_so_far_and_not_the_rates() -> None:
     assert listener.rates.request_tokens_per_s(8) is not None
     listener.record(*_step(1, 4))
     assert listener.sums.preemptions == 2
+
+
+def test_a_pause_leaves_sums_as_they_are_and_load_goes_on() -> None:
+    listener = LoadListener()
+    for counting in (True, False, True):
+        listener.count(counting)
+        listener.record(*_step(1, 4))
+    assert listener.sums.preemptions == 4
+    assert listener.load.generation_tokens == 12

@@ -1,7 +1,10 @@
 """With metrics off nothing is counted, and who asks for them is told so."""
 
+from typing import Any
+
 import httpx
 import pytest
+from starlette.requests import Request
 
 from peagle.api.app import build_http
 from peagle.api.ingress import PeagleIngress
@@ -20,10 +23,41 @@ async def test_requests_are_counted_unless_metrics_are_off(metrics: bool, monkey
     assert bool(counters.values()) == metrics
 
 
-async def test_who_asks_for_metrics_that_are_off_gets_openai_s_404() -> None:
-    app = build_http(ApiSettings(metrics=False))
-    app.get("/metrics")(PeagleIngress.__new__(PeagleIngress).metrics)
+async def test_a_request_that_was_open_when_counting_paused_is_seen_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = HttpMetrics()
+    monkeypatch.setattr("peagle.api.middleware.http_metrics", lambda: counters)
+    app = build_http(ApiSettings())
+
+    async def pause(request: Request) -> None:
+        counters.counting = False
+
+    app.get("/pause")(pause)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
-        answer = await http.get("/metrics")
-    assert answer.status_code == 404
-    assert answer.json()["error"]["code"] == "metrics_off"
+        await http.get("/pause")
+        before = counters.values()
+        await http.get("/pause")
+    assert any(dict(labels).get("route") == "/pause" for _, labels, _ in before)
+    assert counters.values() == before
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "named"),
+    [({"counting": 0}, 400, "counting"), ({}, 400, "counting"), ({"counting": True, "more": 1}, 400, "more")],
+)
+async def test_a_pause_that_is_not_understood_is_refused(body: dict[str, Any], status: int, named: str) -> None:
+    app = build_http(ApiSettings())
+    app.put("/fleet/metrics")(PeagleIngress.__new__(PeagleIngress).count)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        answer = await http.put("/fleet/metrics", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, named)
+
+
+async def test_who_asks_for_metrics_that_are_off_gets_openai_s_404() -> None:
+    app, ingress = build_http(ApiSettings(metrics=False)), PeagleIngress.__new__(PeagleIngress)
+    app.get("/metrics")(ingress.metrics)
+    app.put("/fleet/metrics")(ingress.count)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        answers = [await http.get("/metrics"), await http.put("/fleet/metrics", json={"counting": True})]
+    assert [answer.status_code for answer in answers] == [404, 404]
+    assert {answer.json()["error"]["code"] for answer in answers} == {"metrics_off"}

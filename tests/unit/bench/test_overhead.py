@@ -3,6 +3,7 @@
 import asyncio
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -22,7 +23,7 @@ from peagle.bench.overhead_rows import overhead_rows, verdict_rows
 from peagle.bench.overhead_session import OverheadJob, compare_servers
 from peagle.bench.process_cpu import Reading
 from peagle.bench.served import CLIENT, Run, select_texts
-from peagle.bench.servers import CORES, SIDES, THREADS, Server, Side, environment, flags, side_deployment
+from peagle.bench.servers import CORES, SIDES, THREADS, Server, environment, flags, side_deployment
 from peagle.bench.speculation import PassKey
 from peagle.config import Deployment, parse_deployment
 from peagle.errors import ConfigError, StartupError
@@ -114,6 +115,10 @@ class Stub:
 
     salts: list[str] = field(default_factory=list)
     scrapes: int = 0
+    prepared: int = 0
+
+    async def prepare(self) -> None:
+        self.prepared += 1
 
     async def ask(self, prompt: str, cache_salt: str) -> Reply:
         self.salts.append(cache_salt)
@@ -124,6 +129,7 @@ class Stub:
         self.scrapes += 1
 
     def cpu(self) -> Reading:
+        assert self.prepared, "what makes the server this side is not its cost"
         return {(1, 0.0): ("engine core", float(len(self.salts)))}
 
     def client_cpu_s(self) -> float:
@@ -188,9 +194,9 @@ class FakeServer(Server):
     log_lines: list[str]
 
     @classmethod
-    def start(cls, side: Side, deployment: Deployment, folder: Path) -> Self:
-        cls.log_lines.append(f"start {side.name}")
-        return cls(side, subprocess.Popen(["true"]), side.name, folder)
+    def start(cls, name: str, deployment: Deployment, folder: Path) -> Self:
+        cls.log_lines.append(f"start {name}")
+        return cls(name, subprocess.Popen(["true"]), name, folder)
 
     async def wait_until_ready(self) -> None:
         pass
@@ -200,17 +206,23 @@ class FakeServer(Server):
 
     def stop(self) -> None:
         super().stop()
-        self.log_lines.append(f"stop {self.side.name}")
+        self.log_lines.append(f"stop {self.name}")
 
 
 class FakeCompletions(Completions):
-    """Answers at once; the `ends_at`-th request is interrupted."""
+    """Answers at once; the `ends_at`-th request is interrupted. `counts` is what each server was told last."""
 
     asked: list[str]
+    counted: list[tuple[str, bool | None]]
+    counts: dict[str, bool]
     ends_at: int | None
+
+    async def count(self, counting: bool) -> None:
+        self.counts[self.url] = counting
 
     async def ask(self, prompt: str, cache_salt: str) -> Reply:
         self.asked.append(self.url)
+        self.counted.append((self.url, self.counts.get(self.url)))
         if len(self.asked) == self.ends_at:
             raise KeyboardInterrupt
         await asyncio.sleep(0.001)
@@ -223,14 +235,24 @@ class FakeCompletions(Completions):
         pass
 
 
-def measure(folder: Path, monkeypatch: pytest.MonkeyPatch, ends_at: int | None = None, **load: Any) -> list[str]:
-    """One start of a comparison; what became of its servers."""
+def measure(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ends_at: int | None = None,
+    counted: list[tuple[str, bool | None]] | None = None,
+    **load: Any,
+) -> list[str]:
+    """One start of a comparison; what became of its servers. `counted` is told whether each counted a request."""
     prompts = folder.parent / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": f"prompt {number}"}) for number in range(5)))
     given: Mapping[str, Any] = {"prompts": 5, "tokens": 4, "repeats": 2, "prompts_from": prompts} | load
     job = OverheadJob.of(deployment(), OverheadOptions(SIDES, (1, 2), LoadOptions(**given)))
     server = type("Fake", (FakeServer,), {"log_lines": []})
-    client = type("Fake", (FakeCompletions,), {"asked": [], "ends_at": ends_at})
+    client = type(
+        "Fake",
+        (FakeCompletions,),
+        {"asked": [], "counted": [] if counted is None else counted, "counts": {}, "ends_at": ends_at},
+    )
     for name, value in (("Server", server), ("Completions", client), ("IDLE_SECONDS", 0.01)):
         monkeypatch.setattr(f"peagle.bench.overhead_session.{name}", value)
     monkeypatch.setattr("peagle.bench.overhead_session.check_engine", lambda _: None)
@@ -250,7 +272,7 @@ def test_a_comparison_stops_its_servers_and_writes_what_it_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    assert measure(out, monkeypatch) == [*(f"start {name}" for name in SIDES), *(f"stop {name}" for name in SIDES)]
+    assert measure(out, monkeypatch) == ["start vllm", "start peagle", "stop vllm", "stop peagle"]
     result = json.loads((out / "result.json").read_text())
     assert [(row["method"], row["concurrency"]) for row in result["rows"]] == [(n, c) for c in (1, 2) for n in SIDES]
     assert all(row["outputs_equal_to_vllm_ratio"] == 1.0 for row in result["rows"] if row["method"] != "vllm")
@@ -261,6 +283,16 @@ def test_a_comparison_stops_its_servers_and_writes_what_it_measured(
     assert all(one == other for one, other in pairwise(widths) if one and other)
     assert overhead_markdown(result, ["throughput.svg", "cpu.svg"]) == text, "the report is made of the JSON alone"
     assert {row["ratio"] for row in difference(result, result)["rows"]} == {1.0}
+
+
+def test_with_and_without_metrics_one_server_is_asked_and_told_before_whether_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[tuple[str, bool | None]] = []
+    measure(tmp_path / "out", monkeypatch, counted=counted)
+    times = Counter(counted)
+    assert set(times) == {("vllm", None), ("peagle", True), ("peagle", False)}
+    assert len(set(times.values())) == 1
 
 
 def test_ctrl_c_keeps_what_is_done_and_the_next_start_makes_the_rest(
@@ -283,7 +315,7 @@ def test_servers_start_anew_after_so_many_repeats_and_take_turns_at_being_the_fi
 ) -> None:
     once, anew = tmp_path / "once", tmp_path / "anew"
     measure(once, monkeypatch)
-    first, second = [*SIDES], [*SIDES[1:], SIDES[0]]
+    first, second = ["vllm", "peagle"], ["peagle", "vllm"]
     assert measure(anew, monkeypatch, restart_every=1) == [
         f"{what} {name}" for order in (first, second) for what in ("start", "stop") for name in order
     ]
@@ -313,4 +345,4 @@ def test_a_server_that_ends_at_once_is_named_with_its_last_word(tmp_path: Path) 
     process = subprocess.Popen(["true"])
     process.wait()
     with pytest.raises(StartupError, match=r"vllm did not start \(no such dtype"):
-        asyncio.run(Server(Side("vllm"), process, "http://127.0.0.1:1", log).wait_until_ready())
+        asyncio.run(Server("vllm", process, "http://127.0.0.1:1", log).wait_until_ready())

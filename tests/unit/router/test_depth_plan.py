@@ -209,6 +209,11 @@ def test_an_inter_token_target_rules_out_depths_whose_step_is_too_long() -> None
     state, plan = feed(start(strict), good_cell(seconds=0.47), 3, strict)
     assert plan.table.depth_at(1) == 0
     assert any(change.cause is Cause.LATENCY for change in state.log)
+    # One that comes while the rule would still wait with any other change.
+    state, plan = feed(start(SETTINGS), good_cell(seconds=0.47), 4)
+    assert plan.table.depth_at(1) > 0
+    _, plan = feed(state, good_cell(seconds=0.47, depth=plan.table.depth_at(1)), 1, strict, start_s=2.0)
+    assert plan.table.depth_at(1) == 0
     impossible = replace(SETTINGS, inter_token_s_max=1.0e-6)
     _, plan = feed(start(impossible), good_cell(seconds=0.47), 3, impossible)
     assert plan.table.depth_at(1) == 0
@@ -249,9 +254,12 @@ def test_first_acceptance_that_halves_after_a_change_means_the_static_k() -> Non
     assert 0 < depth < 5
     broken = good_cell(batch_size=16, depth=depth, seconds=3.0)
     broken = replace(broken, accepted=tuple(count // 5 for count in broken.accepted))
-    _, plan = feed(state, broken, 1, drafts, start_s=1.0)
+    state, plan = feed(state, broken, 1, drafts, start_s=1.0)
     assert (plan.mode, set(plan.table.depths)) == (Mode.FALLBACK, {5})
     assert "fell from 0.70 to 0.14 after a change of K" in plan.reason
+    fallback = next(change for change in state.log if change.cause is Cause.GUARD)
+    assert fallback.inputs.evidence_drafts > 100, "what it was decided on, not what the rule begins anew with"
+    assert fallback.inputs.survival[0] < 0.7
 
 
 @pytest.mark.parametrize(("good_reports", "pause_s"), [(10, 0.0), (1, 31.0)])

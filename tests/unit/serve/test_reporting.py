@@ -10,7 +10,7 @@ from depth_reports import SETTINGS, good_cell
 from peagle.errors import OverloadedError
 from peagle.router.depth import Cause, DepthLimits, DepthPlan, Mode, ModelDepths, StandingLimits
 from peagle.router.snapshot import DepthTable, StepReport, StepStats
-from peagle.serve.reporting import DepthReporter, keep_reporting
+from peagle.serve.reporting import TRIAL_S, DepthReporter, keep_reporting
 
 
 @dataclass
@@ -203,3 +203,30 @@ async def test_reporting_ends_when_it_is_cancelled_in_the_very_turn_in_which_an_
     done, _ = await asyncio.wait([reporting], timeout=5.0)
     assert done
     assert reporting.cancelled()
+
+
+async def test_a_k_that_was_only_tried_does_not_outlive_the_router() -> None:
+    engine = Engine(table=DepthTable(4, (3, 3, 3)))
+    tried = DepthPlan(DepthTable(5, (3, 3, 6)), Mode.PROBING, "trying K = 6", untried=(3, 3, 3))
+    answers = iter([tried])
+
+    async def ask(_report: StepReport, _standing: StandingLimits | None) -> DepthPlan:
+        for answer in answers:
+            return answer
+        raise TimeoutError
+
+    reporter = DepthReporter(engine.read, engine.apply, ask, now_s=lambda: engine.now_s)
+    await reporter.report()
+    assert engine.table == tried.table
+    for late_s, held in (
+        (TRIAL_S - 1.0, tried.table),
+        (2.0, DepthTable(6, (3, 3, 3))),
+        (9.0, DepthTable(6, (3, 3, 3))),
+    ):
+        engine.now_s += late_s
+        with pytest.raises(TimeoutError):
+            await reporter.report()
+        assert engine.table == held
+    assert reporter.status.mode == Mode.ADAPTIVE
+    assert reporter.status.age_s is not None
+    assert reporter.status.age_s > TRIAL_S, "it still tells how long the Router has been silent"

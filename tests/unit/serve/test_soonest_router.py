@@ -108,6 +108,19 @@ async def test_clients_that_cannot_queue_either_are_told_when_a_place_is_expecte
     assert (told.of("m", 60.0), told.of("another", 3.0)) == (60.0, 3.0)
 
 
+@pytest.mark.parametrize("caches_prefixes", [True, False])
+async def test_a_prefix_has_a_home_only_where_engines_keep_prefixes(
+    router: SoonestRouter, caches_prefixes: bool
+) -> None:
+    router._caches_prefixes = caches_prefixes
+    asked = pending("1")
+    asked.args[0].prompt = "the same beginning " * 40
+    await router._choose_replica_for_request(asked)
+    request = router._open["1"].request
+    assert (request.affinity_key is not None, request.prefix_tokens > 0) == (caches_prefixes, caches_prefixes)
+    assert request.prompt_tokens == 190
+
+
 async def test_each_try_at_a_request_goes_elsewhere_until_all_have_had_it(router: SoonestRouter) -> None:
     asked = []
     for attempt in range(3):

@@ -89,6 +89,8 @@ class DepthPlan:
         reason: Why it is as it is, in a sentence for an operator.
         changes: What this decision changed; empty where it left the table alone.
         standing: What operators had decided.
+        untried: While a K is tried, the depths without that trial; else None. A replica that hears no more of the
+            trial goes back to them.
     """
 
     table: DepthTable
@@ -96,3 +98,4 @@ class DepthPlan:
     reason: str
     changes: tuple[DepthChange, ...] = ()
     standing: StandingLimits = field(default_factory=StandingLimits)
+    untried: tuple[int, ...] | None = None

@@ -51,7 +51,7 @@ def publish(
     assert state.plan is not None
     batch_max, held = forecast.settings.batch_max, state.plan.table
     table = held
-    if depths is not None and (wanted := _table(depths, batch_max)) != _whole(held, batch_max):
+    if depths is not None and (wanted := by_batch_size(depths, batch_max)) != _whole(held, batch_max):
         table = DepthTable(max(held.version, applied.version) + 1, wanted)
     elif _whole(applied, batch_max) == _whole(held, batch_max) and applied.version >= held.version:
         table = applied
@@ -114,8 +114,8 @@ def _changes(
 
 
 @lru_cache(maxsize=256)
-def _table(depths: tuple[int, ...], batch_max: int) -> tuple[int, ...]:
-    """K by batch size from K by batch range; no step has a batch of 0, so that entry repeats the one of 1."""
+def by_batch_size(depths: tuple[int, ...], batch_max: int) -> tuple[int, ...]:
+    """Return K by batch size from K by batch range; no step has a batch of 0, so that entry repeats the one of 1."""
     ranges = batch_ranges(batch_max)
     spread = (k for batches, k in zip(ranges, depths, strict=True) for k in [k] * (batches.last - batches.first + 1))
     return (depths[0], *spread)

@@ -9,7 +9,7 @@ from peagle.router.depth.forecast import Forecast
 from peagle.router.depth.ladder import batch_ranges, range_index
 from peagle.router.depth.plan import Cause, DepthChange, DepthPlan, Mode
 from peagle.router.depth.probe import PROBE_CHANGES, Probe, ProbeKind, next_probe, proves_better
-from peagle.router.depth.publish import Causes, Why, publish, publish_uniform
+from peagle.router.depth.publish import Causes, Why, by_batch_size, publish, publish_uniform
 from peagle.router.depth.settings import DepthSettings
 from peagle.router.depth.state import DepthState, learn, learn_prompts, unlearned
 from peagle.router.snapshot import DepthTable, StepCell, StepReport
@@ -49,9 +49,25 @@ def step(state: DepthState, report: StepReport, settings: DepthSettings, now_s: 
         state = replace(state, guard=state.guard.released())
     governed_by_rule = settings.limits.pin is None and not settings.limits.paused
     if wrong and governed_by_rule and state.guard.reason is None:
-        state = unlearned(replace(state, guard=state.guard.tripped(wrong, settings, now_s)), settings)
+        tripped = replace(state, guard=state.guard.tripped(wrong, settings, now_s))
+        static, reason = _static(settings), _until(wrong, settings, tripped.guard.until_s - now_s)
+        # Logged with what the guard went by, which the rule begins without from here on.
+        told, plan = publish_uniform(
+            _within_limits(tripped, settings),
+            static,
+            Mode.FALLBACK,
+            reason,
+            Cause.GUARD,
+            state.forecast(settings, now_s),
+            report.added.table,
+        )
+        return replace(unlearned(told, settings), plan=plan), plan
     state = _within_limits(state, settings)
     return _decide(state, cells, settings, now_s, report.added.table)
+
+
+def _until(wrong: str, settings: DepthSettings, left_s: float) -> str:
+    return f"{wrong}; K = {_static(settings)} as configured for {left_s:.0f} s more"
 
 
 def _decide(
@@ -66,9 +82,8 @@ def _decide(
         state, kept = _paused(state, forecast)
         return publish(state, kept, Mode.PAUSED, "an operator paused it; the table stays", {}, forecast, applied)
     if state.guard.reason is not None:
-        static, left_s = _static(settings), state.guard.until_s - now_s
-        reason = f"{state.guard.reason}; K = {static} as configured for {left_s:.0f} s more"
-        return publish_uniform(state, static, Mode.FALLBACK, reason, Cause.GUARD, forecast, applied)
+        reason = _until(state.guard.reason, settings, state.guard.until_s - now_s)
+        return publish_uniform(state, _static(settings), Mode.FALLBACK, reason, Cause.GUARD, forecast, applied)
     causes: Causes = {}
     state, causes = _judge_probe(state, forecast, cells, causes)
     if cells:
@@ -81,6 +96,9 @@ def _decide(
         depths[state.probe.index] = state.probe.depth
         mode, reason = Mode.PROBING, f"trying K = {state.probe.depth} at batch {forecast.ranges[state.probe.index]}"
     state, plan = publish(state, tuple(depths), mode, reason, causes, forecast, applied)
+    if state.probe is not None:
+        plan = replace(plan, untried=by_batch_size(tuple(one.depth for one in state.ranges), settings.batch_max))
+        state = replace(state, plan=plan)
     drafting = (change for change in plan.changes if change.depth_before and change.depth_after)
     if any(_holds(change, state.main, forecast) for change in drafting):
         state = replace(state, guard=state.guard.watching(state.acceptance, cells, now_s))
@@ -148,7 +166,11 @@ def _move(state: DepthState, forecast: Forecast, loaded: set[int], causes: Cause
             continue
         wished = policy.wish(forecast, index, before.depth)
         noted = ranges[index] = policy.note(before, wished)
-        if wished is None or not policy.may_move(noted, settings, now_s):
+        if wished is None:
+            continue
+        # A target that is broken now does not wait for a change to be due.
+        at_once = wished.forced and wished.depth < before.depth
+        if not (at_once or policy.may_move(noted, settings, now_s)):
             continue
         if before.depth == 0 and wished.depth > 0 and index == state.main:
             # Off a K of 0 by a trial, since rung by rung the first ones cost a draft and win little.

@@ -60,6 +60,7 @@ class DepthEstimate:
 
     Attributes:
         depth_planned: K there.
+        plan_version: Version of the plan's table.
         speedup_ratio: Predicted tokens/s at that K over those at K = 0, time for prompts included.
         predicted_tokens_per_s: Of the whole batch at that K while it decodes.
         measured_tokens_per_s: Of the last report there.
@@ -68,6 +69,7 @@ class DepthEstimate:
     """
 
     depth_planned: int
+    plan_version: int
     speedup_ratio: float
     predicted_tokens_per_s: float
     measured_tokens_per_s: float
@@ -84,6 +86,7 @@ def estimate(state: DepthState, settings: DepthSettings, now_s: float) -> DepthE
     predicted = forecast.tokens_per_s(state.main, depth)
     return DepthEstimate(
         depth_planned=depth,
+        plan_version=state.plan.table.version,
         speedup_ratio=forecast.gain(state.main, 0, depth).ratio + 1.0,
         predicted_tokens_per_s=predicted,
         measured_tokens_per_s=state.measured[state.main],

@@ -1,0 +1,148 @@
+"""Routes by which Prometheus reads what was counted, and by which operators have counting pause."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from peagle.api import metrics
+from peagle.api.body import read_json, validate
+from peagle.api.fleet import ask_models, ask_replicas, deployment_states, own_handle
+from peagle.api.loopback import require_loopback
+from peagle.api.metrics import Value
+from peagle.api.settings import ApiSettings
+from peagle.errors import NotFoundError
+
+logger = logging.getLogger(__name__)
+
+States = Mapping[tuple[str, str], Counter[str]]
+"""How many replicas are in a state, by application and deployment."""
+
+
+class CountingRequest(BaseModel):
+    """Whether requests and steps from now on are counted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    counting: bool
+
+
+class MetricsRoutes:
+    """Handlers of `/metrics` and `/fleet/metrics`, for an ingress."""
+
+    _default_serve_handles: Mapping[str, DeploymentHandle]
+    _router: DeploymentHandle | None
+    _ingresses: DeploymentHandle | None = None
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics: Prometheus text.
+
+        Raises:
+            NotFoundError: Nothing is counted here.
+        """
+        settings = _counting_settings(request)
+        asked_states = asyncio.create_task(self._deployment_states(settings.probe_timeout_s))
+        replicas, estimates, ingress, states = await asyncio.gather(
+            ask_models(self._default_serve_handles, "replica_metrics", settings.probe_timeout_s),
+            self._estimates(settings.probe_timeout_s),
+            self._ingress_values(settings.probe_timeout_s, asked_states),
+            asked_states,
+        )
+        of_models = {
+            model: states[deployment]
+            for model, handle in self._default_serve_handles.items()
+            if (deployment := (handle.app_name, handle.deployment_name)) in states
+        }
+        text = metrics.exposition(metrics.Scrape(ingress, replicas, estimates, of_models))
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def count(self, request: Request) -> JSONResponse:
+        """PUT /fleet/metrics: have every process that runs count what comes from now on, or let it pass uncounted.
+
+        `/metrics` answers all the while, and what decides depth and dispatch is known without. The answer says how many
+        processes heard of it.
+
+        Raises:
+            NotFoundError: Nothing is counted here.
+        """
+        require_loopback(request)
+        settings = _counting_settings(request)
+        wanted = validate(CountingRequest, await read_json(request, settings)).counting
+        timeout_s = settings.probe_timeout_s
+        replicas, all_ingresses = await asyncio.gather(
+            ask_models(self._default_serve_handles, "count_steps", timeout_s, wanted),
+            self._all_ingresses(timeout_s, self._deployment_states(timeout_s)),
+        )
+        here = await self.count_requests(wanted)
+        ingresses = [here]
+        if all_ingresses is not None:
+            ingresses = list({here, *await ask_replicas(all_ingresses, "count_requests", timeout_s, wanted)})
+        told = {model: len(answers) for model, answers in replicas.items()}
+        return JSONResponse({"counting": wanted, "ingresses": len(ingresses), "replicas": told})
+
+    async def http_values(self) -> tuple[str, list[Value]]:
+        """This process's name and counters, for whichever process answers a scrape."""
+        return serve.get_replica_context().replica_id.unique_id, metrics.http_metrics().values()
+
+    async def count_requests(self, counting: bool) -> str:
+        """Count this process's requests that come from now on, or do not; the answer is its name."""
+        metrics.http_metrics().counting = counting
+        name: str = serve.get_replica_context().replica_id.unique_id
+        return name
+
+    async def _ingress_values(self, timeout_s: float, asked_states: Awaitable[States]) -> dict[str, list[Value]]:
+        """Every ingress process's counters, this one's own at least."""
+        everyone, mine = await self._all_ingresses(timeout_s, asked_states), await self.http_values()
+        if everyone is None:
+            return dict([mine])
+        return dict([mine, *await ask_replicas(everyone, "http_values", timeout_s)])
+
+    async def _all_ingresses(self, timeout_s: float, asked_states: Awaitable[States]) -> DeploymentHandle | None:
+        """A handle to all ingress processes; None where this is the only one, or Serve does not tell of others."""
+        states, here = await asked_states, serve.get_replica_context()
+        alone = states.get((here.app_name, here.deployment), Counter()).total() == 1
+        # Without states Serve's controller does not answer: a scrape must not wait for it twice.
+        if alone or (not states and self._ingresses is None):
+            return None
+        try:
+            if self._ingresses is None:
+                async with asyncio.timeout(timeout_s):
+                    self._ingresses = await own_handle()
+        except Exception as error:  # a scrape without the others' is better than none
+            logger.warning("Serve does not tell of other ingress processes: %r", error)
+        return self._ingresses
+
+    async def _estimates(self, timeout_s: float) -> dict[str, Any]:
+        """What the Router expects of replicas, by model; nothing where it does not answer in time."""
+        if self._router is None:
+            return {}
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer: dict[str, Any] = await self._router.estimates.remote()
+        except Exception as error:  # a scrape without it is better than none
+            logger.warning("The Router does not tell its estimates: %r", error)
+            return {}
+        return answer
+
+    async def _deployment_states(self, timeout_s: float) -> States:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await deployment_states()
+        except Exception as error:  # a scrape without them is better than none
+            logger.warning("Serve does not tell its replicas' states: %r", error)
+            return {}
+
+
+def _counting_settings(request: Request) -> ApiSettings:
+    """Raises NotFoundError where the server was started without metrics."""
+    settings: ApiSettings = request.app.state.settings
+    if not settings.metrics:
+        raise NotFoundError("Metrics are off here; peagle serve without --no-metrics has them.", code="metrics_off")
+    return settings
