@@ -3,7 +3,7 @@
 from grafana_foundation_sdk.models import units
 
 from dashboards.boards import OF_MODEL, Board
-from dashboards.panels import Panel, Query, Row, Shape
+from dashboards.panels import WHERE_ADAPTIVE, Panel, Query, Row, Shape
 from dashboards.promql import WINDOW, mean, quantile, rate, total_rate
 
 _REQUESTS = total_rate("peagle_requests_total", OF_MODEL)
@@ -132,7 +132,7 @@ WORTH = (
     Panel(
         "Speed-up",
         "Estimated tokens per second over those at K = 0, weighted by what each replica generates. It is the depth "
-        "rule's own estimate, at the batch sizes with the most load.",
+        f"rule's own estimate, at the batch sizes with the most load. {WHERE_ADAPTIVE}",
         "suffix:x",
         (
             Query(
@@ -193,7 +193,8 @@ WORTH = (
     ),
     Panel(
         "Speed-up by model",
-        "The estimate of each model's replicas; below 1 speculation costs more than it gives, and K goes to 0.",
+        "The estimate of each model's replicas; below 1 speculation costs more than it gives, and K goes to 0. "
+        f"{WHERE_ADAPTIVE}",
         "suffix:x",
         (Query(f"avg by (model) (peagle_replica_speedup_ratio{{{OF_MODEL}}})", "{{model}}"),),
     ),

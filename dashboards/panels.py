@@ -14,6 +14,9 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 DATASOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _LINE = GraphThresholdsStyleMode.DASHED
 
+WHERE_ADAPTIVE = "Only where speculation.adaptive is on."
+"""Of panels that show what the depth rule thinks."""
+
 
 class Shape(Enum):
     """How a panel shows its queries."""

@@ -3,7 +3,7 @@
 from grafana_foundation_sdk.models import units
 
 from dashboards.boards import OF_REPLICA, Board
-from dashboards.panels import Panel, Query, Row, Shape
+from dashboards.panels import WHERE_ADAPTIVE, Panel, Query, Row, Shape
 from dashboards.promql import WINDOW, rate, ratio
 
 _BY_REPLICA = "model, replica"
@@ -47,7 +47,8 @@ YIELD = (
     ),
     Panel(
         "Drafted and accepted",
-        "Draft tokens verified, and those of them that were right; what lies between is verification spent in vain.",
+        "Draft tokens verified, and those of them that were right; what lies between is verification spent in vain. "
+        "Of steps that only decode.",
         units.Short,
         (
             Query(rate("peagle_replica_draft_tokens_total", OF_REPLICA), "{{model}} drafted"),
@@ -96,7 +97,7 @@ DEPTH = (
     ),
     Panel(
         "Changes of K by cause",
-        "How often K changed for a run of batch sizes, and why. Probes come in pairs.",
+        f"How often K changed for a run of batch sizes, and why. Probes come in pairs. {WHERE_ADAPTIVE}",
         units.Short,
         (
             Query(
@@ -114,7 +115,7 @@ DEPTH = (
     ),
     Panel(
         "Age of the plan",
-        "Since the Router last confirmed it. A replica without the Router keeps its last plan.",
+        f"Since the Router last confirmed it. A replica without the Router keeps its last plan. {WHERE_ADAPTIVE}",
         units.Seconds,
         (_gauge("peagle_replica_plan_age_seconds"),),
         limits=((10, "orange"), (60, "red")),
@@ -131,7 +132,7 @@ DEPTH = (
     ),
     Panel(
         "Fallbacks",
-        "Times that the guard went back to the configured K because predictions did not hold.",
+        f"Times that the guard went back to the configured K because predictions did not hold. {WHERE_ADAPTIVE}",
         units.Short,
         (
             Query(
@@ -147,7 +148,7 @@ DEPTH = (
 WORTH = (
     Panel(
         "Goodput and its prediction",
-        "Tokens per second of the whole batch at the batch sizes with the most load.",
+        f"Tokens per second of the whole batch at the batch sizes with the most load. {WHERE_ADAPTIVE}",
         units.Short,
         (
             _gauge("peagle_replica_predicted_tokens_per_second", "{{replica}} predicted"),
@@ -156,13 +157,13 @@ WORTH = (
     ),
     Panel(
         "Goodput over its prediction",
-        "Lately; the guard acts when it stays under 0.97.",
+        f"Lately; the guard acts when it stays under 0.97. {WHERE_ADAPTIVE}",
         units.PercentUnit,
         (_gauge("peagle_replica_goodput_ratio"),),
     ),
     Panel(
         "Speed-up over K = 0",
-        "Estimated by the rule from step times and acceptance; K = 0 itself is 1.",
+        f"Estimated by the rule from step times and acceptance; K = 0 itself is 1. {WHERE_ADAPTIVE}",
         "suffix:x",
         (_gauge("peagle_replica_speedup_ratio"),),
     ),

@@ -301,7 +301,7 @@ REPLICA_METRICS = (
         "Tokens for each verification, over the engine's life.",
         "acceptance_length",
     ),
-    _counter("peagle_replica_drafts", Unit.EVENTS, OF_REPLICA, "Drafts verified.", "drafts"),
+    _counter("peagle_replica_drafts", Unit.EVENTS, OF_REPLICA, "Drafts verified in steps that only decode.", "drafts"),
     _counter(
         "peagle_replica_drafting_steps",
         Unit.EVENTS,
@@ -316,8 +316,12 @@ REPLICA_METRICS = (
         "Draft tokens at the K that these were asked for.",
         "requested",
     ),
-    _counter("peagle_replica_draft_tokens", Unit.TOKENS, OF_REPLICA, "Draft tokens verified.", "drafted"),
-    _counter("peagle_replica_accepted_tokens", Unit.TOKENS, OF_REPLICA, "Draft tokens accepted.", "accepted"),
+    _counter(
+        "peagle_replica_draft_tokens", Unit.TOKENS, OF_REPLICA, "Draft tokens verified in those steps.", "drafted"
+    ),
+    _counter(
+        "peagle_replica_accepted_tokens", Unit.TOKENS, OF_REPLICA, "Draft tokens accepted in those steps.", "accepted"
+    ),
     _counter(
         "peagle_replica_position_draft_tokens",
         Unit.TOKENS,

@@ -30,9 +30,11 @@ PROBE_CHANGES = 2.0
 
 
 class ProbeKind(StrEnum):
-    """A depth was never measured; or the clock says that it is time; or K is 0 and a range wishes to draft again."""
+    """A depth was never measured, and is expected to be better, or is not but may be; or the clock says that it is time;
+    or K is 0 and a range wishes to draft again."""
 
     FIRST = "first"
+    DOUBTED = "doubted"
     DUE = "due"
     WISHED = "wished"
 
@@ -115,7 +117,8 @@ def next_probe(forecast: Forecast, index: int, present: int, clock: ProbeClock, 
     """Return the probe to start from `present`; None if no depth has a chance to be better, or it is not time.
 
     A depth that was never measured at these batch sizes is tried at once, so that the best one is found within seconds
-    of a new load; later visits wait for the clock.
+    of a new load; later visits wait for the clock. From K = 0 one that is expected to be worse is paid for, since it is a
+    slow trial: who runs has nothing to verify, and only those who come will draft. One would follow the other.
     """
     now_s, rungs = forecast.now_s, [rung for rung in allowed_depths(forecast, index, present) if rung != present]
     due = clock.is_due and allowance >= PROBE_CHANGES
@@ -128,7 +131,10 @@ def next_probe(forecast: Forecast, index: int, present: int, clock: ProbeClock, 
         return None
     untried = [rung for rung in rungs if rung not in clock.tried and not forecast.cost.measured((index, rung))]
     best, kind = _most_hopeful(forecast, index, present, untried, _HOPE_SDS_OFF), ProbeKind.FIRST
-    if best is None and due and allowance >= PROBE_CHANGES + 1.0:
+    affordable = allowance >= PROBE_CHANGES + 1.0
+    if best is not None and present == 0 and forecast.gain(index, present, best).log_ratio <= 0.0:
+        best, kind = (best if affordable else None), ProbeKind.DOUBTED
+    if best is None and due and affordable:
         best, kind = _most_hopeful(forecast, index, present, rungs, _HOPE_SDS), ProbeKind.DUE
     return Probe(index, best, confirmations, now_s, kind) if best is not None else None
 

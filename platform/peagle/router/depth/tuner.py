@@ -198,7 +198,7 @@ def _start_probe(state: DepthState, forecast: Forecast, causes: Causes) -> tuple
     trial = next_probe(forecast, index, present.depth, state.clocks[index], present.allowance)
     if trial is None:
         return state, causes
-    if trial.kind is ProbeKind.DUE:
+    if trial.kind in (ProbeKind.DUE, ProbeKind.DOUBTED):
         paid = policy.charged(present, PROBE_CHANGES, settings, now_s)
         state = replace(state, ranges=_with(state.ranges, index, paid))
     return _probing(state, trial, causes)
