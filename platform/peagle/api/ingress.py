@@ -52,6 +52,9 @@ FORWARDED_HEADERS = ("traceparent", "tracestate")
 # Methods of a replica that generate, unlike those that only count tokens.
 GENERATING = frozenset({"chat", "completions"})
 
+# How long after its call a request may be cancelled itself.
+CANCELLED_S = 0.2
+
 # Fields that constrain the output's text.
 CONSTRAINTS = ("response_format", "structured_outputs")
 
@@ -242,7 +245,9 @@ async def _replies(response: Any, timeout_s: float) -> AsyncGenerator[Any, None]
                 except asyncio.CancelledError:
                     if (task := asyncio.current_task()) is None or task.cancelling():
                         raise
-                    # Not this request was cancelled, but its call: dispatch has found the replica's node gone.
+                    # Not this request was cancelled, but its call. Where its client has left, Serve may end that
+                    # before this; else dispatch has found the replica's node gone.
+                    await asyncio.sleep(CANCELLED_S)
                     raise RayActorError from None
             yield reply
     finally:

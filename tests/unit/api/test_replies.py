@@ -7,7 +7,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from peagle.api.errors import is_lost_replica
-from peagle.api.ingress import _replies
+from peagle.api.ingress import CANCELLED_S, _replies
 
 
 class Response:
@@ -51,6 +51,14 @@ async def test_a_request_that_its_client_left_is_cancelled_and_no_replica_blamed
     with pytest.raises(asyncio.CancelledError):
         await asked
     assert response.cancelled
+
+
+async def test_a_call_that_ends_just_before_its_request_does_blames_no_replica() -> None:
+    asked = asyncio.create_task(anext(_replies(Response([], cancelled_elsewhere), 60.0)))
+    await asyncio.sleep(CANCELLED_S / 10)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
 
 
 async def test_a_silent_replica_times_out() -> None:

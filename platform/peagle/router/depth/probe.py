@@ -30,8 +30,11 @@ PROBE_CHANGES = 2.0
 
 
 class ProbeKind(StrEnum):
-    """A depth was never measured, and is expected to be better, or is not but may be; or the clock says that it is time;
-    or K is 0 and a range wishes to draft again."""
+    """What asks for a probe.
+
+    A depth was never measured, and is expected to be better, or is not but may be; or the clock says that it is time;
+    or K is 0 and a range wishes to draft again.
+    """
 
     FIRST = "first"
     DOUBTED = "doubted"
@@ -117,8 +120,8 @@ def next_probe(forecast: Forecast, index: int, present: int, clock: ProbeClock, 
     """Return the probe to start from `present`; None if no depth has a chance to be better, or it is not time.
 
     A depth that was never measured at these batch sizes is tried at once, so that the best one is found within seconds
-    of a new load; later visits wait for the clock. From K = 0 one that is expected to be worse is paid for, since it is a
-    slow trial: who runs has nothing to verify, and only those who come will draft. One would follow the other.
+    of a new load; later visits wait for the clock. From K = 0 one that is expected to be worse is paid for, since such
+    trials are slow and would follow one another: who runs has nothing to verify, and only those who come will draft.
     """
     now_s, rungs = forecast.now_s, [rung for rung in allowed_depths(forecast, index, present) if rung != present]
     due = clock.is_due and allowance >= PROBE_CHANGES
