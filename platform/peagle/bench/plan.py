@@ -101,7 +101,9 @@ def plan_engines(
             raise ConfigError("--methods", method, f"no file offers it (there are {known})", "Add one with --baseline.")
         file = offered[method]
         if method == PEAGLE and file.speculation.live_depth:
-            derived = _derive(file, max(depths), eager, adaptive)
+            # Adaptive depth is measured on the engine that is served, whichever K it is held against.
+            deepest = max(*depths, file.speculation.depth_max if adaptive else 0)
+            derived = _derive(file, deepest, eager, adaptive)
             plans.append(EnginePlan(method, derived, tuple(depths), live=True))
         else:
             plans.extend(EnginePlan(method, _derive(file, depth, eager), (depth,), live=False) for depth in depths)
@@ -118,7 +120,7 @@ def variants_of(plans: Sequence[EnginePlan], *, adaptive: bool = False, held: in
     for index, plan in enumerate(plans):
         variants += [Variant(index, plan.method, depth) for depth in plan.depths]
         if adaptive and plan.live:
-            variants.append(Variant(index, plan.method, max(plan.depths), adaptive=True))
+            variants.append(Variant(index, plan.method, plan.deployment.speculation.depth_max, adaptive=True))
         if held is not None and plan.live:
             variants.append(Variant(index, plan.method, held, held=True))
     return variants
