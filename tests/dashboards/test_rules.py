@@ -30,12 +30,13 @@ M, R = 'model="m"', 'model="m",replica="r"'
 
 @dataclass(frozen=True)
 class Case:
-    """One sample a minute, in promtool's words, of what makes an alert fire by `at`, and of what does not."""
+    """A sample every so often, in promtool's words, of what makes an alert fire by `at`, and of what does not."""
 
     alert: str
     fires: Series
     quiet: Series
     at: str = "50m"
+    every: str = "1m"
 
 
 def outcomes(outcome: str, others: int, these: int) -> Series:
@@ -45,22 +46,28 @@ def outcomes(outcome: str, others: int, these: int) -> Series:
     }
 
 
-def slow(name: str, share: float) -> Series:
-    """So much of what an objective counts is too slow."""
+def slow(name: str, *phases: tuple[float, int]) -> Series:
+    """So much of what an objective counts is too slow, for so many samples, phase after phase."""
     objective = next(each for each in OBJECTIVES if each.name == name)
     every = 1000
+    good, total, minutes = 0, 0, []
+    for share, lasts in phases:
+        step = round(every * (1 - share))
+        minutes.append((f"{good}+{step}x{lasts - 1}", f"{total}+{every}x{lasts - 1}"))
+        good, total = good + step * lasts, total + every * lasts
     return {
-        f'{objective.histogram}_bucket{{{M},le="{float(objective.within_s)}"}}': f"0+{every * (1 - share):.0f}x300",
-        f"{objective.histogram}_count{{{M}}}": f"0+{every}x300",
+        f'{objective.histogram}_bucket{{{M},le="{float(objective.within_s)}"}}': " ".join(each for each, _ in minutes),
+        f"{objective.histogram}_count{{{M}}}": " ".join(each for _, each in minutes),
     }
 
 
-def first_position(before: int, now: int) -> Series:
-    """Of 100 drafts a minute so many are right at position 1, in six hours and then in one."""
+def first_position(before: int, now: int, drafts: int = 100) -> Series:
+    """Of 100 drafts a minute so many are right at position 1 in six hours, of `drafts` in the next one."""
+    drafted = f"0+100x360 36000+{drafts}x60"
     return {
-        f'peagle_replica_position_draft_tokens_total{{{R},position="1"}}': "0+100x420",
+        f'peagle_replica_position_draft_tokens_total{{{R},position="1"}}': drafted,
         f'peagle_replica_position_accepted_tokens_total{{{R},position="1"}}': f"0+{before}x360 {before * 360}+{now}x60",
-        f"peagle_replica_drafts_total{{{R}}}": "0+100x420",
+        f"peagle_replica_drafts_total{{{R}}}": drafted,
     }
 
 
@@ -141,6 +148,8 @@ CASES = (
             f'peagle_replicas_answering{{{M},instance="new"}}': "_x20 1x40",
         },
     ),
+    # The last model's series are gone for an hour.
+    Case("PeagleScrapeLost", {ANSWERING: "1x20"}, {ANSWERING: "1x120"}, "100m"),
     Case("PeagleScrapeGaps", {ANSWERING: "1x60 " + "1 _ " * 30}, {ANSWERING: "1x60 1x8 _ 1x50"}, "110m"),
     Case("PeagleRequestsFail", outcomes("failed", 90, 10), outcomes("failed", 1000, 1)),
     Case("PeagleRequestsShed", outcomes("shed", 90, 10), outcomes("shed", 990, 10)),
@@ -154,6 +163,8 @@ CASES = (
     ),
     Case("PeagleAcceptanceCollapses", first_position(70, 20), first_position(70, 50), "385m"),
     Case("PeagleAcceptanceCollapses", rolled_out(20), rolled_out(50), "385m"),
+    # Where the rule answers with K = 0 its trials still draft; three drafts a minute prove nothing.
+    Case("PeagleAcceptanceCollapses", first_position(70, 2, 8), first_position(70, 0, 3), "385m"),
     Case("PeagleDepthIsNotApplied", verified(0.5), verified(0.9)),
     Case("PeaglePlanIsNotApplied", versions("4+1x60", "4x60"), versions("4+1x60", "3+1x60")),
     Case("PeagleDepthOscillates", moved("0+2x60", "8x60"), moved("0+2x60", "2 32 " * 30)),
@@ -172,10 +183,22 @@ CASES = (
         {f"peagle_replica_depth_fallbacks_total{{{R}}}": "0x10 1x10 2x10 4x30"},
         {f"peagle_replica_depth_fallbacks_total{{{R}}}": "0x10 1x50"},
     ),
-    Case("PeagleTtftBudgetBurnsFast", slow("ttft", 0.8), slow("ttft", 0.2), "60m"),
-    Case("PeagleTtftBudgetBurnsSlowly", slow("ttft", 0.2), slow("ttft", 0.04), "200m"),
-    Case("PeagleItlBudgetBurnsFast", slow("itl", 0.2), slow("itl", 0.02), "60m"),
-    Case("PeagleItlBudgetBurnsSlowly", slow("itl", 0.04), slow("itl", 0.005), "200m"),
+    # An hour after six good ones, and ten good minutes after that; then six hours of less, and forty good minutes.
+    Case(
+        "PeagleTtftBudgetBurnsFast",
+        slow("ttft", (0, 360), (0.8, 70)),
+        slow("ttft", (0, 350), (0.8, 60), (0, 20)),
+        "429m",
+    ),
+    Case("PeagleTtftBudgetBurnsFast", slow("ttft", (0.4, 420)), slow("ttft", (0.4, 370), (0, 50)), "419m"),
+    Case(
+        "PeagleItlBudgetBurnsFast", slow("itl", (0, 360), (0.2, 70)), slow("itl", (0, 350), (0.2, 60), (0, 20)), "429m"
+    ),
+    Case("PeagleItlBudgetBurnsFast", slow("itl", (0.08, 420)), slow("itl", (0.08, 370), (0, 50)), "419m"),
+    # A day of three times what the budget allows for, and three days of a little too much, then seven good hours.
+    Case("PeagleTtftBudgetBurnsSlowly", slow("ttft", (0.2, 400)), slow("ttft", (0.04, 400)), "1596m", "4m"),
+    Case("PeagleTtftBudgetBurnsSlowly", slow("ttft", (0.08, 1100)), slow("ttft", (0.08, 995), (0, 105)), "4396m", "4m"),
+    Case("PeagleItlBudgetBurnsSlowly", slow("itl", (0.04, 400)), slow("itl", (0.005, 400)), "1596m", "4m"),
 )
 
 
@@ -224,11 +247,12 @@ def test_every_alert_tells_what_to_do_and_has_a_case() -> None:
         assert alert.summary.endswith(".")
 
 
+@pytest.mark.parametrize("every", sorted({case.every for case in CASES}))
 @pytest.mark.parametrize("fires", [True, False], ids=["fires", "quiet"])
-def test_an_alert_fires_on_what_it_is_for_and_on_nothing_less(fires: bool, tmp_path: Path) -> None:
+def test_an_alert_fires_on_what_it_is_for_and_on_nothing_less(fires: bool, every: str, tmp_path: Path) -> None:
     path = tmp_path / "test.yaml"
-    tests = [promtool_test(case, fires) for case in CASES]
-    rules = {"rule_files": [str(path) for path in FILES], "evaluation_interval": "1m", "tests": tests}
+    tests = [promtool_test(case, fires) for case in CASES if case.every == every]
+    rules = {"rule_files": [str(path) for path in FILES], "evaluation_interval": every, "tests": tests}
     path.write_text(yaml.safe_dump(rules), encoding="utf-8")
     run_promtool("test", "rules", str(path))
 
@@ -238,7 +262,7 @@ def promtool_test(case: Case, fires: bool) -> dict[str, Any]:
     expected = [{"labels": "{}", "value": 1}] if fires else []
     firing = f'count(ALERTS{{alertname="{case.alert}", alertstate="firing"}})'
     return {
-        "interval": "1m",
+        "interval": case.every,
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "promql_expr_test": [{"expr": firing, "eval_time": case.at, "exp_samples": expected}],
     }
