@@ -35,9 +35,10 @@ async def count_well(handle: DeploymentHandle, timeout_s: float) -> int:
 
 
 async def _replies(handle: DeploymentHandle, method: str, timeout_s: float, *arguments: Any) -> list[Any]:
-    """What each running replica answers, or the exception that came instead."""
+    """What each running replica answers within `timeout_s`, or the exception that came instead."""
+    until_s = asyncio.get_running_loop().time() + timeout_s
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout_at(until_s):
             # `results_async` would give up every answer when one replica is slow.
             calls = await handle.broadcast(method, *arguments)._fetch_replica_results_async()
     except Exception as error:
@@ -45,7 +46,7 @@ async def _replies(handle: DeploymentHandle, method: str, timeout_s: float, *arg
         return []
 
     async def answer_to(call: Any) -> Any:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout_at(until_s):
             return await call.get_async()
 
     answers = await asyncio.gather(*map(answer_to, calls), return_exceptions=True)

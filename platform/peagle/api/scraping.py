@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Mapping
 from typing import Any
@@ -21,6 +22,9 @@ from peagle.api.settings import ApiSettings
 from peagle.errors import NotFoundError
 
 logger = logging.getLogger(__name__)
+
+LEAST_S = 1.0
+"""What ingress processes have at least for an answer: none of them has anything to wait for."""
 
 States = Mapping[tuple[str, str], Counter[str]]
 """How many replicas are in a state, by application and deployment."""
@@ -99,10 +103,13 @@ class MetricsRoutes:
 
     async def _ingress_values(self, timeout_s: float, asked_states: Awaitable[States]) -> dict[str, list[Value]]:
         """Every ingress process's counters, this one's own at least."""
+        until_s = time.monotonic() + timeout_s
         everyone, mine = await self._all_ingresses(timeout_s, asked_states), await self.http_values()
         if everyone is None:
             return dict([mine])
-        return dict([mine, *await ask_replicas(everyone, "http_values", timeout_s)])
+        # Prometheus does not wait for ever, so who is asked last has what is left of the time.
+        left_s = max(LEAST_S, until_s - time.monotonic())
+        return dict([mine, *await ask_replicas(everyone, "http_values", left_s)])
 
     async def _all_ingresses(self, timeout_s: float, asked_states: Awaitable[States]) -> DeploymentHandle | None:
         """A handle to all ingress processes; None where this is the only one, or Serve does not tell of others."""

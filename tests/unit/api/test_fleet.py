@@ -1,0 +1,59 @@
+"""Questions to every replica: all of them together have so much time, and whoever is silent is left out."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from peagle.api.fleet import ask_replicas
+
+
+class Call:
+    def __init__(self, answer: Callable[[], Any]) -> None:
+        self._answer = answer
+
+    async def get_async(self) -> Any:
+        return await self._answer()
+
+
+class Handle:
+    """Serve's handle, as far as it is asked: replicas are found after `found_s`, and each answers as it does."""
+
+    deployment_name = "d"
+
+    def __init__(self, found_s: float, *answers: Callable[[], Any]) -> None:
+        self._found_s, self._answers = found_s, answers
+        self.asked: list[tuple[Any, ...]] = []
+
+    def broadcast(self, *question: Any) -> "Handle":
+        self.asked.append(question)
+        return self
+
+    async def _fetch_replica_results_async(self) -> list[Call]:
+        await asyncio.sleep(self._found_s)
+        return [Call(answer) for answer in self._answers]
+
+
+async def late() -> str:
+    await asyncio.sleep(0.4)
+    return "late"
+
+
+async def quick() -> str:
+    return "quick"
+
+
+async def fails() -> str:
+    raise RuntimeError("gone")
+
+
+@pytest.mark.parametrize(
+    ("found_s", "answers"),
+    [(0.0, ["quick", "late"]), (0.3, ["quick"]), (5.0, [])],
+    ids=["in time", "found late", "not found"],
+)
+async def test_finding_replicas_and_their_answers_share_the_time(found_s: float, answers: list[str]) -> None:
+    handle: Any = Handle(found_s, quick, late, fails)
+    assert await ask_replicas(handle, "count", 0.6, True) == answers
+    assert handle.asked == [("count", True)]
