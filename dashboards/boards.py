@@ -78,8 +78,8 @@ def _annotation(name: str, colour: str, expr: str) -> builders.AnnotationQuery:
 
 
 def _plan_changes(by_replica: bool) -> str:
-    """Trials aside, each of which would be two more."""
-    scope = f'{OF_REPLICA if by_replica else OF_MODEL}, cause!~"probe|probe_reverted"'
+    """Trials aside, each of which would be two more, and what only follows the load."""
+    scope = f'{OF_REPLICA if by_replica else OF_MODEL}, cause!~"load|probe|probe_reverted"'
     changes = f"increase(peagle_replica_depth_changes_total{{{scope}}}[2m])"
     return f"sum by (model, replica, cause) ({changes}) > 0"
 

@@ -114,7 +114,8 @@ MODE = Label(
 CAUSE = Label(
     "cause",
     "why a depth may change",
-    frozenset({"gain", "latency", "probe", "probe_adopted", "probe_reverted", "limits", "pin", "guard", "resumed"}),
+    frozenset({"gain", "latency", "load", "limits", "pin", "guard", "resumed"})
+    | {"probe", "probe_adopted", "probe_reverted"},
 )
 DISPATCH = Label(
     "reason",

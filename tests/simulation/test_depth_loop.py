@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import sin
+from typing import Any
 
 import pytest
 from depth_replica import CODE, NOISE, PROSE, Loop, OpenReplica, Replica, embedded_step_s
@@ -219,6 +220,62 @@ def test_requests_that_cannot_draft_again_hold_up_no_recovery() -> None:
     replica = phased([(40.0, 2, NOISE), (140.0, 2, CODE)], skips=True, tails=False, output_tokens=800)
     loop = Loop(replica, settings_for(replica)).run(140.0)
     assert loop.state.ranges[1].depth >= 5
+
+
+def test_answers_that_all_end_together_hold_up_no_recovery() -> None:
+    """Whoever runs at K = 0 drafts no more: where all end at once, that is for as long as their answers take."""
+
+    class Together(Replica):
+        def _request(self) -> Any:
+            one = super()._request()
+            one.left = self.output_tokens
+            return one
+
+    def load_now(now_s: float) -> Curve:
+        return NOISE if now_s < 40.0 else CODE
+
+    replica = Together(load_now, lambda _: 2, skips=True, tails=False, output_tokens=2500)
+    loop = Loop(replica, settings_for(replica)).run(40.0)
+    assert loop.state.ranges[1].depth == 0
+    loop.run(140.0)
+    assert loop.state.ranges[1].depth >= 5
+
+
+@pytest.mark.parametrize(
+    ("curve", "sizes", "slower", "quicker"), [(PROSE, (24, 32), 20.0, 0.35), (CODE, (20, 32), 8.0, 0.5)]
+)
+def test_a_load_that_goes_back_and_forth_around_the_crossing_keeps_its_drafts(
+    curve: Curve, sizes: tuple[int, int], slower: float, quicker: float
+) -> None:
+    """One step at K = 0 ends the drafts of all who run, so ranges beside the load must not differ in that."""
+
+    def step_s(batch_size: int, tokens: int, drafting: int) -> float:
+        draft_s = 1.75e-3 + 0.15e-3 * drafting if drafting else 0.0
+        return slower * 0.45e-3 + 0.15e-3 * batch_size + draft_s + max(2.2e-3, quicker * 0.14e-3 * tokens)
+
+    def serving(depth_static: int) -> Replica:
+        rng, until_s, size = random.Random(0), 0.0, sizes[1]
+
+        def load(now_s: float) -> int:
+            nonlocal until_s, size
+            if now_s >= until_s:
+                size = rng.choice(sizes) if rng.random() < 0.8 else rng.randint(*sizes)
+                until_s = now_s + rng.uniform(0.1, 0.6)
+            return size
+
+        return Replica(
+            lambda _: curve, load, step_s=step_s, skips=True, tails=False, prompt_tokens=60, spread=0.3,
+            depth_static=depth_static,
+        )  # fmt: skip
+
+    static = []
+    for depth in (0, 1, 2, 3, 5, 7):
+        still = serving(depth)
+        still.run(60.0)
+        static.append(still.tokens / still.now_s)
+    replica = serving(7)
+    loop = Loop(replica, settings_for(replica)).run(20.0)
+    assert loop.tokens_per_s(20.0, 80.0) >= 0.97 * max(static)
 
 
 @pytest.mark.parametrize("trial", range(10))

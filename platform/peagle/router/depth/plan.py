@@ -22,6 +22,7 @@ class Cause(StrEnum):
 
     GAIN = "gain"
     LATENCY = "latency"
+    LOAD = "load"
     PROBE = "probe"
     PROBE_ADOPTED = "probe_adopted"
     PROBE_REVERTED = "probe_reverted"

@@ -52,6 +52,7 @@ class Probe:
         started_s: When it began.
         kind: What asked for it.
         steps, drafts: Seen so far at its depth.
+        drafted_s: When the first draft was seen.
     """
 
     index: int
@@ -61,14 +62,26 @@ class Probe:
     kind: ProbeKind
     steps: int = 0
     drafts: int = 0
+    drafted_s: float | None = None
 
-    def saw(self, cells: tuple[StepCell, ...], batches: BatchRange) -> "Probe":
+    def saw(self, cells: tuple[StepCell, ...], batches: BatchRange, now_s: float) -> "Probe":
         mine = [cell for cell in cells if cell.depth == self.depth and batches.first <= cell.batch_size <= batches.last]
+        drafts = self.drafts + sum(cell.drafts for cell in mine)
         return replace(
             self,
             steps=self.steps + sum(cell.steps for cell in mine),
-            drafts=self.drafts + sum(cell.drafts for cell in mine),
+            drafts=drafts,
+            drafted_s=now_s if drafts and self.drafted_s is None else self.drafted_s,
         )
+
+    def has_lasted(self, present: int, settings: DepthSettings, now_s: float) -> bool:
+        """Whether to give up. From K = 0 only those who come can draft, and until one has come a trial costs nothing:
+        so it waits for the first draft, which answers that are long and end together may hold off for long.
+        """
+        if present == 0 and self.drafted_s is None:
+            return now_s - self.started_s >= settings.probe_wait_s[1]
+        began_s = self.drafted_s if present == 0 and self.drafted_s is not None else self.started_s
+        return now_s - began_s >= settings.probe_s_max
 
     @property
     def saw_enough(self) -> bool:

@@ -85,11 +85,15 @@ def _changes(
 ) -> tuple[DepthChange, ...]:
     """One record for each run of batch ranges that change alike."""
     back = state.plan is not None and state.plan.mode in (Mode.PINNED, Mode.FALLBACK)
-    usual = Why(Cause.RESUMED, "back to what is learned") if back else Why(Cause.LIMITS, "an operator's bounds")
+    resumed = Why(Cause.RESUMED, "back to what is learned") if back else None
+    # What stays within the bounds and has no cause of its own follows the load.
+    load, limits = Why(Cause.LOAD, "to draft, or not, as where the load is"), Why(Cause.LIMITS, "an operator's bounds")
 
     def kind(index: int) -> tuple[int, int, Why]:
-        at, why = forecast.ranges[index].at, causes.get(index, usual)
-        return held.depth_at(at) if why.before is None else why.before, table.depth_at(at), why
+        at = forecast.ranges[index].at
+        before = held.depth_at(at)
+        why = causes.get(index) or resumed or (load if before in forecast.settings.rungs else limits)
+        return before if why.before is None else why.before, table.depth_at(at), why
 
     changes = []
     for (before, after, why), run in groupby(range(len(forecast.ranges)), key=kind):

@@ -90,14 +90,17 @@ def _decide(
         loaded = {range_index(cell.batch_size, settings.batch_max) for cell in cells}
         state, causes = _move(state, forecast, loaded, causes)
         state, causes = _start_probe(state, forecast, causes)
-    depths = [one.depth for one in state.ranges]
+    own = tuple(one.depth for one in state.ranges)
+    tried = own
     mode, reason = Mode.ADAPTIVE, "the depths that promise the most tokens/s"
     if state.probe is not None:
-        depths[state.probe.index] = state.probe.depth
+        tried = _with(own, state.probe.index, state.probe.depth)
         mode, reason = Mode.PROBING, f"trying K = {state.probe.depth} at batch {forecast.ranges[state.probe.index]}"
-    state, plan = publish(state, tuple(depths), mode, reason, causes, forecast, applied)
+    depths = policy.together(tried, state.main, settings)
+    state, plan = publish(state, depths, mode, reason, causes, forecast, applied)
     if state.probe is not None:
-        plan = replace(plan, untried=by_batch_size(tuple(one.depth for one in state.ranges), settings.batch_max))
+        untried = policy.together(own, state.main, settings)
+        plan = replace(plan, untried=by_batch_size(untried, settings.batch_max))
         state = replace(state, plan=plan)
     drafting = (change for change in plan.changes if change.depth_before and change.depth_after)
     if any(_holds(change, state.main, forecast) for change in drafting):
@@ -129,7 +132,7 @@ def _judge_probe(
         return state, causes
     settings, now_s = forecast.settings, forecast.now_s
     index = state.probe.index
-    trial = state.probe.saw(cells, forecast.ranges[index])
+    trial = state.probe.saw(cells, forecast.ranges[index], now_s)
     present = state.ranges[index]
     better = trial.saw_enough and proves_better(forecast, index, present.depth, trial.depth)
     trial = replace(trial, confirmations=trial.confirmations - 1) if better else trial
@@ -143,7 +146,7 @@ def _judge_probe(
     if state.main != index:
         # Nothing more to be learned here, and nothing against the depth.
         return replace(state, probe=None), {**causes, index: Why(Cause.PROBE_REVERTED, "the load has moved on")}
-    if trial.saw_enough or now_s - trial.started_s >= settings.probe_s_max:
+    if trial.saw_enough or trial.has_lasted(present.depth, settings, now_s):
         clocks = _with(state.clocks, index, state.clocks[index].after(trial, False, settings))
         if trial.kind is ProbeKind.WISHED:
             # Else a wish that each trial disappoints would start one trial after the other.
