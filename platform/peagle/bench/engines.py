@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,8 @@ class Engine:
         self._rule: _Rule | None = None
         self._reporter = DepthReporter(lambda: live_depth.read_step_stats(self._llm), self._apply, self._ask)
         self._version = 0
+        # What was applied, and of that what counts as a change: trials only if they are kept, from then on.
+        self._applied: list[tuple[float, DepthTable]] = []
         self._tables: list[tuple[float, DepthTable]] = []
 
     @classmethod
@@ -169,10 +172,17 @@ class Engine:
             depth = table.depth_at(concurrency)
         return settled
 
+    def depth_changes(self, concurrency: int, since_s: float) -> int:
+        """How often K at this concurrency changed from `since_s` on, with both changes that a trial makes."""
+        before = [table.depth_at(concurrency) for at_s, table in self._applied if at_s <= since_s]
+        after = [table.depth_at(concurrency) for at_s, table in self._applied if at_s > since_s]
+        return sum(one != other for one, other in pairwise([*before[-1:], *after]))
+
     async def _apply(self, table: DepthTable) -> None:
         # Before it is sent: cancelled on the way, it may have been applied all the same.
         self._version = table.version
         await live_depth.set_depths(self._llm, table)
+        self._applied.append((time.monotonic(), table))
         plan = self._rule.plan if self._rule else None
         if plan is None or plan.table != table or plan.mode is not Mode.PROBING:
             self._tables.append((time.monotonic(), table))

@@ -1,5 +1,6 @@
 """Compare decoding methods: interleaved passes over the same prompts, so that a drifting machine hits all alike."""
 
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -40,12 +41,15 @@ class PassKey:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPass:
-    """What one pass came to. `steps` are those of the engine that gave tokens."""
+    """What one pass came to. `steps` are those of the engine that gave tokens; `depth_changes` those of K at the
+    pass's concurrency, trials included.
+    """
 
     seconds: float
     steps: int
     traces: tuple[Trace, ...]
     counts: DraftCounts
+    depth_changes: int = 0
 
 
 Passes = Mapping[PassKey, MeasuredPass]
@@ -59,6 +63,7 @@ class Run:
     steps: int = 0
     traces: list[Trace] = field(default_factory=list)
     counts: DraftCounts = NO_DRAFTS
+    depth_changes: int = 0
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -204,6 +209,7 @@ def assemble(variants: Sequence[Variant], planned: Sequence[PassKey], made: Pass
         run.steps += one.steps
         run.traces.extend(one.traces)
         run.counts += one.counts
+        run.depth_changes += one.depth_changes
     return runs
 
 
@@ -211,9 +217,11 @@ async def _one_pass(engine: "Engine", variant: Variant, prompts: Sequence[list[i
     await engine.prepare(variant.depth)
     counts, steps = engine.counts(), engine.steps()
     async with engine.adapting(variant.depth if variant.held else None) if variant.ruled else nullcontext():
+        started_s = time.monotonic()
         result = await run_pass(engine.stream, prompts, concurrency)
+        changes = engine.depth_changes(concurrency, started_s) if variant.ruled else 0
     await engine.settle()
-    return MeasuredPass(result.seconds, engine.steps() - steps, result.traces, engine.counts() - counts)
+    return MeasuredPass(result.seconds, engine.steps() - steps, result.traces, engine.counts() - counts, changes)
 
 
 def reference_variant(variants: Sequence[Variant]) -> Variant | None:

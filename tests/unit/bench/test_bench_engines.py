@@ -93,6 +93,8 @@ async def test_a_trial_that_is_kept_is_a_change_from_when_it_is(then: int, settl
         kept_s = time.monotonic() - started_s
         await engine._reporter.report()
         assert (engine.settled_s(1, started_s) >= kept_s) == settled
+        assert engine.depth_changes(1, started_s) == (1 if settled else 2)
+        assert engine.depth_changes(1, time.monotonic()) == 0
 
 
 async def test_a_held_rule_is_pinned_and_another_than_the_one_that_adapts() -> None:

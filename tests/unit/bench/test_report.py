@@ -27,13 +27,18 @@ def test_ratios_pair_by_repeat_and_compare_equal_depths() -> None:
 
 def test_adaptive_depth_is_held_against_the_fastest_static_one() -> None:
     adaptive = Variant(2, "p-eagle", 7, adaptive=True)
-    cells = {**runs(), (adaptive, 1): [run(210), run(95)]}
+    repeats = [run(210), run(95)]
+    repeats[1].depth_changes = 2
+    minutes = sum(one.seconds for one in repeats) / 60
+    cells = {**runs(), (adaptive, 1): repeats}
     assert result_rows(cells)[-1]["depth"] == "adaptive"
     row = best_rows(cells)[-1]
     assert (row["depth"], row["best_static_depth"]) == ("adaptive", 7)
     assert row["ratio_to_best_static"] == {"median": 1.0, "low": 0.95, "high": 1.05}
     assert row["ratio_to_none"]["median"] == 2.0
     assert "1 at once: p-eagle K=adaptive: 2.00" in best_line(row)
+    assert row["depth_changes_per_minute"] == pytest.approx(2 / minutes)
+    assert f"K changed {2 / minutes:.1f} times a minute" in best_line(row)
 
 
 def test_the_rule_held_at_one_k_is_compared_with_an_engine_of_that_k_without_it() -> None:
