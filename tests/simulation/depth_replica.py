@@ -19,8 +19,8 @@ PROSE = (0.62, 0.58, 0.62, 0.62, 0.60, 0.62, 0.60)
 NOISE = (0.20, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25)
 
 
-def embedded_step_s(batch_size: int, tokens: int, drafting: int) -> float:
-    """The embedded model on one core: 2.8 ms without speculation at batch 1, 4.7 ms with any K; K = 0 wins at 8."""
+def quick_step_s(batch_size: int, tokens: int, drafting: int) -> float:
+    """What `QUICK_CPU` guesses well: 2.8 ms without speculation at batch 1, 4.7 ms with any K; K = 0 wins at 8."""
     draft_s = 1.75e-3 + 0.15e-3 * drafting if drafting else 0.0
     return 0.45e-3 + 0.15e-3 * batch_size + draft_s + max(2.2e-3, 0.14e-3 * tokens)
 
@@ -71,7 +71,7 @@ class Replica:
 
     conditional: Callable[[float], Sequence[float]]
     load: Callable[[float], int]
-    step_s: Callable[[int, int, int], float] = embedded_step_s
+    step_s: Callable[[int, int, int], float] = quick_step_s
     depth_max: int = 7
     depth_static: int = 7
     tails: bool = True

@@ -7,11 +7,11 @@ from math import sin
 from typing import Any
 
 import pytest
-from depth_replica import CODE, NOISE, PROSE, Loop, OpenReplica, Replica, embedded_step_s
+from depth_replica import CODE, NOISE, PROSE, Loop, OpenReplica, Replica, quick_step_s
 
+from depth_reports import QUICK_CPU
 from peagle.router.depth import (
     DEVICES,
-    EMBEDDED_CPU,
     TARGETS,
     AcceptancePrior,
     Cause,
@@ -22,14 +22,14 @@ from peagle.router.depth import (
 )
 
 SETTINGS = DepthSettings(
-    depth_max=7, depth_static=7, batch_max=32, cost=EMBEDDED_CPU, acceptance=AcceptancePrior.geometric(7)
+    depth_max=7, depth_static=7, batch_max=32, cost=QUICK_CPU, acceptance=AcceptancePrior.geometric(7)
 )
 CURVES = {"code": CODE, "prose": PROSE, "noise": NOISE}
 BATCHES = (1, 2, 4, 8, 16, 32)
 Curve = Sequence[float]
 
 
-def settings_for(replica: Replica, cost: CostPrior = EMBEDDED_CPU) -> DepthSettings:
+def settings_for(replica: Replica, cost: CostPrior = QUICK_CPU) -> DepthSettings:
     return replace(SETTINGS, cost=cost, depth_static=replica.depth_static, drafter_skipped_at_zero=replica.skips)
 
 
@@ -283,15 +283,13 @@ def test_a_prior_that_is_far_off_is_overcome(trial: int) -> None:
     """Each coefficient is off by about 1.5 times, and the machine breathes by a third."""
     rng = random.Random(trial)
     names = ("step_s", "weights_s", "sequence_s", "token_s", "draft_s", "draft_sequence_s")
-    prior = replace(
-        EMBEDDED_CPU, **{name: getattr(EMBEDDED_CPU, name) * rng.lognormvariate(0.0, 0.4) for name in names}
-    )
+    prior = replace(QUICK_CPU, **{name: getattr(QUICK_CPU, name) * rng.lognormvariate(0.0, 0.4) for name in names})
     curve, batch_size = rng.choice(tuple(CURVES.values())), rng.choice(BATCHES)
     skips, speed = rng.random() < 0.5, rng.choice((0.5, 1.0, 2.0))
 
     def serving(depth_static: int) -> Replica:
         replica = steady(curve, batch_size, tails=not skips, skips=skips, depth_static=depth_static)
-        replica.step_s = lambda b, n, d: speed * embedded_step_s(b, n, d) * (1.0 + 0.33 * sin(replica.now_s / 10.0))
+        replica.step_s = lambda b, n, d: speed * quick_step_s(b, n, d) * (1.0 + 0.33 * sin(replica.now_s / 10.0))
         return replica
 
     replica = serving(7)

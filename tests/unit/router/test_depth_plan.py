@@ -378,5 +378,6 @@ def test_whatever_happens_the_engine_can_apply_every_plan(
 def test_ranges_beside_the_load_draft_as_it_does(
     own: tuple[int, ...], main: int | None, handed_out: tuple[int, ...]
 ) -> None:
-    assert together(own, main, SETTINGS) == handed_out
-    assert together(own, main, replace(SETTINGS, drafter_skipped_at_zero=False)) == own
+    assert together(start(SETTINGS).forecast(SETTINGS, 0.0), own, main) == handed_out
+    always = replace(SETTINGS, drafter_skipped_at_zero=False)
+    assert together(start(always).forecast(always, 0.0), own, main) == own

@@ -6,6 +6,7 @@ from math import exp, sin
 
 import pytest
 
+from depth_reports import QUICK_CPU
 from peagle.router.depth.cost_prior import DEVICES, EMBEDDED_CPU, TARGETS, CostPrior, roofline_prior
 from peagle.router.depth.ladder import range_index
 from peagle.router.depth.step_cost import Load, StepCost, observe
@@ -42,25 +43,29 @@ def predicted(state: StepCost, batch_size: int, depth: int) -> float:
     return exp(state.log_step_s(state.coefficients, load, (range_index(batch_size, BATCH_MAX), depth)))
 
 
-def test_the_cpu_prior_is_the_embedded_model() -> None:
-    state = StepCost.start(EMBEDDED_CPU)
-    assert predicted(state, 1, 0) == pytest.approx(2.8e-3, rel=0.05)
-    assert predicted(state, 1, 7) == pytest.approx(4.7e-3, rel=0.05)
-    assert predicted(state, 1, 7) == pytest.approx(predicted(state, 1, 1), rel=0.05)
-    # Eight requests at acceptance length 2.98 lose by drafting.
-    assert predicted(state, 8, 7) / predicted(state, 8, 0) > 2.98
+@pytest.mark.parametrize(
+    ("batch_size", "depth", "measured_ms"),
+    [
+        (1, 0, 7.8), (1, 7, 12.9), (2, 0, 8.5), (2, 7, 16.5), (4, 0, 11.1), (4, 7, 24.6), (8, 0, 14.4), (8, 3, 30.3),
+        (8, 7, 35.6), (16, 0, 21.1), (16, 3, 50.3), (16, 7, 69.2), (32, 0, 34.9), (32, 3, 92.3), (32, 7, 105.5),
+    ],
+)  # fmt: skip
+def test_the_cpu_prior_has_the_shape_that_was_measured(batch_size: int, depth: int, measured_ms: float) -> None:
+    """Of the embedded model on the slowest core that was tried; a common factor is the drift's to find."""
+    guess = predicted(StepCost.start(EMBEDDED_CPU), batch_size, depth)
+    assert guess == pytest.approx(0.78e-3 * measured_ms, rel=0.2)
 
 
 def test_measured_cells_are_known_within_a_few_percent() -> None:
     seen = [(batch, depth) for batch in (1, 4, 8) for depth in (0, 3, 7)] * 4
-    state = learn(StepCost.start(EMBEDDED_CPU), seen, slower_machine)
+    state = learn(StepCost.start(QUICK_CPU), seen, slower_machine)
     for batch_size, depth in seen:
         assert predicted(state, batch_size, depth) == pytest.approx(slower_machine(batch_size, depth), rel=0.04)
 
 
 def test_cells_never_seen_follow_from_those_that_were() -> None:
     seen = [(batch, depth) for batch in (1, 4, 8) for depth in (0, 3, 7)] * 4
-    before = StepCost.start(EMBEDDED_CPU)
+    before = StepCost.start(QUICK_CPU)
     state = learn(before, seen, slower_machine)
     for batch_size, depth in ((2, 5), (6, 2), (12, 0), (16, 3), (16, 7)):
         truth = slower_machine(batch_size, depth)
@@ -70,7 +75,7 @@ def test_cells_never_seen_follow_from_those_that_were() -> None:
 
 def test_a_machine_that_slows_down_leaves_the_comparison_of_depths_alone() -> None:
     """K = 7 was measured while the machine was quick, and only K = 0 since it is slow."""
-    state = learn(StepCost.start(EMBEDDED_CPU), [(4, 0), (4, 7)] * 20, slower_machine)
+    state = learn(StepCost.start(QUICK_CPU), [(4, 0), (4, 7)] * 20, slower_machine)
     ratio = predicted(state, 4, 7) / predicted(state, 4, 0)
     state = learn(state, [(4, 0)] * 20, lambda b, k: 1.7 * slower_machine(b, k), start_s=20.0)
     assert predicted(state, 4, 0) == pytest.approx(1.7 * slower_machine(4, 0), rel=0.03)
@@ -78,7 +83,7 @@ def test_a_machine_that_slows_down_leaves_the_comparison_of_depths_alone() -> No
 
 
 def test_it_keeps_up_with_a_machine_that_breathes() -> None:
-    state, errors = StepCost.start(EMBEDDED_CPU), []
+    state, errors = StepCost.start(QUICK_CPU), []
     for report in range(120):
         truth = slower_machine(4, 3) * (1.0 + 0.3 * sin(report / 20.0))
         if report > 10:
@@ -88,7 +93,7 @@ def test_it_keeps_up_with_a_machine_that_breathes() -> None:
 
 
 def test_one_hiccup_is_forgotten() -> None:
-    state = learn(StepCost.start(EMBEDDED_CPU), [(4, 3)] * 20, slower_machine)
+    state = learn(StepCost.start(QUICK_CPU), [(4, 3)] * 20, slower_machine)
     state = observe(state, [cell(4, 3, 20 * slower_machine(4, 3))], BATCH_MAX, True, 10.5)
     state = learn(state, [(4, 3)] * 2, slower_machine, start_s=11.0)
     assert predicted(state, 4, 3) == pytest.approx(slower_machine(4, 3), rel=0.05)
@@ -96,7 +101,7 @@ def test_one_hiccup_is_forgotten() -> None:
 
 def test_a_cell_whose_drafts_fell_short_does_not_count_as_its_depth() -> None:
     """Requests with a gap in the drafter's cache do not draft: at K = 7 such a step is nearly one at K = 0."""
-    state = learn(StepCost.start(EMBEDDED_CPU), [(8, 0), (8, 7)] * 10, slower_machine)
+    state = learn(StepCost.start(QUICK_CPU), [(8, 0), (8, 7)] * 10, slower_machine)
     before = predicted(state, 8, 7)
     short = StepCell(8, 7, 100, 100 * slower_machine(8, 0), 800, 10, (10,) * 7, (5,) * 7, (0,) * 7, (0,) * 7)
     state = observe(state, [short], BATCH_MAX, True, 20.0)

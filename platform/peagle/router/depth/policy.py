@@ -121,17 +121,21 @@ def next_depth(present: int, wished: int, rungs: tuple[int, ...]) -> int:
     return wished if wished < present else min(rung for rung in rungs if rung > present)
 
 
-def together(depths: tuple[int, ...], main: int | None, settings: DepthSettings) -> tuple[int, ...]:
+def together(forecast: Forecast, depths: tuple[int, ...], main: int | None) -> tuple[int, ...]:
     """The depths as handed out: the ranges on both sides of the load, `main`, draft if it does, and else do not.
 
     Where the drafter is skipped, one step at K = 0 ends the drafts of all who run: a load that goes back and forth
     between a range that drafts and one that does not would pay for drafts and seldom have any.
     """
-    if main is None or not settings.drafter_skipped_at_zero:
+    if main is None or not forecast.settings.drafter_skipped_at_zero:
         return depths
-    here = depths[main]
-    beside = (main - 1, main + 1)
-    return tuple(here if index in beside and (depth > 0) != (here > 0) else depth for index, depth in enumerate(depths))
+    together_ = list(depths)
+    for index in (main - 1, main + 1):
+        if 0 <= index < len(depths) and (depths[index] > 0) != (depths[main] > 0):
+            # No deeper than the inter-token target allows there.
+            allowed = allowed_depths(forecast, index, depths[index])
+            together_[index] = max((rung for rung in allowed if rung <= depths[main]), default=depths[index])
+    return tuple(together_)
 
 
 def charged(state: RangeState, changes: float, settings: DepthSettings, now_s: float) -> RangeState:

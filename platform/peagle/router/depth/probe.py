@@ -52,7 +52,8 @@ class Probe:
         started_s: When it began.
         kind: What asked for it.
         steps, drafts: Seen so far at its depth.
-        drafted_s: When the first draft was seen.
+        drafted_s: When the first draft was seen, at whatever batch size;
+        waited_s: seconds of steps until then.
     """
 
     index: int
@@ -63,25 +64,30 @@ class Probe:
     steps: int = 0
     drafts: int = 0
     drafted_s: float | None = None
+    waited_s: float = 0.0
 
     def saw(self, cells: tuple[StepCell, ...], batches: BatchRange, now_s: float) -> "Probe":
         mine = [cell for cell in cells if cell.depth == self.depth and batches.first <= cell.batch_size <= batches.last]
-        drafts = self.drafts + sum(cell.drafts for cell in mine)
-        return replace(
+        seen = replace(
             self,
             steps=self.steps + sum(cell.steps for cell in mine),
-            drafts=drafts,
-            drafted_s=now_s if drafts and self.drafted_s is None else self.drafted_s,
+            drafts=self.drafts + sum(cell.drafts for cell in mine),
         )
+        if self.drafted_s is not None:
+            return seen
+        if any(cell.drafts for cell in cells):
+            return replace(seen, drafted_s=now_s)
+        return replace(seen, waited_s=self.waited_s + sum(cell.seconds for cell in cells))
 
     def has_lasted(self, present: int, settings: DepthSettings, now_s: float) -> bool:
-        """Whether to give up. From K = 0 only those who come can draft, and until one has come a trial costs nothing:
+        """Whether to give up. From K = 0 only those who come can draft, and until one has come a trial costs little:
         so it waits for the first draft, which answers that are long and end together may hold off for long.
         """
-        if present == 0 and self.drafted_s is None:
-            return now_s - self.started_s >= settings.probe_wait_s[1]
-        began_s = self.drafted_s if present == 0 and self.drafted_s is not None else self.started_s
-        return now_s - began_s >= settings.probe_s_max
+        if present > 0:
+            return now_s - self.started_s >= settings.probe_s_max
+        if self.drafted_s is None:
+            return self.waited_s >= settings.probe_wait_s[1]
+        return now_s - self.drafted_s >= settings.probe_s_max
 
     @property
     def saw_enough(self) -> bool:

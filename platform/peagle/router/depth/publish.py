@@ -22,6 +22,8 @@ class Why:
     before: int | None = None
 
 
+WITH_THE_LOAD = Why(Cause.LOAD, "to draft, or not, as where the load is")
+
 Causes = Mapping[int, Why]
 """By batch range."""
 
@@ -84,15 +86,15 @@ def _changes(
     state: DepthState, held: DepthTable, table: DepthTable, causes: Causes, forecast: Forecast
 ) -> tuple[DepthChange, ...]:
     """One record for each run of batch ranges that change alike."""
-    back = state.plan is not None and state.plan.mode in (Mode.PINNED, Mode.FALLBACK)
+    back = state.plan is not None and state.plan.mode in (Mode.PINNED, Mode.PAUSED, Mode.FALLBACK)
     resumed = Why(Cause.RESUMED, "back to what is learned") if back else None
-    # What stays within the bounds and has no cause of its own follows the load.
-    load, limits = Why(Cause.LOAD, "to draft, or not, as where the load is"), Why(Cause.LIMITS, "an operator's bounds")
+    limits = Why(Cause.LIMITS, "an operator's bounds")
 
     def kind(index: int) -> tuple[int, int, Why]:
         at = forecast.ranges[index].at
         before = held.depth_at(at)
-        why = causes.get(index) or resumed or (load if before in forecast.settings.rungs else limits)
+        # What stays within the bounds and has no cause of its own need no longer do as others do.
+        why = causes.get(index) or resumed or (WITH_THE_LOAD if before in forecast.settings.rungs else limits)
         return before if why.before is None else why.before, table.depth_at(at), why
 
     changes = []

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from peagle.router.depth import acceptance, prompts, step_cost
 from peagle.router.depth.acceptance import Acceptance
+from peagle.router.depth.busy import Busy
 from peagle.router.depth.forecast import Forecast
 from peagle.router.depth.guard import Guard
 from peagle.router.depth.ladder import batch_ranges, range_index
@@ -22,8 +23,6 @@ LOG_MAX = 64
 _FLEET_DRAFTS = 50.0
 # Delivered drafts are forgotten over this time, and begin as if so many had all been delivered.
 _DELIVERY_HALF_LIFE_S, _DELIVERY_PRIOR = 60.0, 50.0
-# Where the load is: time at each batch range is forgotten over this time, and another range must have so much more.
-_LOAD_HALF_LIFE_S, _LOAD_LEAD = 1.0, 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,7 @@ class DepthState:
         ranges: By batch range, as `batch_ranges` lists them.
         clocks: By batch range, how long until the next probe.
         probe: The one under way.
-        busy_s: By batch range, seconds of its steps, soon forgotten.
-        main: The batch range where the load is: the one with the most of them, and clearly more than the one before.
+        busy: Where the load is.
         measured: Tokens/s of the last report at each batch range that has had one.
         plan: What was handed out last; None before the first.
         reported_s: When the last usable report came; `reports` counts them.
@@ -83,13 +81,17 @@ class DepthState:
     clocks: tuple[ProbeClock, ...]
     prompts: PromptCost = field(default_factory=PromptCost)
     probe: Probe | None = None
-    busy_s: Mapping[int, float] = field(default_factory=dict)
-    main: int | None = None
+    busy: Busy = field(default_factory=Busy)
     measured: Mapping[int, float] = field(default_factory=dict)
     plan: DepthPlan | None = None
     reported_s: float | None = None
     reports: int = 0
     log: tuple[DepthChange, ...] = ()
+
+    @property
+    def main(self) -> int | None:
+        """The batch range where the load is; None before the first step."""
+        return self.busy.main
 
     def forecast(self, settings: DepthSettings, now_s: float) -> Forecast:
         return Forecast(self.acceptance, self.cost, self.prompts, self.delivery.ratio, settings, now_s)
@@ -141,7 +143,6 @@ def learn(state: DepthState, cells: tuple[StepCell, ...], settings: DepthSetting
         seconds[index] = seconds.get(index, 0.0) + cell.seconds
         tokens[index] = tokens.get(index, 0) + cell.tokens
     measured = {index: tokens[index] / seconds[index] for index in seconds if seconds[index] > 0}
-    busy_s = _busy(state, {index: seconds[index] for index in measured}, now_s)
     clocks = tuple(clock.ran(seconds.get(index, 0.0)) for index, clock in enumerate(state.clocks))
     if learned.shifts != state.acceptance.shifts:
         clocks = tuple(clock.anew(settings) for clock in clocks)
@@ -151,26 +152,9 @@ def learn(state: DepthState, cells: tuple[StepCell, ...], settings: DepthSetting
         cost=step_cost.observe(state.cost, cells, settings.batch_max, settings.drafter_skipped_at_zero, now_s),
         delivery=state.delivery.observe(cells, elapsed_s),
         clocks=clocks,
-        busy_s=busy_s,
-        main=_main(busy_s, state.main),
+        busy=state.busy.observe({index: seconds[index] for index in measured}, now_s),
         measured={**state.measured, **measured},
     )
-
-
-def _busy(state: DepthState, seconds: Mapping[int, float], now_s: float) -> Mapping[int, float]:
-    """`DepthState.busy_s` after steps took `seconds`, by batch range."""
-    before_s = state.cost.updated_s
-    kept = 0.5 ** (max(0.0, now_s - before_s) / _LOAD_HALF_LIFE_S) if before_s is not None else 0.0
-    indices = state.busy_s.keys() | seconds.keys()
-    return {index: state.busy_s.get(index, 0.0) * kept + seconds.get(index, 0.0) for index in sorted(indices)}
-
-
-def _main(busy_s: Mapping[int, float], before: int | None) -> int | None:
-    """A load that goes back and forth between two ranges stays with one of them."""
-    most = max(busy_s, key=busy_s.__getitem__, default=before)
-    if most is None or before is None:
-        return most
-    return most if busy_s[most] > _LOAD_LEAD * busy_s.get(before, 0.0) else before
 
 
 def unlearned(state: DepthState, settings: DepthSettings) -> DepthState:
@@ -179,8 +163,7 @@ def unlearned(state: DepthState, settings: DepthSettings) -> DepthState:
     return replace(
         fresh,
         guard=state.guard,
-        busy_s=state.busy_s,
-        main=state.main,
+        busy=state.busy,
         measured=state.measured,
         plan=state.plan,
         reported_s=state.reported_s,

@@ -9,7 +9,7 @@ from peagle.router.depth.forecast import Forecast
 from peagle.router.depth.ladder import batch_ranges, range_index
 from peagle.router.depth.plan import Cause, DepthChange, DepthPlan, Mode
 from peagle.router.depth.probe import PROBE_CHANGES, Probe, ProbeKind, next_probe, proves_better
-from peagle.router.depth.publish import Causes, Why, by_batch_size, publish, publish_uniform
+from peagle.router.depth.publish import WITH_THE_LOAD, Causes, Why, by_batch_size, publish, publish_uniform
 from peagle.router.depth.settings import DepthSettings
 from peagle.router.depth.state import DepthState, learn, learn_prompts, unlearned
 from peagle.router.snapshot import DepthTable, StepCell, StepReport
@@ -89,17 +89,19 @@ def _decide(
     if cells:
         loaded = {range_index(cell.batch_size, settings.batch_max) for cell in cells}
         state, causes = _move(state, forecast, loaded, causes)
-        state, causes = _start_probe(state, forecast, causes)
+        state, causes = _start_probe(state, forecast, loaded, causes)
     own = tuple(one.depth for one in state.ranges)
     tried = own
     mode, reason = Mode.ADAPTIVE, "the depths that promise the most tokens/s"
     if state.probe is not None:
         tried = _with(own, state.probe.index, state.probe.depth)
         mode, reason = Mode.PROBING, f"trying K = {state.probe.depth} at batch {forecast.ranges[state.probe.index]}"
-    depths = policy.together(tried, state.main, settings)
+    depths = policy.together(forecast, tried, state.main)
+    with_the_load = (index for index, depth in enumerate(depths) if depth != tried[index])
+    causes = {**causes, **dict.fromkeys(with_the_load, WITH_THE_LOAD)}
     state, plan = publish(state, depths, mode, reason, causes, forecast, applied)
     if state.probe is not None:
-        untried = policy.together(own, state.main, settings)
+        untried = policy.together(forecast, own, state.main)
         plan = replace(plan, untried=by_batch_size(untried, settings.batch_max))
         state = replace(state, plan=plan)
     drafting = (change for change in plan.changes if change.depth_before and change.depth_after)
@@ -111,9 +113,9 @@ def _decide(
 def _paused(state: DepthState, forecast: Forecast) -> tuple[DepthState, tuple[int, ...]]:
     """The table as it is, within the operator's bounds; a probe is no table to stay at."""
     assert state.plan is not None
-    held = [state.plan.table.depth_at(batches.at) for batches in forecast.ranges]
-    if state.probe is not None:
-        held[state.probe.index] = state.ranges[state.probe.index].depth
+    untried = state.plan.untried
+    table = state.plan.table if untried is None else replace(state.plan.table, depths=untried)
+    held = [table.depth_at(batches.at) for batches in forecast.ranges]
     rungs = forecast.settings.rungs
     kept = tuple(min(max(depth, rungs[0]), rungs[-1]) for depth in held)
     return replace(state, probe=None), kept
@@ -134,7 +136,11 @@ def _judge_probe(
     index = state.probe.index
     trial = state.probe.saw(cells, forecast.ranges[index], now_s)
     present = state.ranges[index]
-    better = trial.saw_enough and proves_better(forecast, index, present.depth, trial.depth)
+    if state.main != index:
+        # Nothing more to be learned here, and nothing against the depth.
+        return replace(state, probe=None), {**causes, index: Why(Cause.PROBE_REVERTED, "the load has moved on")}
+    judged = bool(cells) and trial.saw_enough
+    better = judged and proves_better(forecast, index, present.depth, trial.depth)
     trial = replace(trial, confirmations=trial.confirmations - 1) if better else trial
     if better and trial.confirmations > 0:
         return replace(state, probe=trial), causes
@@ -143,10 +149,7 @@ def _judge_probe(
         clocks = _with(state.clocks, index, state.clocks[index].after(trial, True, settings))
         why = Why(Cause.PROBE_ADOPTED, "it proved better while it was tried", before=present.depth)
         return replace(state, probe=None, ranges=ranges, clocks=clocks), {**causes, index: why}
-    if state.main != index:
-        # Nothing more to be learned here, and nothing against the depth.
-        return replace(state, probe=None), {**causes, index: Why(Cause.PROBE_REVERTED, "the load has moved on")}
-    if trial.saw_enough or trial.has_lasted(present.depth, settings, now_s):
+    if judged or trial.has_lasted(present.depth, settings, now_s):
         clocks = _with(state.clocks, index, state.clocks[index].after(trial, False, settings))
         if trial.kind is ProbeKind.WISHED:
             # Else a wish that each trial disappoints would start one trial after the other.
@@ -177,10 +180,12 @@ def _move(state: DepthState, forecast: Forecast, loaded: set[int], causes: Cause
             continue
         if before.depth == 0 and wished.depth > 0 and index == state.main:
             # Off a K of 0 by a trial, since rung by rung the first ones cost a draft and win little.
-            if state.probe is None:
+            if state.probe is None and index in loaded:
                 state, causes = _probing(state, Probe(index, wished.depth, 1, now_s, ProbeKind.WISHED), causes)
             continue
-        depth = policy.next_depth(before.depth, wished.depth, rungs)
+        # One that drafts with the load goes on from there.
+        handed_out = state.plan.table.depth_at(forecast.ranges[index].at) if state.plan and before.depth == 0 else 0
+        depth = min(wished.depth, handed_out) or policy.next_depth(before.depth, wished.depth, rungs)
         ranges[index] = policy.moved(noted, depth, settings, now_s)
         why = Why(Cause.GAIN, f"{wished.gain.ratio:.1%} more tokens/s predicted at K = {wished.depth}")
         if wished.forced:
@@ -189,10 +194,10 @@ def _move(state: DepthState, forecast: Forecast, loaded: set[int], causes: Cause
     return replace(state, ranges=tuple(ranges)), causes
 
 
-def _start_probe(state: DepthState, forecast: Forecast, causes: Causes) -> tuple[DepthState, Causes]:
+def _start_probe(state: DepthState, forecast: Forecast, loaded: set[int], causes: Causes) -> tuple[DepthState, Causes]:
     """Try another depth where the load is, if it is time and one is worth it."""
     index, settings, now_s = state.main, forecast.settings, forecast.now_s
-    if state.probe is not None or index is None:
+    if state.probe is not None or index is None or index not in loaded:
         return state, causes
     present = policy.refilled(state.ranges[index], settings, now_s)
     settled = state.cost.measured((index, present.depth)) and not present.seen
