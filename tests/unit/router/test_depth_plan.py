@@ -25,7 +25,6 @@ from peagle.router.depth import (
     step,
     view,
 )
-from peagle.router.depth.policy import together
 from peagle.router.snapshot import DepthTable, RequestRates, StepCell
 
 
@@ -363,21 +362,3 @@ def test_whatever_happens_the_engine_can_apply_every_plan(
         elif not word.paused:
             rungs = depth_ladder(7, word.floor, word.ceiling)
             assert rungs[0] <= min(applied.depths) <= max(applied.depths) <= rungs[-1]
-
-
-@pytest.mark.parametrize(
-    ("own", "main", "handed_out"),
-    [
-        ((7, 5, 3, 0, 0), 3, (7, 5, 0, 0, 0)),
-        ((7, 5, 3, 0, 0), 2, (7, 5, 3, 3, 0)),
-        ((7, 5, 3, 0, 0), 0, (7, 5, 3, 0, 0)),
-        ((0, 5, 3, 1, 2), 4, (0, 5, 3, 1, 2)),
-        ((0, 5, 0, 1, 2), None, (0, 5, 0, 1, 2)),
-    ],
-)
-def test_ranges_beside_the_load_draft_as_it_does(
-    own: tuple[int, ...], main: int | None, handed_out: tuple[int, ...]
-) -> None:
-    assert together(start(SETTINGS).forecast(SETTINGS, 0.0), own, main) == handed_out
-    always = replace(SETTINGS, drafter_skipped_at_zero=False)
-    assert together(start(always).forecast(always, 0.0), own, main) == own
