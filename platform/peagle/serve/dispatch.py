@@ -58,6 +58,10 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         self._dispatcher = Dispatcher()
         self._draining = draining_nodes()
         self._members: frozenset[str] = frozenset()
+        # What Serve handed in last, what drained then, and who was left.
+        self._listed: list[RunningReplica] | None = None
+        self._listed_draining: frozenset[str] = frozenset()
+        self._candidates: dict[str, RunningReplica] = {}
         self._usual_output_tokens: float = OUTPUT_TOKENS
         self._open: dict[str, _Open] = {}
         self._sent_to: dict[str, frozenset[str]] = {}
@@ -68,7 +72,7 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        self._set_members(_ids(staying(replicas, self._draining.ids)))
+        self._staying(self._replicas_list)
         before, self._nodes = self._nodes, {each.replica_id.unique_id: each.node_id for each in replicas}
         self._calls.left(before.keys() - self._nodes.keys())
         if self._following is None:  # the router's own loop runs from here on
@@ -76,24 +80,32 @@ class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
-        self._event_loop.call_soon_threadsafe(self._set_members, set(_ids(self._replicas_list)))
+        self._event_loop.call_soon_threadsafe(lambda: self._staying(self._replicas_list))
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        candidates = {each.replica_id.unique_id: each for each in staying(candidate_replicas, self._draining.ids)}
+        candidates = self._staying(candidate_replicas)
         if pending_request is None:
             return [list(candidates.values())]
         # Serve asks again at once, without end, where this is not set.
         pending_request.routing_context.should_backoff = True
         try:
-            self._set_members(candidates)
             ranked = self._dispatch(pending_request)
         except Exception:  # raised in here, it would leave the request waiting for ever
             logger.exception("No decision; the request goes to any replica.")
             http_metrics().decided(self._model, "failed")
             ranked = tuple(random.sample(list(candidates), len(candidates)))
         return [[candidates[name]] for name in ranked]
+
+    def _staying(self, replicas: list[RunningReplica]) -> dict[str, RunningReplica]:
+        """By name, those on no draining node. Serve hands the same list in until it changes: only then it is read."""
+        draining = self._draining.ids
+        if replicas is not self._listed or draining != self._listed_draining:
+            self._candidates = {each.replica_id.unique_id: each for each in staying(replicas, draining)}
+            self._listed, self._listed_draining = replicas, draining
+            self._set_members(self._candidates)
+        return self._candidates
 
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False
@@ -219,7 +231,3 @@ def route_attributes(request: RouteRequest, replica_id: str, reason: str) -> dic
         "peagle.dispatch.reason": reason,
         "peagle.dispatch.tried": sorted(request.tried),
     }
-
-
-def _ids(replicas: Iterable[RunningReplica]) -> Iterable[str]:
-    return (replica.replica_id.unique_id for replica in replicas)

@@ -165,3 +165,33 @@ async def test_what_was_sent_to_a_node_that_is_gone_ends_and_nothing_else(
         await router._calls._ending
     assert {name: call.cancelled.is_set() for name, call in calls.items()} == {"a": True, "b": False, "c": False}
     assert not answered.cancelled.is_set()
+
+
+async def test_the_list_of_replicas_is_read_when_it_changes_or_a_node_drains_and_not_for_each_request(
+    router: SoonestRouter,
+) -> None:
+    read = []
+
+    class Listed(Replica):
+        @property
+        def node_id(self) -> str:
+            read.append(self.replica_id.unique_id)
+            return "node-" + self.replica_id.unique_id
+
+        @node_id.setter
+        def node_id(self, _: str) -> None:
+            pass
+
+    router.update_replicas([Listed("a"), Listed("b")])
+    members = router._dispatcher.fleet.replica_ids
+    read.clear()
+    for number in range(3):
+        await router._choose_replica_for_request(pending(str(number)))
+    assert sorted(members) == ["a", "b"]
+    assert not read
+    router._draining = SimpleNamespace(ids=frozenset({"node-a"}))
+    for number in range(3, 6):
+        chosen: Any = await router._choose_replica_for_request(pending(str(number)))
+        assert chosen.replica_id.unique_id == "b"
+    assert list(router._dispatcher.fleet.replica_ids) == ["b"]
+    assert sorted(read) == ["a", "b"]
