@@ -148,7 +148,8 @@ def best_line(row: Row) -> str:
         if key in row
     ]
     if (changes := row.get("depth_changes_per_minute")) is not None:
-        ratios.append(f"K changed {changes:.1f} times a minute, trials included")
+        by_repeat = ", ".join(map(str, row["depth_changes"]))
+        ratios.append(f"K changed {changes:.1f} times a minute, trials included (by repeat {by_repeat})")
     return f"{row['concurrency']} at once: {name}" + (f": {', '.join(ratios)}" if ratios else "")
 
 

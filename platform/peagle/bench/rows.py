@@ -100,7 +100,8 @@ def _adaptive_row(
     if NONE in fastest:
         row["ratio_to_none"] = speed_ratio(cell, fastest[NONE][1])
     best, static = fastest[variant.method]
-    row["depth_changes_per_minute"] = 60 * sum(run.depth_changes for run in cell) / sum(run.seconds for run in cell)
+    row["depth_changes"] = [run.depth_changes for run in cell]
+    row["depth_changes_per_minute"] = 60 * sum(row["depth_changes"]) / sum(run.seconds for run in cell)
     return row | {"ratio_to_best_static": speed_ratio(cell, static), "best_static_depth": best.depth}
 
 
