@@ -27,7 +27,9 @@ class LoadOptions:
             help="Start anew what is compared after so many repeats: like ones differ by percents from start to start.",
         ),
     ] = None
-    warmup: Annotated[int, typer.Option(min=0, help="Prompt sets run before measuring, at each concurrency.")] = 1
+    warmup: Annotated[
+        int, typer.Option(min=0, help="Prompt sets run before measuring, at each concurrency; again from the first.")
+    ] = 1
     skip_loops: Annotated[
         float | None,
         typer.Option(

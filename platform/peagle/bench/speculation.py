@@ -140,12 +140,14 @@ def planned_passes(
 def warmup_passes(
     variants: Sequence[Named], prompts: Sequence[Any], todo: Iterable[PassKey], sets: int
 ) -> list[PassKey]:
-    """The first `sets` prompt sets through every variant, at each concurrency that has passes to make."""
+    """`sets` prompt sets through every variant, at each concurrency that has passes to make; from the first one again
+    where there are fewer.
+    """
     levels = dict.fromkeys(key.concurrency for key in todo)
     return [
-        PassKey(0, level, number, variant.name)
+        PassKey(0, level, number % len(prompt_sets(prompts, level)), variant.name)
         for level in levels
-        for number in range(min(sets, len(prompt_sets(prompts, level))))
+        for number in range(sets)
         for variant in variants
     ]
 

@@ -20,6 +20,7 @@ from peagle.bench.speculation import (
     warmup_passes,
 )
 from peagle.bench.statistics import NO_DRAFTS
+from peagle.bench.workloads import prompt_sets
 from peagle.errors import ConfigError
 
 NONE, SHALLOW, DEEP = Variant(0, "none", 0), Variant(1, "p-eagle", 2), Variant(1, "p-eagle", 4)
@@ -73,6 +74,8 @@ def test_only_concurrencies_with_passes_left_are_warmed_up() -> None:
     left = [key for key in planned if key.concurrency == 2]
     assert {key.concurrency for key in warmup_passes(VARIANTS, prompts, left, sets=1)} == {2}
     assert warmup_passes(VARIANTS, prompts, [], sets=1) == []
+    again = warmup_passes(VARIANTS[:1], prompts, left, sets=len(prompt_sets(prompts, 2)) + 1)
+    assert [key.prompt_set for key in again] == [*range(len(again) - 1), 0]
 
 
 @given(st.data())
