@@ -188,11 +188,14 @@ class StepReport:
         added: Counts of that time, and the table that the engine applies now.
         reading: Number of the reading that this report ends with, from 1; 0 where readings are not numbered.
         since: Number of the one that it begins after, the last whose report was answered; 0 for the engine's start.
+        untried: While the engine applies a trial, the depths without it, so that a Router that was lost and comes back
+            does not take the trial for its plan; else None.
     """
 
     added: StepStats
     reading: int = 0
     since: int = 0
+    untried: tuple[int, ...] | None = None
 
 
 def _minus(cell: StepCell, before: StepCell) -> StepCell:

@@ -100,7 +100,8 @@ class DepthReporter:
         self._readings += 1
         reading = self._readings
         added = stats.since(self._answered) if self._answered is not None else stats
-        report = StepReport(added, reading=reading, since=self._answered_reading)
+        untried = self._plan.untried if self._plan is not None else None
+        report = StepReport(added, reading=reading, since=self._answered_reading, untried=untried)
         standing = self._plan.standing if self._plan is not None else None
         async with asyncio.timeout(self._timeout_s):
             plan = await self._ask(report, standing)

@@ -102,6 +102,16 @@ def test_a_trial_from_no_drafts_waits_for_the_first_one_through_steps_and_throug
     assert state.probe is None
 
 
+def test_a_router_that_was_lost_in_the_middle_of_a_trial_does_not_take_it_for_its_plan() -> None:
+    state = replace(with_depths([0] * len(RANGES), EIGHT), probe=Probe(EIGHT, 5, 2, 0.0, ProbeKind.DUE))
+    _, plan = step(state, report(), SETTINGS, 0.5)
+    assert set(plan.table.depths) == {0, 5}
+    told = replace(report(table=plan.table), untried=plan.untried)
+    _, after = step(start(SETTINGS), told, SETTINGS, 0.0)
+    assert set(after.table.depths) == {0}
+    assert after.table.version > plan.table.version
+
+
 def main_after(stays: Sequence[tuple[int, float]], report_s: float = 0.5) -> list[int | None]:
     """The main range at the end of each of these stays in one range, in order."""
     busy, now_s, found = Busy(), 0.0, []

@@ -210,7 +210,10 @@ async def test_a_k_that_was_only_tried_does_not_outlive_the_router() -> None:
     tried = DepthPlan(DepthTable(5, (3, 3, 6)), Mode.PROBING, "trying K = 6", untried=(3, 3, 3))
     answers = iter([tried])
 
-    async def ask(_report: StepReport, _standing: StandingLimits | None) -> DepthPlan:
+    told: list[tuple[int, ...] | None] = []
+
+    async def ask(report: StepReport, _standing: StandingLimits | None) -> DepthPlan:
+        told.append(report.untried)
         for answer in answers:
             return answer
         raise TimeoutError
@@ -230,3 +233,4 @@ async def test_a_k_that_was_only_tried_does_not_outlive_the_router() -> None:
     assert reporter.status.mode == Mode.ADAPTIVE
     assert reporter.status.age_s is not None
     assert reporter.status.age_s > TRIAL_S, "it still tells how long the Router has been silent"
+    assert told == [None, tried.untried, None, None], "a Router that comes back meanwhile hears that it was a trial"

@@ -34,7 +34,7 @@ def step(state: DepthState, report: StepReport, settings: DepthSettings, now_s: 
         one that the replica applies.
     """
     if state.plan is None:
-        state = _adopted(state, report.added.table, settings)
+        state = _adopted(state, report, settings)
     wrong = guards.impossible(report.added, settings.depth_max)
     cells = () if wrong else tuple(cell for cell in report.added.cells if cell.batch_size > 0)
     before = state.forecast(settings, now_s)
@@ -223,10 +223,12 @@ def _probing(state: DepthState, trial: Probe, causes: Causes) -> tuple[DepthStat
     }
 
 
-def _adopted(state: DepthState, table: DepthTable, settings: DepthSettings) -> DepthState:
-    """Start from what the replica applies now: a tuner that was lost and comes back changes nothing by that."""
+def _adopted(state: DepthState, report: StepReport, settings: DepthSettings) -> DepthState:
+    """Start from what the replica applies now, trials aside: a tuner that was lost and comes back changes no plan."""
+    table = report.added.table
+    own = table if report.untried is None else replace(table, depths=report.untried)
     ranges = tuple(
-        replace(one, depth=_on_ladder(table.depth_at(batches.at), settings))
+        replace(one, depth=_on_ladder(own.depth_at(batches.at), settings))
         for one, batches in zip(state.ranges, batch_ranges(settings.batch_max), strict=True)
     )
     plan = DepthPlan(table, Mode.ADAPTIVE, "as the replica had it")
