@@ -69,6 +69,8 @@ class Speculation(Strict):
 
     With `adaptive` the Router chooses K for each replica and batch size, live, from what its drafts and steps yield. It
     then rules out a K whose step is expected to take longer than `inter_token_s_max` seconds, if any other keeps it.
+    Before its first request a replica times its steps at every batch size and K, for `calibration_s` seconds at most;
+    with 0 it finds out while it serves.
     """
 
     enabled: bool = True
@@ -77,6 +79,7 @@ class Speculation(Strict):
     depth_max: int = Field(default=7, ge=1, le=64)
     depth_static: Depth = 7
     inter_token_s_max: float | None = Field(default=None, gt=0.0, le=60.0)
+    calibration_s: float = Field(default=20.0, ge=0.0, le=600.0)
 
     @model_validator(mode="after")
     def _static_within_max(self) -> Self:

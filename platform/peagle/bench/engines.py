@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,13 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from peagle.bench.plan import EnginePlan
 from peagle.bench.statistics import NO_DRAFTS, DraftCounts
 from peagle.engine import live_depth
+from peagle.engine.calibration import calibrate
 from peagle.errors import StartupError
 from peagle.prompt_file import Prompt, encode_prompt
 from peagle.router.depth import DepthLimits, DepthPlan, Mode, ModelDepths, StandingLimits
-from peagle.router.snapshot import DepthTable, StepReport
+from peagle.router.snapshot import DepthTable, StepReport, StepTime
 from peagle.serve.arguments import engine_settings
-from peagle.serve.depth_settings import depth_settings
+from peagle.serve.depth_settings import calibration_points, depth_settings
 from peagle.serve.reporting import DepthReporter, keep_reporting
 
 
@@ -74,6 +75,7 @@ class Engine:
         self._rules: dict[int | None, _Rule] = {}
         self._rule: _Rule | None = None
         self._reporter = DepthReporter(lambda: live_depth.read_step_stats(self._llm), self._apply, self._ask)
+        self._calibration: tuple[StepTime, ...] | None = None
         self._version = 0
         # What was applied, and of that what counts as a change: trials only if they are kept, from then on.
         self._applied: list[tuple[float, DepthTable]] = []
@@ -140,6 +142,7 @@ class Engine:
         two times, in which others have the engine.
         """
         assert self.plan.live, "this engine has one K"
+        await self._calibrate()
         self._rule = rule = self._rule_held(held)
         if rule.plan is not None:
             await self._apply(DepthTable(self._version + 1, rule.plan.table.depths))
@@ -152,6 +155,15 @@ class Engine:
             reporting.cancel()
             await asyncio.gather(reporting, return_exceptions=True)
             rule.left_s = time.monotonic()
+
+    async def _calibrate(self) -> None:
+        """As a replica does before its first request; only once."""
+        if self._calibration is None:
+            deployment = self.plan.deployment
+            seconds = deployment.speculation.calibration_s
+            self._calibration = await calibrate(self._llm, *calibration_points(deployment), seconds) if seconds else ()
+            self._version = (await live_depth.read_step_stats(self._llm)).table.version
+            await self.settle()
 
     def _rule_held(self, depth: int | None) -> "_Rule":
         if depth not in self._rules:
@@ -191,6 +203,7 @@ class Engine:
         # What the last plan was made under may be another rule's pin; no rule is lost here and has to recall its own.
         rule = self._rule
         assert rule is not None, "only `adapting` reports"
+        report = replace(report, calibration=self._calibration or ())
         rule.plan = rule.depths.report(self.plan.name, report, time.monotonic() - rule.waited_s)
         counted = self._tables[-1][1] if self._tables else None
         if (

@@ -217,8 +217,8 @@ def assemble(variants: Sequence[Variant], planned: Sequence[PassKey], made: Pass
 
 async def _one_pass(engine: "Engine", variant: Variant, prompts: Sequence[list[int]], concurrency: int) -> MeasuredPass:
     await engine.prepare(variant.depth)
-    counts, steps = engine.counts(), engine.steps()
     async with engine.adapting(variant.depth if variant.held else None) if variant.ruled else nullcontext():
+        counts, steps = engine.counts(), engine.steps()
         started_s = time.monotonic()
         result = await run_pass(engine.stream, prompts, concurrency)
         changes = engine.depth_changes(concurrency, started_s) if variant.ruled else 0

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
+# Share of the drafts that a K asks for, with fewer of which its steps are shallower ones.
+_DEPTH_REACHED = 0.9
+
 
 @dataclass(frozen=True, slots=True)
 class DepthTable:
@@ -50,6 +53,21 @@ class StepCell:
     def sequences(self) -> int:
         """Requests that got tokens of their own, at least one each, summed over the steps."""
         return self.steps * self.batch_size - self.ended
+
+    @property
+    def reached(self) -> bool:
+        """Whether as many drafts were verified as its K asks for; else it is no measurement of that K."""
+        return sum(self.drafted) >= _DEPTH_REACHED * self.sequences * self.depth
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Decode-only steps of one batch size and one K that were timed before the engine took requests."""
+
+    batch_size: int
+    depth: int
+    steps: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +208,15 @@ class StepReport:
         since: Number of the one that it begins after, the last whose report was answered; 0 for the engine's start.
         untried: While the engine applies a trial, the depths without it, so that a Router that was lost and comes back
             does not take the trial for its plan; else None.
+        calibration: What was timed before the first request; told in each report, so that a Router that was lost and
+            comes back has it.
     """
 
     added: StepStats
     reading: int = 0
     since: int = 0
     untried: tuple[int, ...] | None = None
+    calibration: tuple[StepTime, ...] = ()
 
 
 def _minus(cell: StepCell, before: StepCell) -> StepCell:

@@ -9,6 +9,7 @@ from peagle.router.depth import (
     AcceptancePrior,
     CostPrior,
     DepthSettings,
+    batch_ranges,
     roofline_prior,
 )
 
@@ -17,6 +18,12 @@ def adapts(deployment: Deployment) -> bool:
     """Whether the Router chooses the depths of this deployment."""
     speculation = deployment.speculation
     return deployment.speculates and speculation.live_depth and speculation.adaptive
+
+
+def calibration_points(deployment: Deployment) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The batch sizes and the depths at which steps are to be timed: all that the rule tells apart."""
+    settings = depth_settings(deployment)
+    return tuple(batches.at for batches in batch_ranges(settings.batch_max)), settings.rungs
 
 
 def depth_settings(deployment: Deployment) -> DepthSettings:

@@ -55,11 +55,6 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
         self._take_in()
         return self._rates_at(time.monotonic())
 
-    def forget(self) -> None:
-        """Begin the sums anew."""
-        self._take_in()
-        self._sums = EngineSums()
-
     def count(self, counting: bool) -> None:
         """Sum the steps that come from now on, or do not; load and rates are known either way."""
         self._take_in()

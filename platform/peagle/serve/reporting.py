@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from peagle.router.depth import Cause, DepthPlan, Mode, StandingLimits
-from peagle.router.snapshot import DepthTable, StepReport, StepStats
+from peagle.router.snapshot import DepthTable, StepReport, StepStats, StepTime
 
 # Below Ray Serve's own, which a replica prints from the level of information on.
 logger = logging.getLogger("ray.serve.depth")
@@ -59,6 +59,7 @@ class DepthReporter:
         read: Reads the engine's sums.
         apply: Gives the engine a depth table.
         ask: Sends a report, with the operators' limits under which the present plan was made, and returns the plan.
+        calibration: What the engine's steps took before it served anybody; part of every report.
     """
 
     def __init__(
@@ -66,10 +67,12 @@ class DepthReporter:
         read: Callable[[], Awaitable[StepStats]],
         apply: Callable[[DepthTable], Awaitable[None]],
         ask: Callable[[StepReport, StandingLimits | None], Awaitable[DepthPlan]],
+        calibration: tuple[StepTime, ...] = (),
         timeout_s: float = TIMEOUT_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._read, self._apply, self._ask = read, apply, ask
+        self._calibration = calibration
         self._timeout_s, self._now_s = timeout_s, now_s
         self._answered: StepStats | None = None
         self._readings = self._answered_reading = 0
@@ -101,7 +104,7 @@ class DepthReporter:
         reading = self._readings
         added = stats.since(self._answered) if self._answered is not None else stats
         untried = self._plan.untried if self._plan is not None else None
-        report = StepReport(added, reading=reading, since=self._answered_reading, untried=untried)
+        report = StepReport(added, reading, self._answered_reading, untried, self._calibration)
         standing = self._plan.standing if self._plan is not None else None
         async with asyncio.timeout(self._timeout_s):
             plan = await self._ask(report, standing)

@@ -1,7 +1,9 @@
 """One replica: Ray Serve LLM's server around vLLM, with the calls by which depth is set and measured."""
 
 import asyncio
+import logging
 import os
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Any
@@ -18,10 +20,13 @@ from peagle import tracing
 from peagle.api.errors import told
 from peagle.config import Deployment
 from peagle.router.depth import DepthPlan, StandingLimits
-from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats
+from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats, StepTime
 from peagle.serve.cores import claim_cores
-from peagle.serve.depth_settings import adapts
+from peagle.serve.depth_settings import adapts, calibration_points
 from peagle.serve.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
+
+# Below Ray Serve's own, which a replica prints from the level of information on.
+logger = logging.getLogger("ray.serve.replica")
 
 STATIC = PlanStatus("static", "the depths are those that were configured", None)
 
@@ -55,35 +60,38 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         self._metrics = metrics
         self._listener: Any = None
         self._series: Any = None
+        self._before_serving: StepStats | None = None
         self._reporter: DepthReporter | None = None
         self._reporting: asyncio.Task[None] | None = None
         await super().__init__(llm_config)
 
     async def start(self) -> None:
-        """Start the engine; return when it has answered a request."""
+        """Start the engine; return when it has answered a request and, where its depth adapts, has timed its steps."""
         if self._deployment.resources.accelerator == "cpu":
             _bind_to_cores(int(self._deployment.resources.cpus))
         await super().start()
         # Imported here: vLLM takes seconds, and only a replica needs it.
         from peagle.serve.load import LoadListener
 
-        self._listener = LoadListener()
         manager = self._client.logger_manager
-        # vLLM has put in its own, whose figures nobody could read here.
-        manager.stat_loggers[:] = [self._listener]
+        # vLLM has put in its own, whose figures nobody could read here. Ours come after what no client has asked for.
+        manager.stat_loggers.clear()
+        await self._answer_once()
+        calibration = await self._calibrate()
+        if self._has_live_depth:
+            self._before_serving = await self._read_step_stats()
+        self._listener = LoadListener()
+        manager.stat_loggers.append(self._listener)
         if self._metrics:
             from peagle.serve.engine_series import EngineSeries
 
             self._series = EngineSeries(self._client.vllm_config, manager.engine_indexes)
             self._series.log_engine_initialized()
             manager.stat_loggers.append(self._series)
-        await self._answer_once()
-        self._listener.forget()  # no client has asked for that one, and it may have waited for a compiler
         if self._router is None:
             return
         if adapts(self._deployment):
-            self._reporter = DepthReporter(self._read_step_stats, self._apply, self._ask_router)
-            await self._reporter.leave_out()  # that request, for the same reason
+            self._reporter = DepthReporter(self._read_step_stats, self._apply, self._ask_router, calibration)
         self._reporting = asyncio.create_task(keep_reporting(self._report), name="reports")
 
     async def _report(self) -> None:
@@ -148,6 +156,18 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         ):
             pass
 
+    async def _calibrate(self) -> tuple[StepTime, ...]:
+        """What the engine's steps take; nothing where no one chooses depths by it."""
+        from peagle.engine.calibration import calibrate
+
+        seconds = self._deployment.speculation.calibration_s
+        if self._router is None or not adapts(self._deployment) or not seconds:
+            return ()
+        began_s = time.monotonic()
+        times = await calibrate(self._client, *calibration_points(self._deployment), seconds)
+        logger.info("Timed steps of %d batch sizes and K in %.1f s", len(times), time.monotonic() - began_s)
+        return times
+
     async def _run_request(
         self, *args: Any, raw_request_info: RawRequestInfo | None = None, **options: Any
     ) -> AsyncGenerator[Any, None]:
@@ -187,7 +207,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         from peagle.engine.live_depth import read_step_stats
 
         stats: StepStats = await read_step_stats(self._client)
-        return stats
+        return stats if self._before_serving is None else stats.since(self._before_serving)
 
     async def replica_status(self) -> dict[str, Any]:
         """This replica's row of `GET /fleet`: load, the depth table it applies, and what drafting has yielded.
@@ -233,10 +253,11 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
 
     async def _live_depth_stats(self) -> StepStats | None:
         """The engine's step statistics; None where it does not speculate with live depth."""
-        deployment = self._deployment
-        if not (deployment.speculates and deployment.speculation.live_depth):
-            return None
-        return await self._read_step_stats()
+        return await self._read_step_stats() if self._has_live_depth else None
+
+    @property
+    def _has_live_depth(self) -> bool:
+        return self._deployment.speculates and self._deployment.speculation.live_depth
 
     @property
     def _plan(self) -> PlanStatus:

@@ -32,18 +32,6 @@ def test_few_steps_wait() -> None:
         assert len(listener._steps) < STEPS_KEPT
 
 
-def test_what_is_forgotten_is_the_sums_so_far_and_not_the_rates() -> None:
-    listener = LoadListener()
-    for _ in range(20):
-        listener.record(*_step(1, 4))
-    listener.forget()
-    assert listener.sums.preemptions == 0
-    assert listener.load.generation_tokens == 80
-    assert listener.rates.request_tokens_per_s(8) is not None
-    listener.record(*_step(1, 4))
-    assert listener.sums.preemptions == 2
-
-
 def test_a_pause_leaves_sums_as_they_are_and_load_goes_on() -> None:
     listener = LoadListener()
     for counting in (True, False, True):

@@ -40,6 +40,9 @@ class Core:
 def adaptive_engine(core: Core) -> Any:
     engines = pytest.importorskip("peagle.bench.engines")  # it imports vLLM
     deployment = load_deployment(DEPLOYMENT)
+    # The core below answers no request whose steps could be timed.
+    quick = deployment.speculation.model_copy(update={"calibration_s": 0.0})
+    deployment = deployment.model_copy(update={"speculation": quick})
     (plan,) = plan_engines(deployment, None, ("p-eagle",), (7,), eager=True, adaptive=True)
     return engines.Engine(plan, core, [], 8)
 

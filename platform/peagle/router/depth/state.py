@@ -15,7 +15,7 @@ from peagle.router.depth.probe import Probe, ProbeClock
 from peagle.router.depth.prompts import PromptCost
 from peagle.router.depth.settings import AcceptancePrior, DepthSettings
 from peagle.router.depth.step_cost import StepCost
-from peagle.router.snapshot import PromptStats, StepCell
+from peagle.router.snapshot import PromptStats, StepCell, StepTime
 
 LOG_MAX = 64
 """Changes that a state remembers."""
@@ -68,6 +68,7 @@ class DepthState:
         probe: The one under way.
         busy: Where the load is.
         measured: Tokens/s of the last report at each batch range that has had one.
+        calibration: What the replica had timed before its first request.
         plan: What was handed out last; None before the first.
         reported_s: When the last usable report came; `reports` counts them.
         log: The last `LOG_MAX` changes, oldest first.
@@ -83,6 +84,7 @@ class DepthState:
     probe: Probe | None = None
     busy: Busy = field(default_factory=Busy)
     measured: Mapping[int, float] = field(default_factory=dict)
+    calibration: tuple[StepTime, ...] = ()
     plan: DepthPlan | None = None
     reported_s: float | None = None
     reports: int = 0
@@ -126,6 +128,13 @@ def fleet_prior(states: Iterable[DepthState], settings: DepthSettings) -> FleetP
     return FleetPrior(pooled, most.cost, most.prompts)
 
 
+def calibrate(state: DepthState, times: tuple[StepTime, ...], settings: DepthSettings, now_s: float) -> DepthState:
+    """Take in what the replica timed before its first request."""
+    skipped = settings.drafter_skipped_at_zero
+    cost = step_cost.calibrated(state.cost, times, settings.batch_max, skipped, now_s)
+    return replace(state, cost=cost, calibration=times)
+
+
 def learn_prompts(state: DepthState, added: PromptStats) -> DepthState:
     """Take in what one report says of prompts."""
     return replace(state, prompts=prompts.observe(state.prompts, added, state.cost))
@@ -157,9 +166,9 @@ def learn(state: DepthState, cells: tuple[StepCell, ...], settings: DepthSetting
     )
 
 
-def unlearned(state: DepthState, settings: DepthSettings) -> DepthState:
+def unlearned(state: DepthState, settings: DepthSettings, now_s: float) -> DepthState:
     """The state without what was learned, which the guard no longer trusts; the ranges start from the static K."""
-    fresh = start(settings)
+    fresh = calibrate(start(settings), state.calibration, settings, now_s)
     return replace(
         fresh,
         guard=state.guard,

@@ -8,14 +8,15 @@ log seconds = drift + log(roofline with scaled coefficients) + residual of the c
 - *Residuals* hold whatever the prior's shape cannot: graph sizes, tiles, an expert layer that routes unevenly.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, log, sqrt
+from statistics import median
 from typing import NamedTuple
 
 from peagle.router.depth.cost_prior import CostPrior, Terms
 from peagle.router.depth.ladder import range_index
-from peagle.router.snapshot import StepCell
+from peagle.router.snapshot import StepCell, StepTime
 
 # Standard deviations of logarithms. Drift: at the start, and of its walk over one second.
 _DRIFT_SD, _DRIFT_WALK_SD = 0.5, 0.03
@@ -28,8 +29,6 @@ _OUTLIER_SDS = 3.0
 _DT_S_MAX = 60.0
 # The cells with the most steps tell nearly everything of a report; the rest are left out, to bound the work.
 _CELLS_MAX = 6
-# A cell in which fewer drafts were verified than its K asks for is no measurement of that K.
-_DEPTH_REACHED = 0.9
 
 Matrix = tuple[tuple[float, ...], ...]
 Key = tuple[int, int]
@@ -159,17 +158,43 @@ def observe(
     elapsed_s = min(_DT_S_MAX, max(0.0, now_s - state.updated_s)) if state.updated_s is not None else 0.0
     state = _drifted(state, _DRIFT_WALK_SD**2 * elapsed_s)
     for cell in chosen[:_CELLS_MAX]:
-        state = _learn(state, cell, load_of(cell, drafter_skipped_at_zero), cell_key(cell, batch_max), now_s)
+        load, key = load_of(cell, drafter_skipped_at_zero), cell_key(cell, batch_max)
+        state = _learn(state, cell.seconds / cell.steps, cell.steps, load, key, now_s)
     return replace(state, updated_s=now_s, steps=state.steps + sum(cell.steps for cell in chosen))
 
 
-def _learn(state: StepCost, cell: StepCell, load: Load, key: Key | None, now_s: float) -> StepCost:
+def calibrated(
+    state: StepCost, times: Sequence[StepTime], batch_max: int, drafter_skipped_at_zero: bool, now_s: float
+) -> StepCost:
+    """Learn from what was timed before the first request; nobody has been served by these steps.
+
+    The drift takes in first what all have in common: a prior of another machine may be off by a multiple, for which
+    single surprises are not followed.
+    """
+    usable = [(each, _load_of_time(each, drafter_skipped_at_zero)) for each in times if each.steps and each.seconds > 0]
+    if not usable:
+        return state
+    errors = (log(each.seconds / each.steps) - log(state.step_s(load)) for each, load in usable)
+    state = replace(state, scales=(state.scales[0] + median(errors), *state.scales[1:]))
+    for each, load in usable:
+        key = range_index(each.batch_size, batch_max), each.depth
+        state = _learn(state, each.seconds / each.steps, each.steps, load, key, now_s)
+    return state
+
+
+def _load_of_time(each: StepTime, drafter_skipped_at_zero: bool) -> Load:
+    """What a timed step computed."""
+    drafting = each.batch_size if each.depth or not drafter_skipped_at_zero else 0
+    return Load(each.batch_size, each.batch_size * (each.depth + 1), drafting)
+
+
+def _learn(state: StepCost, step_s: float, steps: int, load: Load, key: Key | None, now_s: float) -> StepCost:
     coefficients = state.coefficients
     weights = state.shares(coefficients, load)
-    error = log(cell.seconds / cell.steps) - state.log_step_s(coefficients, load, key)
+    error = log(step_s) - state.log_step_s(coefficients, load, key)
     spread = _times(state.covariance, weights)
     residual_variance = state.residual_variance(key, now_s) if key is not None else _RESIDUAL_SD**2
-    variance = _dot(weights, spread) + residual_variance + _STEP_SD**2 / cell.steps + _REPORT_SD**2
+    variance = _dot(weights, spread) + residual_variance + _STEP_SD**2 / steps + _REPORT_SD**2
     bound = _OUTLIER_SDS * sqrt(variance)
     surprise = max(0.0, abs(error) - bound)
     error = min(max(error, -bound), bound)
@@ -190,10 +215,7 @@ def _learn(state: StepCost, cell: StepCell, load: Load, key: Key | None, now_s: 
 
 def cell_key(cell: StepCell, batch_max: int) -> Key | None:
     """Which residual a cell measures; None where its drafts did not reach the K asked for."""
-    asked = cell.sequences * cell.depth
-    if sum(cell.drafted) < _DEPTH_REACHED * asked:
-        return None
-    return range_index(cell.batch_size, batch_max), cell.depth
+    return (range_index(cell.batch_size, batch_max), cell.depth) if cell.reached else None
 
 
 def relearned(state: StepCost) -> StepCost:

@@ -11,7 +11,7 @@ from peagle.router.depth.plan import Cause, DepthChange, DepthPlan, Mode
 from peagle.router.depth.probe import PROBE_CHANGES, Probe, ProbeKind, next_probe, proves_better
 from peagle.router.depth.publish import WITH_THE_LOAD, Causes, Why, by_batch_size, publish, publish_uniform
 from peagle.router.depth.settings import DepthSettings
-from peagle.router.depth.state import DepthState, learn, learn_prompts, unlearned
+from peagle.router.depth.state import DepthState, calibrate, learn, learn_prompts, unlearned
 from peagle.router.snapshot import DepthTable, StepCell, StepReport
 
 # Batch ranges without load follow their wish in every so many reports.
@@ -34,7 +34,7 @@ def step(state: DepthState, report: StepReport, settings: DepthSettings, now_s: 
         one that the replica applies.
     """
     if state.plan is None:
-        state = _adopted(state, report, settings)
+        state = calibrate(_adopted(state, report, settings), report.calibration, settings, now_s)
     wrong = guards.impossible(report.added, settings.depth_max)
     cells = () if wrong else tuple(cell for cell in report.added.cells if cell.batch_size > 0)
     before = state.forecast(settings, now_s)
@@ -61,7 +61,7 @@ def step(state: DepthState, report: StepReport, settings: DepthSettings, now_s: 
             state.forecast(settings, now_s),
             report.added.table,
         )
-        return replace(unlearned(told, settings), plan=plan), plan
+        return replace(unlearned(told, settings, now_s), plan=plan), plan
     state = _within_limits(state, settings)
     return _decide(state, cells, settings, now_s, report.added.table)
 
