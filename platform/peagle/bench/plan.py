@@ -145,7 +145,7 @@ def _derive(
 ) -> Deployment:
     """`deployment` at a fixed K, or without speculation where K is None; in one compile mode for all.
 
-    An adaptive one drafts up to K, and keeps what else the rule is given: the static K and the inter-token target.
+    An adaptive one drafts up to K, and keeps what else the rule is given: the static K, the inter-token target and the time to calibrate.
     """
     raw: dict[str, Any] = deployment.model_dump()
     raw["engine"] = {**raw["engine"], "enforce_eager": eager}
@@ -162,5 +162,6 @@ def _derive(
             "depth_max": depth,
             "depth_static": min(ruled.depth_static, depth),
             "inter_token_s_max": ruled.inter_token_s_max,
+            "calibration_s": ruled.calibration_s,
         }
     return parse_deployment(raw, origin=deployment.name)
