@@ -5,12 +5,13 @@ It keeps the sums that the engine keeps, step by step, with real random drafts, 
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import inf, prod
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import inf, prod, sqrt
 from typing import Any
 
-from peagle.router.depth import DepthPlan, DepthSettings, DepthState, start, step
-from peagle.router.snapshot import DepthTable, PromptCell, PromptStats, StepCell, StepReport, StepStats
+from peagle.router.depth import DepthPlan, DepthSettings, DepthState, batch_ranges, start, step
+from peagle.router.snapshot import DepthTable, PromptCell, PromptStats, StepCell, StepReport, StepStats, StepTime
 
 REPORT_S = 0.5
 
@@ -115,6 +116,13 @@ class Replica:
         assert table.version > self.table.version or table == self.table
         assert all(0 <= depth <= self.depth_max for depth in table.depths)
         self.table = table
+
+    def timed(self, batch_size: int, depth: int, steps: int = 10) -> StepTime:
+        """What so many decode-only steps take, each with a draft of every request."""
+        drafting = batch_size if depth or not self.skips else 0
+        step_s = self.step_s(batch_size, batch_size * (depth + 1), drafting)
+        luck = self.random.gauss(1.0, self.step_sd / sqrt(steps))
+        return StepTime(batch_size, depth, steps, steps * step_s * luck)
 
     def tokens_per_s(self, batch_size: int, depth: int, now_s: float) -> float:
         """What a static K yields, in truth, while every request can draft."""
@@ -238,19 +246,25 @@ class OpenReplica(Replica):
 
 @dataclass
 class Loop:
-    """A replica and the rule around it."""
+    """A replica and the rule around it; one that is calibrated has timed its steps before it served."""
 
     replica: Replica
     settings: DepthSettings
+    calibrated: bool = False
     state: DepthState = field(init=False)
     plans: list[tuple[float, DepthPlan]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.state = start(self.settings)
+        sizes = (batches.at for batches in batch_ranges(self.settings.batch_max))
+        points = product(sizes, self.settings.rungs)
+        self._calibration = tuple(self.replica.timed(*point) for point in points) if self.calibrated else ()
 
     def run(self, until_s: float) -> "Loop":
         while self.replica.now_s < until_s:
             report = self.replica.run(min(until_s, self.replica.now_s + REPORT_S))
+            if self.calibrated:
+                report = replace(report, calibration=self._calibration)
             self.state, plan = step(self.state, report, self.settings, self.replica.now_s)
             self.plans.append((self.replica.now_s, plan))
             self.replica.apply(plan.table)

@@ -145,7 +145,7 @@ def _derive(
 ) -> Deployment:
     """`deployment` at a fixed K, or without speculation where K is None; in one compile mode for all.
 
-    An adaptive one drafts up to K, and keeps what else the rule is given: the static K, the inter-token target and the time to calibrate.
+    An adaptive one drafts up to K, and keeps what else the file says of it.
     """
     raw: dict[str, Any] = deployment.model_dump()
     raw["engine"] = {**raw["engine"], "enforce_eager": eager}

@@ -9,7 +9,6 @@ import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from math import sqrt
 from typing import Any
 
 from vllm import SamplingParams
@@ -19,12 +18,15 @@ from vllm.sampling_params import RequestOutputKind
 from peagle.engine.live_depth import read_step_stats, set_depths
 from peagle.router.snapshot import DepthTable, StepTime
 
-_PROMPT_TOKENS = 8
+# Requests share all of their prompt but the end, so that only the first computes it: a step over long contexts takes
+# longer, by as much at each K, and one over none would flatter K = 0.
+_SHARED_TOKENS, _OWN_TOKENS = 256, 8
+_SHARED_SHARE_MAX = 0.25
 # A point has enough with so many steps; with fewer than the least it tells nothing.
-_STEPS_MAX, _STEPS_MIN = 24, 3
-# Share of a point's time after which its steps count: the first at a new shape may be slower.
-_WARM_SHARE = 0.2
-_POLL_S = 0.01
+_STEPS_MAX, _STEPS_MIN = 16, 3
+# Steps of a point count after this time, or this share of what it has: the first at a new shape may be slower.
+_WARM_S, _WARM_SHARE = 0.1, 0.2
+_POLL_S = 0.05
 # Of all the time; the rest is for what overruns.
 _PLANNED_SHARE = 0.9
 
@@ -49,20 +51,24 @@ async def calibrate(
     ends_s = time.monotonic() + _PLANNED_SHARE * seconds
     before = (await read_step_stats(engine_client)).table
     version = before.version
-    points = [(size, depth) for size in (*batch_sizes[::2], *batch_sizes[1::2]) for depth in depths]
-    weights_left = sum(_weight(size) for size, _ in points)
+    # Downwards: without a drafter its cache falls behind, and these requests would draft no more.
+    downwards = sorted(depths, reverse=True)
+    weights_left = sum(map(_weight, batch_sizes))
+    prompt = _shared_tokens(engine_client)
     times: list[StepTime] = []
     try:
         async with asyncio.timeout(seconds):
-            for batch_size, depth in points:
-                now_s = time.monotonic()
-                until_s = now_s + (ends_s - now_s) * _weight(batch_size) / weights_left
+            for batch_size in (*batch_sizes[::2], *batch_sizes[1::2]):
+                batch_ends_s = _part(ends_s, _weight(batch_size) / weights_left)
                 weights_left -= _weight(batch_size)
                 version += 1
-                await set_depths(engine_client, DepthTable(version, (depth,)))
-                # New ones each time, so that all K are timed over contexts as long, and each can draft.
-                async with _running(engine_client, batch_size):
-                    times += await _timed(engine_client, batch_size, depth, until_s)
+                await set_depths(engine_client, DepthTable(version, (downwards[0],)))
+                async with _running(engine_client, batch_size, prompt):
+                    for number, depth in enumerate(downwards):
+                        version += 1
+                        await set_depths(engine_client, DepthTable(version, (depth,)))
+                        depth_ends_s = _part(batch_ends_s, 1.0 / (len(downwards) - number))
+                        times += await _timed(engine_client, batch_size, depth, depth_ends_s)
     except TimeoutError:
         pass
     await set_depths(engine_client, DepthTable(version + 1, before.depths))
@@ -70,20 +76,21 @@ async def calibrate(
 
 
 @asynccontextmanager
-async def _running(client: Any, batch_size: int) -> AsyncIterator[None]:
+async def _running(client: Any, batch_size: int, shared: list[int]) -> AsyncIterator[None]:
     """So many requests meanwhile, all of which decode; they are aborted then."""
     numbers = random.Random(batch_size)
     vocabulary = client.model_config.get_vocab_size()
     parameters = SamplingParams(
         temperature=0.0,
-        max_tokens=client.model_config.max_model_len - _PROMPT_TOKENS,
+        max_tokens=client.model_config.max_model_len - len(shared) - _OWN_TOKENS,
         ignore_eos=True,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
 
     async def run(number: int, begun: asyncio.Event) -> None:
-        prompt = TokensPrompt(prompt_token_ids=[numbers.randrange(vocabulary) for _ in range(_PROMPT_TOKENS)])
+        own = [numbers.randrange(vocabulary) for _ in range(_OWN_TOKENS)]
+        prompt = TokensPrompt(prompt_token_ids=shared + own)
         async for _ in client.generate(prompt, parameters, f"peagle-calibration-{batch_size}-{number}"):
             begun.set()
 
@@ -102,19 +109,35 @@ async def _running(client: Any, batch_size: int) -> AsyncIterator[None]:
             raise error
 
 
+def _shared_tokens(client: Any) -> list[int]:
+    """How a prompt begins here; with nothing where each request would have to compute it."""
+    cache, model = client.vllm_config.cache_config, client.model_config
+    if not cache.enable_prefix_caching:
+        return []
+    count = min(_SHARED_TOKENS, int(_SHARED_SHARE_MAX * model.max_model_len))
+    numbers = random.Random(0)
+    return [numbers.randrange(model.get_vocab_size()) for _ in range(count - count % cache.block_size)]
+
+
+def _part(ends_s: float, share: float) -> float:
+    """The end of a share of the time from now to `ends_s`."""
+    now_s = time.monotonic()
+    return now_s + max(0.0, ends_s - now_s) * share
+
+
 def _weight(batch_size: int) -> float:
     """Share of the time: larger batches take longer, if not in proportion."""
-    return sqrt(batch_size + 8.0)
+    return float((batch_size + 8.0) ** 0.75)
 
 
 async def _timed(client: Any, batch_size: int, depth: int, ends_s: float) -> list[StepTime]:
     """Steps of that kind until `ends_s`, or until there are a few; none where the batch is no longer whole."""
-    await asyncio.sleep(_WARM_SHARE * max(0.0, ends_s - time.monotonic()))
+    await asyncio.sleep(min(_WARM_S, _WARM_SHARE * max(0.0, ends_s - time.monotonic())))
     before = await read_step_stats(client)
     while True:
-        await asyncio.sleep(max(_POLL_S, (ends_s - time.monotonic()) / 4))
-        cells = (await read_step_stats(client)).since(before).cells
-        whole = [cell for cell in cells if (cell.batch_size, cell.depth) == (batch_size, depth) and cell.steps]
+        await asyncio.sleep(_POLL_S)
+        cells = [cell for cell in (await read_step_stats(client)).since(before).cells if cell.steps]
+        whole = [cell for cell in cells if (cell.batch_size, cell.depth) == (batch_size, depth)]
         steps = sum(cell.steps for cell in whole)
         enough = steps >= _STEPS_MIN or len(whole) < len(cells)
         if steps >= _STEPS_MAX or (enough and time.monotonic() >= ends_s):

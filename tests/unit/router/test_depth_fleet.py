@@ -1,9 +1,13 @@
 """The replicas of one model: new ones learn from the others, silent ones are forgotten, limits go by replica."""
 
+from dataclasses import replace
+
+import pytest
+
 from depth_reports import SETTINGS, good_cell, report
 from peagle.router.depth import DepthLimits, DepthPlan, Mode, ModelDepths
 from peagle.router.depth.fleet import FORGET_AFTER_S
-from peagle.router.snapshot import DepthTable
+from peagle.router.snapshot import DepthTable, StepTime
 
 
 def fed(depths: ModelDepths, replica: str, reports: int, start_s: float = 0.0) -> DepthPlan:
@@ -22,6 +26,27 @@ def test_a_new_replica_begins_with_what_the_others_have_learned() -> None:
         depths.report("new", report(), 20.0)
     drafts = [depths.view("new", 20.0).evidence_drafts for depths in (alone, joined)]  # type: ignore[union-attr]
     assert drafts[0] < drafts[1]
+
+
+def test_a_replica_that_comes_calibrated_is_known_from_its_first_report_and_again_after_the_router_was_lost() -> None:
+    # Three times as slow as the prior says, and the drafter costs nothing.
+    times = tuple(StepTime(size, depth, 1000, 9.0) for size in (1, 2, 3, 4) for depth in (0, 1, 2, 3, 5, 7))
+    for depths in (ModelDepths(SETTINGS), ModelDepths(SETTINGS)):
+        depths.report("a", replace(report(), calibration=times), 100.0)
+        seen = depths.view("a", 100.0)
+        assert seen is not None
+        assert list(seen.ranges[0].predicted_step_s.values()) == pytest.approx([9e-3] * 6, rel=0.02)
+
+
+def test_the_guard_takes_nothing_from_what_was_calibrated() -> None:
+    depths = ModelDepths(SETTINGS)
+    times = tuple(StepTime(size, depth, 1000, 9.0) for size in (1, 2, 3, 4) for depth in (0, 1, 2, 3, 5, 7))
+    depths.report("a", replace(report(), calibration=times), 0.0)
+    impossible = replace(good_cell(), accepted=(100,) * 6 + (101,))
+    assert depths.report("a", report(impossible), 0.5).mode is Mode.FALLBACK
+    seen = depths.view("a", 0.5)
+    assert seen is not None
+    assert list(seen.ranges[0].predicted_step_s.values()) == pytest.approx([9e-3] * 6, rel=0.02)
 
 
 def test_one_that_is_silent_for_long_is_forgotten_with_its_limits() -> None:
@@ -78,4 +103,4 @@ def test_what_is_expected_of_a_replica_is_known_once_it_has_shown_a_step() -> No
     assert shown is not None
     assert (seen.depth_planned, seen.goodput_ratio) == (shown.ranges[0].depth, shown.goodput_ratio)
     predicted = shown.ranges[0].predicted_tokens_per_s
-    assert seen.speedup_ratio == predicted[seen.depth_planned] / predicted[0]
+    assert seen.speedup_ratio == pytest.approx(predicted[seen.depth_planned] / predicted[0])

@@ -8,9 +8,9 @@ import pytest
 
 from depth_reports import QUICK_CPU
 from peagle.router.depth.cost_prior import DEVICES, EMBEDDED_CPU, TARGETS, CostPrior, roofline_prior
-from peagle.router.depth.ladder import range_index
-from peagle.router.depth.step_cost import Load, StepCost, observe
-from peagle.router.snapshot import StepCell
+from peagle.router.depth.ladder import batch_ranges, range_index
+from peagle.router.depth.step_cost import Load, StepCost, calibrated, observe
+from peagle.router.snapshot import StepCell, StepTime
 
 BATCH_MAX = 32
 DEPTHS = (0, 1, 2, 3, 5, 7)
@@ -54,6 +54,32 @@ def test_the_cpu_prior_has_the_shape_that_was_measured(batch_size: int, depth: i
     """Of the embedded model on the slowest core that was tried; a common factor is the drift's to find."""
     guess = predicted(StepCost.start(EMBEDDED_CPU), batch_size, depth)
     assert guess == pytest.approx(0.78e-3 * measured_ms, rel=0.2)
+
+
+@pytest.mark.parametrize("prior", [QUICK_CPU, roofline_prior(TARGETS["gemma-4-31b"], DEVICES["B200"])])
+def test_calibration_makes_any_machine_known_whatever_the_prior_was_of(prior: CostPrior) -> None:
+    rng = random.Random(0)
+    times = tuple(
+        StepTime(batches.at, depth, 10, 10 * slower_machine(batches.at, depth) * rng.gauss(1.0, 0.05))
+        for batches in batch_ranges(BATCH_MAX)
+        for depth in DEPTHS
+    )
+    state = calibrated(StepCost.start(prior), times, BATCH_MAX, True, 0.0)
+    assert all(state.measured((range_index(each.batch_size, BATCH_MAX), each.depth)) for each in times)
+    errors = [
+        abs(predicted(state, each.batch_size, each.depth) / slower_machine(each.batch_size, each.depth) - 1.0)
+        for each in times
+    ]
+    # No more than the scatter of what was timed.
+    assert sum(errors) / len(errors) < 0.05
+    assert max(errors) < 4 * 0.05
+    assert state.steps == 0, "nobody was served by these"
+
+
+def test_calibration_that_found_nothing_changes_nothing() -> None:
+    fresh = StepCost.start(QUICK_CPU)
+    assert calibrated(fresh, (), BATCH_MAX, True, 0.0) == fresh
+    assert calibrated(fresh, (StepTime(1, 7, 0, 0.0),), BATCH_MAX, True, 0.0) == fresh
 
 
 def test_measured_cells_are_known_within_a_few_percent() -> None:

@@ -9,7 +9,7 @@ import pytest
 from depth_reports import SETTINGS, good_cell
 from peagle.errors import OverloadedError
 from peagle.router.depth import Cause, DepthLimits, DepthPlan, Mode, ModelDepths, StandingLimits
-from peagle.router.snapshot import DepthTable, StepReport, StepStats
+from peagle.router.snapshot import DepthTable, StepReport, StepStats, StepTime
 from peagle.serve.reporting import TRIAL_S, DepthReporter, keep_reporting
 
 
@@ -94,6 +94,21 @@ async def test_steps_that_are_left_out_are_never_told_and_all_later_ones_are() -
     for _ in range(3):
         await reporter.report()
     assert engine.reported[told:] == [100] * 3
+
+
+async def test_every_report_has_what_was_timed_before_the_first_request() -> None:
+    engine = Engine()
+    times = (StepTime(1, 7, 20, 0.1), StepTime(1, 0, 20, 0.06))
+    told: list[tuple[StepTime, ...]] = []
+
+    async def ask(report: StepReport, standing: StandingLimits | None) -> DepthPlan:
+        told.append(report.calibration)
+        return await engine.ask(report, standing)
+
+    reporter = DepthReporter(engine.read, engine.apply, ask, times)
+    for _ in range(2):
+        await reporter.report()
+    assert told == [times, times]
 
 
 async def test_a_router_that_never_answers_is_given_up_each_time() -> None:

@@ -20,6 +20,8 @@ from peagle.router.snapshot import StepCell, StepTime
 
 # Standard deviations of logarithms. Drift: at the start, and of its walk over one second.
 _DRIFT_SD, _DRIFT_WALK_SD = 0.5, 0.03
+# What a sequence costs follows the length of its context, which may double within a minute.
+_SEQUENCE, _SEQUENCE_WALK_SD = 1 + Terms._fields.index("sequence"), 0.01
 # A cell's residual before it is measured, and of its walk over one second until it is no better known than that.
 _RESIDUAL_SD, _RESIDUAL_WALK_SD = 0.08, 0.003
 # One step, and what remains however many steps are averaged.
@@ -27,6 +29,7 @@ _STEP_SD, _REPORT_SD = 0.2, 0.015
 # An innovation beyond this many standard deviations is cut to it, and the drift is free to follow at the next.
 _OUTLIER_SDS = 3.0
 _DT_S_MAX = 60.0
+_PASSES = 2
 # The cells with the most steps tell nearly everything of a report; the rest are left out, to bound the work.
 _CELLS_MAX = 6
 
@@ -157,6 +160,7 @@ def observe(
         return state
     elapsed_s = min(_DT_S_MAX, max(0.0, now_s - state.updated_s)) if state.updated_s is not None else 0.0
     state = _drifted(state, _DRIFT_WALK_SD**2 * elapsed_s)
+    state = _widened(state, _SEQUENCE, _SEQUENCE_WALK_SD**2 * elapsed_s, state.prior.scale_sd**2)
     for cell in chosen[:_CELLS_MAX]:
         load, key = load_of(cell, drafter_skipped_at_zero), cell_key(cell, batch_max)
         state = _learn(state, cell.seconds / cell.steps, cell.steps, load, key, now_s)
@@ -168,18 +172,36 @@ def calibrated(
 ) -> StepCost:
     """Learn from what was timed before the first request; nobody has been served by these steps.
 
-    The drift takes in first what all have in common: a prior of another machine may be off by a multiple, for which
-    single surprises are not followed.
+    A prior of another machine may be off by a multiple, for which single surprises are not followed: so the drift first
+    takes in what all have in common, and each pass begins from the coefficients that the one before it came to, since
+    the filter's slopes hold only near by.
     """
     usable = [(each, _load_of_time(each, drafter_skipped_at_zero)) for each in times if each.steps and each.seconds > 0]
     if not usable:
         return state
     errors = (log(each.seconds / each.steps) - log(state.step_s(load)) for each, load in usable)
     state = replace(state, scales=(state.scales[0] + median(errors), *state.scales[1:]))
-    for each, load in usable:
-        key = range_index(each.batch_size, batch_max), each.depth
-        state = _learn(state, each.seconds / each.steps, each.steps, load, key, now_s)
-    return state
+    begun = state
+    for _ in range(_PASSES):
+        state = replace(begun, scales=state.scales)
+        for each, load in usable:
+            key = range_index(each.batch_size, batch_max), each.depth
+            state = _learn(state, each.seconds / each.steps, each.steps, load, key, now_s)
+    return _with_residuals(state, usable, batch_max, now_s)
+
+
+def _with_residuals(state: StepCost, times: Sequence[tuple[StepTime, Load]], batch_max: int, now_s: float) -> StepCost:
+    """Take the residuals anew, from what the coefficients leave in the end, as far as it is more than noise."""
+    coefficients = state.coefficients
+    left = [log(each.seconds / each.steps) - state.log_step_s(coefficients, load, None) for each, load in times]
+    variance = max(_RESIDUAL_SD**2, sum(error**2 for error in left) / len(left))
+    residuals: dict[int, dict[int, Residual]] = {}
+    for (each, _), error in zip(times, left, strict=True):
+        noise = _STEP_SD**2 / each.steps + _REPORT_SD**2
+        gain = variance / (variance + noise)
+        known = Residual(gain * error, gain * noise, now_s)
+        residuals.setdefault(range_index(each.batch_size, batch_max), {})[each.depth] = known
+    return replace(state, residuals=residuals)
 
 
 def _load_of_time(each: StepTime, drafter_skipped_at_zero: bool) -> Load:
@@ -231,11 +253,18 @@ def relearned(state: StepCost) -> StepCost:
 
 
 def _drifted(state: StepCost, variance: float) -> StepCost:
+    return _widened(state, 0, variance, _DRIFT_SD**2 * 4.0)
+
+
+def _widened(state: StepCost, index: int, variance: float, most: float) -> StepCost:
+    """One of the scales becomes less known by `variance`, but not less than `most`."""
     if variance <= 0.0:
         return state
-    first, *rest = state.covariance
-    widened = (min(first[0] + variance, _DRIFT_SD**2 * 4.0), *first[1:])
-    return replace(state, covariance=(widened, *rest))
+    rows = list(state.covariance)
+    row = list(rows[index])
+    row[index] = max(row[index], min(row[index] + variance, most))
+    rows[index] = tuple(row)
+    return replace(state, covariance=tuple(rows))
 
 
 def _times(matrix: Matrix, vector: tuple[float, ...]) -> tuple[float, ...]:
