@@ -25,7 +25,8 @@ PATIENCE_S = 60.0
 def adaptive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One replica whose depth the Router chooses."""
     folder = tmp_path_factory.mktemp("adaptive")
-    deployment = write_deployment(folder, engine={"enforce_eager": True}, speculation={"adaptive": True})
+    speculation = {"adaptive": True, "calibration_s": 10.0}
+    deployment = write_deployment(folder, engine={"enforce_eager": True}, speculation=speculation)
     with up(folder, deployment) as platform:
         yield platform
 
@@ -63,6 +64,17 @@ def eventually(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.25)
+
+
+def test_steps_are_timed_before_the_first_request_and_count_for_nothing_else(adaptive: Served) -> None:
+    eventually(lambda: replica(adaptive)["depth_mode"] != "static")
+    assert httpx.get(depth_url(adaptive)).json()["calibrated_points"] > 6
+    shown = replica(adaptive)
+    assert (shown["generation_tokens"], shown["drafts"], shown["accepted"]) == (0, 0, 0)
+    assert set(shown["depths"]) == {7}
+    metrics = httpx.get(f"{adaptive.url}/metrics").text
+    counted = [line for line in metrics.splitlines() if line.startswith("peagle_replica_generation_tokens_total{")]
+    assert [float(line.rsplit(" ", 1)[1]) for line in counted] == [0.0]
 
 
 def test_under_load_a_plan_comes_and_says_what_it_rests_on(adaptive: Served, load: list[Any]) -> None:

@@ -37,6 +37,7 @@ class DepthView:
         goodput_ratio: Measured over predicted tokens/s, lately; None before any.
         shifts, fallbacks: How often prompts were seen to change, and how often the guard acted.
         probing: Whether a probe is under way.
+        calibrated_points: Batch sizes and K whose steps the replica timed before its first request.
         ranges: By batch size.
         log: The last changes, oldest first.
     """
@@ -50,6 +51,7 @@ class DepthView:
     shifts: int
     fallbacks: int
     probing: bool
+    calibrated_points: int
     ranges: tuple[RangeView, ...]
     log: tuple[DepthChange, ...]
 
@@ -109,6 +111,7 @@ def view(state: DepthState, settings: DepthSettings, now_s: float) -> DepthView:
         shifts=state.acceptance.shifts,
         fallbacks=state.guard.trips,
         probing=state.probe is not None,
+        calibrated_points=len(state.calibration),
         ranges=tuple(
             RangeView(
                 batch_first=batches.first,
