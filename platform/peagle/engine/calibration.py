@@ -18,17 +18,16 @@ from vllm.sampling_params import RequestOutputKind
 from peagle.engine.live_depth import read_step_stats, set_depths
 from peagle.router.snapshot import DepthTable, StepTime
 
-# Requests share all of their prompt but the end, so that only the first computes it: a step over long contexts takes
-# longer, by as much at each K, and one over none would flatter K = 0.
-_SHARED_TOKENS, _OWN_TOKENS = 256, 8
-_SHARED_SHARE_MAX = 0.25
+# Each point has requests of its own, since contexts grow by what is accepted and a step takes longer over longer ones:
+# these are alike for every K. The rule itself finds out what clients' contexts cost.
+_PROMPT_TOKENS, _PROMPT_SHARE_MAX = 64, 0.25
 # A point has enough with so many steps; with fewer than the least it tells nothing.
 _STEPS_MAX, _STEPS_MIN = 16, 3
 # Steps of a point count after this time, or this share of what it has: the first at a new shape may be slower.
 _WARM_S, _WARM_SHARE = 0.1, 0.2
 _POLL_S = 0.05
 # Of all the time; the rest is for what overruns.
-_PLANNED_SHARE = 0.9
+_PLANNED_SHARE = 0.85
 
 
 async def calibrate(
@@ -51,24 +50,18 @@ async def calibrate(
     ends_s = time.monotonic() + _PLANNED_SHARE * seconds
     before = (await read_step_stats(engine_client)).table
     version = before.version
-    # Downwards: without a drafter its cache falls behind, and these requests would draft no more.
-    downwards = sorted(depths, reverse=True)
-    weights_left = sum(map(_weight, batch_sizes))
-    prompt = _shared_tokens(engine_client)
+    points = [(size, depth) for size in (*batch_sizes[::2], *batch_sizes[1::2]) for depth in depths]
+    weights_left = sum(_weight(size) for size, _ in points)
     times: list[StepTime] = []
     try:
         async with asyncio.timeout(seconds):
-            for batch_size in (*batch_sizes[::2], *batch_sizes[1::2]):
-                batch_ends_s = _part(ends_s, _weight(batch_size) / weights_left)
+            for batch_size, depth in points:
+                until_s = _part(ends_s, _weight(batch_size) / weights_left)
                 weights_left -= _weight(batch_size)
                 version += 1
-                await set_depths(engine_client, DepthTable(version, (downwards[0],)))
-                async with _running(engine_client, batch_size, prompt):
-                    for number, depth in enumerate(downwards):
-                        version += 1
-                        await set_depths(engine_client, DepthTable(version, (depth,)))
-                        depth_ends_s = _part(batch_ends_s, 1.0 / (len(downwards) - number))
-                        times += await _timed(engine_client, batch_size, depth, depth_ends_s)
+                await set_depths(engine_client, DepthTable(version, (depth,)))
+                async with _running(engine_client, batch_size):
+                    times += await _timed(engine_client, batch_size, depth, until_s)
     except TimeoutError:
         pass
     await set_depths(engine_client, DepthTable(version + 1, before.depths))
@@ -76,21 +69,22 @@ async def calibrate(
 
 
 @asynccontextmanager
-async def _running(client: Any, batch_size: int, shared: list[int]) -> AsyncIterator[None]:
+async def _running(client: Any, batch_size: int) -> AsyncIterator[None]:
     """So many requests meanwhile, all of which decode; they are aborted then."""
     numbers = random.Random(batch_size)
-    vocabulary = client.model_config.get_vocab_size()
+    model = client.model_config
+    vocabulary, context_tokens = model.get_vocab_size(), model.max_model_len
+    prompt_tokens = max(1, min(_PROMPT_TOKENS, int(_PROMPT_SHARE_MAX * context_tokens)))
     parameters = SamplingParams(
         temperature=0.0,
-        max_tokens=client.model_config.max_model_len - len(shared) - _OWN_TOKENS,
+        max_tokens=context_tokens - prompt_tokens,
         ignore_eos=True,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
 
     async def run(number: int, begun: asyncio.Event) -> None:
-        own = [numbers.randrange(vocabulary) for _ in range(_OWN_TOKENS)]
-        prompt = TokensPrompt(prompt_token_ids=shared + own)
+        prompt = TokensPrompt(prompt_token_ids=[numbers.randrange(vocabulary) for _ in range(prompt_tokens)])
         async for _ in client.generate(prompt, parameters, f"peagle-calibration-{batch_size}-{number}"):
             begun.set()
 
@@ -107,16 +101,6 @@ async def _running(client: Any, batch_size: int, shared: list[int]) -> AsyncIter
     for error in ended:
         if isinstance(error, Exception):
             raise error
-
-
-def _shared_tokens(client: Any) -> list[int]:
-    """How a prompt begins here; with nothing where each request would have to compute it."""
-    cache, model = client.vllm_config.cache_config, client.model_config
-    if not cache.enable_prefix_caching:
-        return []
-    count = min(_SHARED_TOKENS, int(_SHARED_SHARE_MAX * model.max_model_len))
-    numbers = random.Random(0)
-    return [numbers.randrange(model.get_vocab_size()) for _ in range(count - count % cache.block_size)]
 
 
 def _part(ends_s: float, share: float) -> float:

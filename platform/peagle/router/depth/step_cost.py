@@ -29,7 +29,7 @@ _STEP_SD, _REPORT_SD = 0.2, 0.015
 # An innovation beyond this many standard deviations is cut to it, and the drift is free to follow at the next.
 _OUTLIER_SDS = 3.0
 _DT_S_MAX = 60.0
-_PASSES = 2
+_PASSES, _CALIBRATED_DRIFT_SD = 2, 0.1
 # The cells with the most steps tell nearly everything of a report; the rest are left out, to bound the work.
 _CELLS_MAX = 6
 
@@ -187,7 +187,11 @@ def calibrated(
         for each, load in usable:
             key = range_index(each.batch_size, batch_max), each.depth
             state = _learn(state, each.seconds / each.steps, each.steps, load, key, now_s)
-    return _with_residuals(state, usable, batch_max, now_s)
+    state = _with_residuals(state, usable, batch_max, now_s)
+    # Clients' contexts are of other lengths, and the machine has more to do while it serves them.
+    return _widened(
+        _drifted(state, _CALIBRATED_DRIFT_SD**2), _SEQUENCE, state.prior.scale_sd**2, state.prior.scale_sd**2
+    )
 
 
 def _with_residuals(state: StepCost, times: Sequence[tuple[StepTime, Load]], batch_max: int, now_s: float) -> StepCost:
