@@ -355,7 +355,7 @@ def test_a_calibrated_replica_finds_its_depth_though_the_prior_is_of_another_mac
     replica = steady(curve, batch_size, skips=True, output_tokens=512)
     loop = Loop(replica, settings_for(replica, prior), calibrated=True).run(30.0)
     _, best = replica.best(batch_size, 0.0)
-    assert replica.tokens / replica.now_s >= 0.95 * best
+    assert replica.tokens / replica.now_s >= 0.94 * best
     first_sight = [
         change
         for _, plan in loop.plans

@@ -33,24 +33,26 @@ _PLANNED_SHARE = 0.85
 async def calibrate(
     engine_client: Any, batch_sizes: Sequence[int], depths: Sequence[int], seconds: float
 ) -> tuple[StepTime, ...]:
-    """Time the steps of an idle `AsyncLLM` with live depth; its table of depths is the same afterwards.
+    """Time the steps of an idle `AsyncLLM` with live depth; its depths and its prefix cache are as before afterwards.
 
     Args:
         engine_client: The engine. What its statistics have of this is left in them.
-        batch_sizes: To be timed, each at every K of `depths`.
+        batch_sizes: To be timed, each at every K of `depths`; those for which the KV cache has no room are left out.
         depths: K, each at most what the engine drafts.
-        seconds: All that may be spent. Every second batch size comes first, so that what is left out lies between.
+        seconds: All that may be spent. The largest and the smallest batch come first, then those between.
 
     Returns:
         What was timed by then, in the order of its being timed.
 
     Raises:
         ConfigError: The engine runs without live depth.
+        ExceptionGroup: It failed a request.
     """
     ends_s = time.monotonic() + _PLANNED_SHARE * seconds
     before = (await read_step_stats(engine_client)).table
     version = before.version
-    points = [(size, depth) for size in (*batch_sizes[::2], *batch_sizes[1::2]) for depth in depths]
+    sizes = spread([size for size in batch_sizes if size <= _room(engine_client, max(depths))])
+    points = [(size, depth) for size in sizes for depth in depths]
     weights_left = sum(_weight(size) for size, _ in points)
     times: list[StepTime] = []
     try:
@@ -60,47 +62,92 @@ async def calibrate(
                 weights_left -= _weight(batch_size)
                 version += 1
                 await set_depths(engine_client, DepthTable(version, (depth,)))
-                async with _running(engine_client, batch_size):
-                    times += await _timed(engine_client, batch_size, depth, until_s)
+                async with _running(engine_client, batch_size, depth) as ended:
+                    times += await _timed(engine_client, batch_size, depth, until_s, ended)
     except TimeoutError:
         pass
-    await set_depths(engine_client, DepthTable(version + 1, before.depths))
+    finally:
+        await set_depths(engine_client, DepthTable(version + 1, before.depths))
+    await engine_client.reset_prefix_cache()
     return tuple(times)
 
 
+def spread(items: Sequence[int]) -> list[int]:
+    """The last and the first of `items`, then what halves the gaps: any beginning of it tells of the whole."""
+    order = [len(items) - 1, 0] if len(items) > 1 else list(range(len(items)))
+    gaps = [(0, len(items) - 1)]
+    for first, last in gaps:
+        if last - first > 1:
+            middle = (first + last) // 2
+            order.append(middle)
+            gaps += [(first, middle), (middle, last)]
+    return [items[index] for index in order]
+
+
 @asynccontextmanager
-async def _running(client: Any, batch_size: int) -> AsyncIterator[None]:
-    """So many requests meanwhile, all of which decode; they are aborted then."""
-    numbers = random.Random(batch_size)
-    model = client.model_config
-    vocabulary, context_tokens = model.get_vocab_size(), model.max_model_len
-    prompt_tokens = max(1, min(_PROMPT_TOKENS, int(_PROMPT_SHARE_MAX * context_tokens)))
+async def _running(client: Any, batch_size: int, depth: int) -> AsyncIterator[asyncio.Event]:
+    """So many requests meanwhile, all of which decode; they are aborted then. The event is set if one ends by itself.
+
+    Raises ExceptionGroup where one fails.
+    """
+    numbers = random.Random(f"{batch_size} {depth}")
+    vocabulary, prompt_tokens = client.model_config.get_vocab_size(), _prompt_tokens(client)
     parameters = SamplingParams(
         temperature=0.0,
-        max_tokens=context_tokens - prompt_tokens,
+        max_tokens=client.model_config.max_model_len - prompt_tokens,
         ignore_eos=True,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
+    waited_for = set(range(batch_size))
+    begun, ended = asyncio.Event(), asyncio.Event()
 
-    async def run(number: int, begun: asyncio.Event) -> None:
+    async def run(number: int) -> None:
         prompt = TokensPrompt(prompt_token_ids=[numbers.randrange(vocabulary) for _ in range(prompt_tokens)])
-        async for _ in client.generate(prompt, parameters, f"peagle-calibration-{batch_size}-{number}"):
-            begun.set()
+        async for _ in client.generate(prompt, parameters, f"peagle-calibration-{batch_size}-{depth}-{number}"):
+            if number in waited_for:
+                waited_for.remove(number)
+                if not waited_for:
+                    begun.set()
+        ended.set()
+        begun.set()
 
-    begun = [asyncio.Event() for _ in range(batch_size)]
-    requests = [asyncio.create_task(run(number, event)) for number, event in enumerate(begun)]
-    try:
-        for event in begun:
-            await event.wait()
-        yield
-    finally:
+    async with asyncio.TaskGroup() as group:
+        requests = [group.create_task(run(number)) for number in range(batch_size)]
+        await begun.wait()
+        yield ended
         for request in requests:
             request.cancel()
-        ended = await asyncio.gather(*requests, return_exceptions=True)
-    for error in ended:
-        if isinstance(error, Exception):
-            raise error
+
+
+async def _timed(client: Any, batch_size: int, depth: int, ends_s: float, ended: asyncio.Event) -> list[StepTime]:
+    """Steps of that kind until `ends_s`, or until there are a few; none where the batch did not stay whole."""
+    await asyncio.sleep(min(_WARM_S, _WARM_SHARE * max(0.0, ends_s - time.monotonic())))
+    before = await read_step_stats(client)
+    while True:
+        await asyncio.sleep(_POLL_S)
+        cells = (await read_step_stats(client)).since(before).cells
+        timed = [cell for cell in cells if (cell.batch_size, cell.depth) == (batch_size, depth)]
+        steps = sum(cell.steps for cell in timed)
+        if steps >= _STEPS_MAX or ended.is_set() or (steps >= _STEPS_MIN and time.monotonic() >= ends_s):
+            break
+    return [
+        StepTime(batch_size, depth, cell.steps, cell.seconds)
+        for cell in timed
+        if cell.steps >= _STEPS_MIN and cell.reached
+    ]
+
+
+def _prompt_tokens(client: Any) -> int:
+    return max(1, min(_PROMPT_TOKENS, int(_PROMPT_SHARE_MAX * client.model_config.max_model_len)))
+
+
+def _room(client: Any, depth_max: int) -> int:
+    """How many requests the KV cache holds until they are timed, at most; of one, the engine has room in any case."""
+    cache = client.vllm_config.cache_config
+    tokens = min(_prompt_tokens(client) + 2 * _STEPS_MAX * (depth_max + 1), client.model_config.max_model_len)
+    blocks: int = -(-tokens // cache.block_size)
+    return max(1, (cache.num_gpu_blocks or 0) // blocks)
 
 
 def _part(ends_s: float, share: float) -> float:
@@ -112,22 +159,3 @@ def _part(ends_s: float, share: float) -> float:
 def _weight(batch_size: int) -> float:
     """Share of the time: larger batches take longer, if not in proportion."""
     return float((batch_size + 8.0) ** 0.75)
-
-
-async def _timed(client: Any, batch_size: int, depth: int, ends_s: float) -> list[StepTime]:
-    """Steps of that kind until `ends_s`, or until there are a few; none where the batch is no longer whole."""
-    await asyncio.sleep(min(_WARM_S, _WARM_SHARE * max(0.0, ends_s - time.monotonic())))
-    before = await read_step_stats(client)
-    while True:
-        await asyncio.sleep(_POLL_S)
-        cells = [cell for cell in (await read_step_stats(client)).since(before).cells if cell.steps]
-        whole = [cell for cell in cells if (cell.batch_size, cell.depth) == (batch_size, depth)]
-        steps = sum(cell.steps for cell in whole)
-        enough = steps >= _STEPS_MIN or len(whole) < len(cells)
-        if steps >= _STEPS_MAX or (enough and time.monotonic() >= ends_s):
-            break
-    return [
-        StepTime(batch_size, depth, cell.steps, cell.seconds)
-        for cell in whole
-        if cell.steps >= _STEPS_MIN and cell.reached
-    ]

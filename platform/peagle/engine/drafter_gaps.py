@@ -41,6 +41,10 @@ class DrafterGaps:
         self._remember(request.request_id)
         self._seen_tokens.pop(request.request_id, None)
 
+    def forget(self) -> None:
+        """Nothing is cached any more."""
+        self._hashes.clear()
+
     def remember(self) -> None:
         """Note which blocks of those that have a gap are cached by now."""
         for request_id in self._seen_tokens:

@@ -98,6 +98,12 @@ class LiveDepthScheduler(DraftTakingScheduler):
         self._had_more = False  # The engine may now wait with work left.
         super().set_pause_state(pause_state)
 
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        was_reset: bool = super().reset_prefix_cache(*args, **kwargs)
+        if was_reset:
+            self._gaps.forget()
+        return was_reset
+
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         scheduled_s = perf_counter()
         depth = self._table.depth_at(len(self.running))

@@ -205,7 +205,7 @@ class StepReport:
     Attributes:
         added: Counts of that time, and the table that the engine applies now.
         reading: Number of the reading that this report ends with, from 1; 0 where readings are not numbered.
-        since: Number of the one that it begins after, the last whose report was answered; 0 for the engine's start.
+        since: Number of the one that it begins after, the last whose report was answered; 0 for the first one's begin.
         untried: While the engine applies a trial, the depths without it, so that a Router that was lost and comes back
             does not take the trial for its plan; else None.
         calibration: What was timed before the first request; told in each report, so that a Router that was lost and

@@ -164,8 +164,15 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         if self._router is None or not adapts(self._deployment) or not seconds:
             return ()
         began_s = time.monotonic()
-        times = await calibrate(self._client, *calibration_points(self._deployment), seconds)
-        logger.info("Timed steps of %d batch sizes and K in %.1f s", len(times), time.monotonic() - began_s)
+        try:
+            async with asyncio.timeout(seconds + TIMEOUT_S):
+                times = await calibrate(self._client, *calibration_points(self._deployment), seconds)
+        except Exception as error:
+            if self._client.errored:
+                raise
+            logger.warning("Steps could not be timed, so K is found while serving: %r", error)
+            return ()
+        logger.info("Timed steps at %d points of batch size and K in %.1f s", len(times), time.monotonic() - began_s)
         return times
 
     async def _run_request(
@@ -212,8 +219,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
     async def replica_status(self) -> dict[str, Any]:
         """This replica's row of `GET /fleet`: load, the depth table it applies, and what drafting has yielded.
 
-        `depth_effective` is draft tokens per draft and `acceptance_length` tokens per verification, over the engine's
-        life; both are null before the first draft and where the engine does not speculate with live depth.
+        `depth_effective` is draft tokens per draft and `acceptance_length` tokens per verification, since it began to
+        serve; both are null before the first draft and where the engine does not speculate with live depth.
         """
         return self._status(await self._live_depth_stats())
 

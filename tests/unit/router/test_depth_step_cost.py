@@ -56,14 +56,18 @@ def test_the_cpu_prior_has_the_shape_that_was_measured(batch_size: int, depth: i
     assert guess == pytest.approx(0.78e-3 * measured_ms, rel=0.2)
 
 
-@pytest.mark.parametrize("prior", [QUICK_CPU, roofline_prior(TARGETS["gemma-4-31b"], DEVICES["B200"])])
-def test_calibration_makes_any_machine_known_whatever_the_prior_was_of(prior: CostPrior) -> None:
+def timed(truth: Truth) -> tuple[StepTime, ...]:
     rng = random.Random(0)
-    times = tuple(
-        StepTime(batches.at, depth, 10, 10 * slower_machine(batches.at, depth) * rng.gauss(1.0, 0.05))
+    return tuple(
+        StepTime(batches.at, depth, 10, 10 * truth(batches.at, depth) * rng.gauss(1.0, 0.05))
         for batches in batch_ranges(BATCH_MAX)
         for depth in DEPTHS
     )
+
+
+@pytest.mark.parametrize("prior", [QUICK_CPU, roofline_prior(TARGETS["gemma-4-31b"], DEVICES["B200"])])
+def test_calibration_makes_any_machine_known_whatever_the_prior_was_of(prior: CostPrior) -> None:
+    times = timed(slower_machine)
     state = calibrated(StepCost.start(prior), times, BATCH_MAX, True, 0.0)
     assert all(state.measured((range_index(each.batch_size, BATCH_MAX), each.depth)) for each in times)
     errors = [
@@ -74,6 +78,30 @@ def test_calibration_makes_any_machine_known_whatever_the_prior_was_of(prior: Co
     assert sum(errors) / len(errors) < 0.05
     assert max(errors) < 4 * 0.05
     assert state.steps == 0, "nobody was served by these"
+
+
+@pytest.mark.parametrize("batch_size", [8, 32])
+@pytest.mark.parametrize("seen", [0, 7])
+def test_what_serving_takes_beyond_calibration_is_learned_for_every_depth_from_one(batch_size: int, seen: int) -> None:
+    """Steps of clients' requests take longer: their contexts are longer, and the machine has more to do."""
+
+    def serving(batch: int, depth: int) -> float:
+        return 1.3 * slower_machine(batch, depth)
+
+    state = calibrated(StepCost.start(QUICK_CPU), timed(slower_machine), BATCH_MAX, True, 0.0)
+    assert predicted(state, batch_size, 3) < 0.85 * serving(batch_size, 3)
+    state = learn(state, [(batch_size, seen)] * 40, serving)
+    found = [predicted(state, batch_size, depth) / serving(batch_size, depth) for depth in (0, 3, 7)]
+    assert found == pytest.approx([1.0] * 3, abs=0.13)
+
+
+def test_what_a_fleet_has_learned_stays_where_calibration_did_not_come_to() -> None:
+    fleet = learn(StepCost.start(QUICK_CPU), [(32, 7)] * 20, lambda b, k: 1.4 * slower_machine(b, k))
+    known = predicted(fleet, 32, 7)
+    few = tuple(each for each in timed(lambda b, k: 1.4 * slower_machine(b, k)) if each.batch_size == 1)
+    state = calibrated(fleet, few, BATCH_MAX, True, 10.0)
+    assert state.measured((range_index(32, BATCH_MAX), 7))
+    assert predicted(state, 32, 7) == pytest.approx(known, rel=0.2)
 
 
 def test_calibration_that_found_nothing_changes_nothing() -> None:

@@ -22,6 +22,7 @@ from peagle.router.snapshot import StepCell, StepTime
 _DRIFT_SD, _DRIFT_WALK_SD = 0.5, 0.03
 # What a sequence costs follows the length of its context, which may double within a minute.
 _SEQUENCE, _SEQUENCE_WALK_SD = 1 + Terms._fields.index("sequence"), 0.01
+_TOKEN = 1 + Terms._fields.index("token")
 # A cell's residual before it is measured, and of its walk over one second until it is no better known than that.
 _RESIDUAL_SD, _RESIDUAL_WALK_SD = 0.08, 0.003
 # One step, and what remains however many steps are averaged.
@@ -29,7 +30,9 @@ _STEP_SD, _REPORT_SD = 0.2, 0.015
 # An innovation beyond this many standard deviations is cut to it, and the drift is free to follow at the next.
 _OUTLIER_SDS = 3.0
 _DT_S_MAX = 60.0
-_PASSES, _CALIBRATED_DRIFT_SD = 2, 0.1
+# Calibration: passes of the filter, and how far serving may differ from what was timed: contexts may be ten times as
+# long; sampling and whatever else the machine then does change less.
+_PASSES, _SERVED_SD, _SERVED_SEQUENCE_SD = 2, 0.1, 1.0
 # The cells with the most steps tell nearly everything of a report; the rest are left out, to bound the work.
 _CELLS_MAX = 6
 
@@ -179,19 +182,18 @@ def calibrated(
     usable = [(each, _load_of_time(each, drafter_skipped_at_zero)) for each in times if each.steps and each.seconds > 0]
     if not usable:
         return state
+    kept = state.residuals
     errors = (log(each.seconds / each.steps) - log(state.step_s(load)) for each, load in usable)
     state = replace(state, scales=(state.scales[0] + median(errors), *state.scales[1:]))
-    begun = state
+    begun = replace(state, residuals={})
     for _ in range(_PASSES):
         state = replace(begun, scales=state.scales)
         for each, load in usable:
             key = range_index(each.batch_size, batch_max), each.depth
             state = _learn(state, each.seconds / each.steps, each.steps, load, key, now_s)
-    state = _with_residuals(state, usable, batch_max, now_s)
-    # Clients' contexts are of other lengths, and the machine has more to do while it serves them.
-    return _widened(
-        _drifted(state, _CALIBRATED_DRIFT_SD**2), _SEQUENCE, state.prior.scale_sd**2, state.prior.scale_sd**2
-    )
+    state = _with_residuals(replace(state, residuals=kept), usable, batch_max, now_s)
+    state = _widened(_drifted(state, _SERVED_SD**2), _TOKEN, _SERVED_SD**2, state.prior.scale_sd**2)
+    return _widened(state, _SEQUENCE, _SERVED_SEQUENCE_SD**2, _SERVED_SEQUENCE_SD**2)
 
 
 def _with_residuals(state: StepCost, times: Sequence[tuple[StepTime, Load]], batch_max: int, now_s: float) -> StepCost:
@@ -199,7 +201,8 @@ def _with_residuals(state: StepCost, times: Sequence[tuple[StepTime, Load]], bat
     coefficients = state.coefficients
     left = [log(each.seconds / each.steps) - state.log_step_s(coefficients, load, None) for each, load in times]
     variance = max(_RESIDUAL_SD**2, sum(error**2 for error in left) / len(left))
-    residuals: dict[int, dict[int, Residual]] = {}
+    # What a fleet has learned at other points stays.
+    residuals = {index: dict(by_depth) for index, by_depth in state.residuals.items()}
     for (each, _), error in zip(times, left, strict=True):
         noise = _STEP_SD**2 / each.steps + _REPORT_SD**2
         gain = variance / (variance + noise)
@@ -261,7 +264,7 @@ def _drifted(state: StepCost, variance: float) -> StepCost:
 
 
 def _widened(state: StepCost, index: int, variance: float, most: float) -> StepCost:
-    """One of the scales becomes less known by `variance`, but not less than `most`."""
+    """One of the scales becomes less known by `variance`, up to `most`."""
     if variance <= 0.0:
         return state
     rows = list(state.covariance)

@@ -1,0 +1,117 @@
+"""What calibration does when an engine has no room, no time, or fails: a stand-in answers in milliseconds."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from peagle.engine import live_depth
+
+calibration = pytest.importorskip("peagle.engine.calibration")  # it imports vLLM
+
+SIZES, DEPTHS = (1, 2, 3, 4, 6, 8), (0, 3, 7)
+
+
+class Engine:
+    """Answers as an `AsyncLLM` does: every `step_s` each running request gets a token; `room` of them can run."""
+
+    def __init__(self, room: int = 8, fails: int | None = None, context_tokens: int = 1024, blocks: int = 400) -> None:
+        self.engine_core = self
+        self.model_config = SimpleNamespace(get_vocab_size=lambda: 100, max_model_len=context_tokens)
+        cache = SimpleNamespace(num_gpu_blocks=blocks, block_size=16)
+        self.vllm_config = SimpleNamespace(cache_config=cache)
+        self.version, self.depths, self.fails = 4, [3, 1], fails
+        self.places = asyncio.Semaphore(room)
+        self.running: set[str] = set()
+        self.cells: dict[tuple[int, int], dict[str, Any]] = {}
+        self.resets = 0
+
+    async def call_utility_async(self, method: str, version: int = 0, depths: Any = None) -> Any:
+        if method == live_depth.STEP_STATS:
+            prompts = {"cells": [], "ended_prompt_tokens": 0, "ended_output_tokens": 0}
+            cells = [dict(cell) for cell in self.cells.values()]
+            return {"version": self.version, "depths": self.depths, "depth_max": 7, "cells": cells, "prompts": prompts}
+        assert version > self.version
+        self.version, self.depths = version, depths
+        return None
+
+    async def reset_prefix_cache(self) -> bool:
+        assert not self.running
+        self.resets += 1
+        return True
+
+    async def generate(self, _prompt: Any, parameters: Any, request_id: str) -> AsyncIterator[object]:
+        async with self.places:
+            self.running.add(request_id)
+            try:
+                for number in range(parameters.max_tokens):
+                    await asyncio.sleep(0.001)
+                    if self.fails == len(self.running):
+                        raise RuntimeError("the engine refuses it")
+                    if number == 0 or request_id == min(self.running):
+                        self._step()
+                    yield object()
+            finally:
+                self.running.remove(request_id)
+
+    def _step(self) -> None:
+        size, depth = len(self.running), self.depths[0]
+        none = [0] * 7
+        sums = {"steps": 0, "seconds": 0.0, "tokens": 0, "drafts": 0, "drafted": none, "accepted": none}
+        tails = {"tail_drafted": none, "tail_matched": none}
+        cell = self.cells.setdefault((size, depth), {"batch_size": size, "depth": depth, **sums, **tails})
+        cell["steps"] += 1
+        cell["seconds"] += 0.001 * size
+        cell["drafted"] = [cell["steps"] * size if position < depth else 0 for position in range(7)]
+
+
+async def test_every_point_is_timed_and_the_engine_is_as_before() -> None:
+    engine = Engine()
+    times = await calibration.calibrate(engine, SIZES, DEPTHS, 4.0)
+    assert {(each.batch_size, each.depth) for each in times} == {(size, depth) for size in SIZES for depth in DEPTHS}
+    assert all(each.seconds / each.steps == pytest.approx(0.001 * each.batch_size) for each in times)
+    assert (engine.depths, engine.running, engine.resets) == ([3, 1], set(), 1)
+
+
+async def test_batches_for_which_the_cache_has_no_room_are_left_out() -> None:
+    engine = Engine(room=4, blocks=4 * 20)
+    times = await calibration.calibrate(engine, SIZES, DEPTHS, 4.0)
+    assert {each.batch_size for each in times} == {1, 2, 3, 4}
+
+
+async def test_a_batch_that_never_comes_together_takes_no_more_than_the_time() -> None:
+    engine = Engine(room=7)
+    began_s = time.monotonic()
+    times = await calibration.calibrate(engine, SIZES, DEPTHS, 0.5)
+    assert time.monotonic() - began_s < 2.0
+    assert 8 not in {each.batch_size for each in times}
+    assert (engine.depths, engine.running) == ([3, 1], set())
+
+
+async def test_a_request_that_fails_is_told_at_once_and_the_depths_are_as_before() -> None:
+    engine = Engine(fails=8)
+    began_s = time.monotonic()
+    with pytest.raises(ExceptionGroup) as caught:
+        await calibration.calibrate(engine, SIZES, DEPTHS, 30.0)
+    assert caught.group_contains(RuntimeError, match="refuses")
+    assert time.monotonic() - began_s < 5.0
+    assert (engine.depths, engine.running) == ([3, 1], set())
+
+
+async def test_contexts_that_are_soon_full_stop_nothing() -> None:
+    engine = Engine(context_tokens=12)
+    began_s = time.monotonic()
+    await calibration.calibrate(engine, SIZES, DEPTHS, 30.0)
+    assert time.monotonic() - began_s < 10.0
+    assert engine.depths == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("items", "order"),
+    [([], []), ([1], [1]), ([1, 2], [2, 1]), ([1, 2, 3], [3, 1, 2]), ([1, 2, 3, 4, 6, 8, 12], [12, 1, 4, 2, 6, 3, 8])],
+)
+def test_ends_come_before_what_lies_between(items: list[int], order: list[int]) -> None:
+    assert calibration.spread(items) == order
