@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,12 @@ def tracked_files() -> list[Path]:
 def test_the_root_holds_only_what_a_reader_expects() -> None:
     top = {path.relative_to(ROOT).parts[0] for path in tracked_files()}
     assert {name for name in top if not name.startswith(".")} <= ROOT_FOLDERS | ROOT_FILES
+
+
+def test_every_test_module_has_a_name_of_its_own() -> None:
+    """pytest imports them by their bare names: of two alike it can collect but one, and stops."""
+    names = Counter(path.name for path in SOURCES if path.name.startswith("test_"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_no_python_file_of_ours_can_shadow_the_standard_library_s_platform() -> None:
