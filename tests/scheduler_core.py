@@ -64,6 +64,7 @@ def scheduler_of(
     depth_static: int = DEPTH_MAX,
     budget: int = 96,
     skips_drafter: bool = False,
+    drafts_to_depth: bool = False,
     is_live: bool = True,
 ) -> Any:
     import torch
@@ -72,7 +73,7 @@ def scheduler_of(
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
-    settings = {"depth_static": depth_static, "skips_drafter": skips_drafter}
+    settings = {"depth_static": depth_static, "skips_drafter": skips_drafter, "drafts_to_depth": drafts_to_depth}
     config = EngineArgs(
         model=str(folder / "target"),
         skip_tokenizer_init=True,
@@ -119,6 +120,8 @@ class Worker:
         self.drafts: dict[str, list[int]] = {}
         # request, index of the first drafted position, draft and how much of it was verified, for each decode
         self.seen: list[tuple[str, int, list[int], int]] = []
+        # how deep each step drafted
+        self.drafted: list[int] = []
         # who took part in a step without the drafter, and has a gap in its cache
         self.gapped: set[str] = set()
         self.rested = 0
@@ -128,7 +131,8 @@ class Worker:
 
         self._adopt(output)
         assert output.total_num_scheduled_tokens == sum(output.num_scheduled_tokens.values())
-        assert output.num_spec_tokens_to_schedule in (0, DEPTH_MAX)
+        if output.num_scheduled_tokens:
+            self.drafted.append(output.num_spec_tokens_to_schedule)
         sampled = [self._step(request_id, output) for request_id in output.num_scheduled_tokens]
         ids = list(output.num_scheduled_tokens)
         if output.num_spec_tokens_to_schedule == 0:
@@ -182,7 +186,7 @@ class Worker:
                 break
         tokens += emitted
         self.computed[request_id] = end + len(emitted) - 1
-        self.drafts[request_id] = self._draft(tokens)
+        self.drafts[request_id] = self._draft(tokens)[: output.num_spec_tokens_to_schedule]
         return list(emitted)
 
     def _draft(self, tokens: list[int]) -> list[int]:

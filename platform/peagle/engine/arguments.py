@@ -20,7 +20,7 @@ SETTINGS_KEY = "peagle"
 def engine_arguments(deployment: Deployment) -> dict[str, Any]:
     """Keyword arguments for vLLM's `AsyncEngineArgs` (and `LLM`).
 
-    With live depth the drafter always drafts `depth_max` and the scheduler decides how much of it is verified, starting
+    With live depth the drafter can draft `depth_max` and the scheduler decides how much of it is verified, starting
     from `depth_static`. Without it the drafter drafts `depth_static`, for good; at 0 there is no drafter at all.
     """
     arguments: dict[str, Any] = {
@@ -61,7 +61,9 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
         # A static K may change by hand at any step; what adapts gains more by not drafting at all where K is 0. On a
         # GPU vLLM runs other drafters in its second model runner, which drafts whether it is asked to or not.
         skips = speculation.adaptive and drafter.method == "p-eagle"
-        settings = {"depth_static": speculation.depth_static, "skips_drafter": skips}
+        # On a GPU drafting is all but flat in K, and the rows are laid out by vLLM's own kernel for `depth_max`.
+        to_depth = skips and deployment.resources.accelerator == "cpu"
+        settings = {"depth_static": speculation.depth_static, "skips_drafter": skips, "drafts_to_depth": to_depth}
         arguments["additional_config"] = {**arguments.get("additional_config", {}), SETTINGS_KEY: settings}
     return arguments
 

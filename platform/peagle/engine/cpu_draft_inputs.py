@@ -1,9 +1,13 @@
-"""Lays out what a P-EAGLE drafter passes over, on a CPU: the tokens that were accepted, and its masks.
+"""Lays out what a P-EAGLE drafter passes over, on a CPU: the tokens that were accepted, and the masks it is asked for.
 
 vLLM lays out every verified row and marks the rejected ones, so that a GPU never waits for their number, and on a CPU
 imitates that kernel. Here the numbers are at hand: at K = 7 and an acceptance length of 4, four of fourteen rows would
 be for nothing. Lists of Python's are the quickest way to so few rows, where each tensor operation costs more than one
 of them. What is drafted stays the same.
+
+vLLM lays out masks for the configured depth whatever depth a step asks for, and then takes the result for one of that
+depth (vllm-project/vllm pull request 45695). Here a step that asks for fewer drafts has fewer masks: a row costs a CPU
+as much as any other, and a mask attends to nothing behind it, so the drafts that are left stay the same.
 """
 
 import functools
@@ -28,7 +32,12 @@ def install() -> None:
 
     @functools.wraps(upstream)
     def set_inputs_first_pass(proposer: Any, **inputs: Any) -> Any:
-        return (set_inputs if _drafts_in_parallel_on_cpu(proposer) else upstream)(proposer, **inputs)
+        if _drafts_in_parallel_on_cpu(proposer):
+            return set_inputs(proposer, **inputs)
+        if proposer.parallel_drafting:
+            # The depth that vLLM lays out; it takes what comes of it for one of this depth.
+            proposer.num_speculative_tokens = proposer.extra_slots_per_request
+        return upstream(proposer, **inputs)
 
     SpecDecodeBaseProposer.set_inputs_first_pass = set_inputs_first_pass
     setattr(SpecDecodeBaseProposer, _MARK, True)
@@ -55,12 +64,12 @@ def set_inputs(
     cad: Any,
     num_rejected_tokens_gpu: torch.Tensor | None,
 ) -> tuple[int, torch.Tensor, Any]:
-    """What vLLM's `set_inputs_first_pass` does, without rows of rejected tokens.
+    """What vLLM's `set_inputs_first_pass` does, without rows of rejected tokens, for K of `num_speculative_tokens`.
 
     Returns:
         How many rows there are; those to draft from, int32 [requests * K]; where all of them are, for attention.
     """
-    masks = proposer.extra_slots_per_request - 1
+    masks = proposer.num_speculative_tokens - 1
     verified = cad.query_start_loc_cpu.tolist()
     rejected = [0] * cad.num_reqs if num_rejected_tokens_gpu is None else num_rejected_tokens_gpu.tolist()
     tokens, new_tokens, given = target_token_ids.tolist(), next_token_ids.tolist(), target_positions.tolist()

@@ -1,9 +1,10 @@
 """Live depth: vLLM's scheduler, verifying only the first K tokens of each draft.
 
-The drafter drafts `num_speculative_tokens` (Kmax) every step, whatever K is. Before each step this scheduler cuts every
-request's draft to the K that the depth table holds for the step's batch size, so the target verifies K + 1 positions.
-Everything behind the cut is vLLM's own: it schedules requests with fewer draft tokens than Kmax anyway, where a token
-budget or the context's end leaves no room. So outputs cannot change, K may differ by request, and no worker is patched.
+The drafter drafts `num_speculative_tokens` (Kmax) every step, whatever K is, unless `drafts_to_depth` is set. Before
+each step this scheduler cuts every request's draft to the K that the depth table holds for the step's batch size, so
+the target verifies K + 1 positions. Everything behind the cut is vLLM's own: it schedules requests with fewer draft
+tokens than Kmax anyway, where a token budget or the context's end leaves no room. So outputs cannot change, K may
+differ by request, and no worker is patched.
 
 - The batch size that picks K is the number of running requests when the step is scheduled. Requests that the same step
   admits have no draft to cut, so it is exact for decode-only steps.
@@ -16,6 +17,9 @@ budget or the context's end leaves no room. So outputs cannot change, K may diff
   can rise at any step. With it, a step whose requests all have K = 0 runs no drafter; they then have a gap in its cache
   and stay at K = 0 until they end, while new ones draft again. Prompts too are drafted over only if K is not 0 for as
   many requests as run and can come in. What is left in the prefix cache with a gap is not used by those that draft.
+- With `drafts_to_depth` (CPU, where each drafted row costs time) a step drafts what the next one will verify by the
+  present table and batch; one in eight drafts Kmax, so that cut tails still tell of what lies beyond K. Where K rises,
+  the one step that follows verifies what was drafted for the lower K.
 - On GPU, a step below Kmax is no uniform batch of Kmax + 1 tokens, so it replays piecewise CUDA graphs, not full ones.
 """
 
@@ -36,6 +40,9 @@ from peagle.engine.drafter_gaps import DrafterGaps
 from peagle.engine.step_drafts import DraftTakingScheduler
 from peagle.engine.step_sums import CellSums, CutDraft, CutTails, PromptCellSums, PromptSums, StepSums
 from peagle.router.snapshot import DepthTable
+
+# Of the steps that draft, one in so many drafts Kmax whatever K is, so that the cut tails tell of what lies beyond K.
+_WHOLE_DRAFT_EVERY = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,8 @@ class LiveDepthScheduler(DraftTakingScheduler):
         self._ended_s = 0.0
         self._had_more = False
         self._may_skip: bool = settings["skips_drafter"]
+        self._drafts_to_depth: bool = settings["drafts_to_depth"]
+        self._drafting_steps = 0
         self._gaps = DrafterGaps(self.kv_cache_manager)
         self._drafts_over_prompts = False
         self._whole_always = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
@@ -128,6 +137,8 @@ class LiveDepthScheduler(DraftTakingScheduler):
             none_drafts = len(rested) == len(output.num_scheduled_tokens)
             if self._may_skip and (none_drafts or (depth if decodes_only else prompts_depth) == 0):
                 self._skip_drafter(output)
+            if self._drafts_to_depth and output.num_spec_tokens_to_schedule:
+                output.num_spec_tokens_to_schedule = self._depth_to_draft()
             if decodes_only:
                 cell = self._sums.cell(len(output.num_scheduled_tokens), 0 if none_drafts else depth)
                 self._keep_tails(whole_drafts, output, cell)
@@ -193,6 +204,13 @@ class LiveDepthScheduler(DraftTakingScheduler):
                 break
             batch_size += 1
         return self._table.depth_at(batch_size)
+
+    def _depth_to_draft(self) -> int:
+        """How much the next step will verify of what this one drafts, if nobody ends; now and then all of it."""
+        self._drafting_steps += 1
+        if self._drafting_steps % _WHOLE_DRAFT_EVERY == 0:
+            return self.num_spec_tokens
+        return max(1, self._table.depth_at(len(self.running)))
 
     def _skip_drafter(self, output: SchedulerOutput) -> None:
         """Nobody will use drafts; without them the step's requests get a gap in the drafter's cache."""

@@ -30,14 +30,15 @@ def vllm_with_cpu_kernels() -> None:
     llm_base_proposer.copy_and_expand_eagle_inputs_kernel = cpu_triton_utils.copy_and_expand_eagle_inputs_kernel
 
 
-def proposer(method: str = "eagle3", masks: bool = True) -> Any:
-    """vLLM's, with no model: the buffers that it lays rows out in."""
+def proposer(method: str = "eagle3", masks: bool = True, depth: int = DRAFTED) -> Any:
+    """vLLM's, with no model: the buffers that it lays rows out in. A step asks it for `depth` drafts."""
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
     made = object.__new__(SpecDecodeBaseProposer)
     made.device, made.method, made.parallel_drafting = torch.device("cpu"), method, masks
     made.use_heterogeneous_vocab, made.pass_hidden_states_to_model = False, True
     made.extra_slots_per_request = DRAFTED if masks else 1
+    made.num_speculative_tokens = depth
     made.net_num_new_slots_per_request = made.extra_slots_per_request - 1
     made.needs_extra_input_slots = masks
     made.parallel_drafting_token_id = MASK_TOKEN
@@ -129,6 +130,42 @@ def test_rows_are_vllms_without_the_rejected_ones(
     assert metadata.max_seq_len == padded_metadata.max_seq_len
     # What was computed before does not change.
     assert torch.equal(metadata.compute_num_computed_tokens(), padded_metadata.compute_num_computed_tokens())
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("rejected", [[2, 0, 5], [0, 0, 0]])
+def test_a_step_that_asks_for_fewer_drafts_has_fewer_masks_and_else_the_same_rows(
+    depth: int, rejected: Sequence[int]
+) -> None:
+    lengths, computed = [8, 3, 8], [33, 64, 200]
+    whole, fewer = proposer(), proposer(depth=depth)
+    count, samples, metadata = whole.set_inputs_first_pass(**batch(lengths, computed, rejected))
+    fewer_count, fewer_samples, fewer_metadata = fewer.set_inputs_first_pass(**batch(lengths, computed, rejected))
+    assert count - fewer_count == len(lengths) * (DRAFTED - depth)
+    starts, fewer_starts = metadata.query_start_loc.tolist(), fewer_metadata.query_start_loc.tolist()
+    kept = [
+        start + row
+        for start, first, end in zip(starts, fewer_starts, fewer_starts[1:], strict=False)
+        for row in range(end - first)
+    ]
+    for name in ("input_ids", "positions", "hidden_states"):
+        assert torch.equal(getattr(fewer, name)[:fewer_count], getattr(whole, name)[:count][kept]), name
+    assert torch.equal(fewer_metadata.slot_mapping, metadata.slot_mapping[kept])
+    numbers = {row: number for number, row in enumerate(kept)}
+    sampled = samples.view(len(lengths), DRAFTED)[:, :depth].flatten().tolist()
+    assert fewer_samples.tolist() == [numbers[row] for row in sampled]
+    assert torch.equal(fewer_metadata.seq_lens, metadata.seq_lens - (DRAFTED - depth))
+    assert fewer_metadata.max_seq_len == metadata.max_seq_len - (DRAFTED - depth)
+    assert fewer_metadata.max_query_len == int(fewer_metadata.query_start_loc.diff().max())
+
+
+def test_a_layout_of_vllms_own_is_taken_for_what_it_is() -> None:
+    """It has masks for the configured depth, whatever depth is asked for."""
+    made = proposer(depth=3)
+    made.vllm_config.model_config.uses_mrope = True  # a kind of target whose drafter keeps vLLM's layout
+    _, samples, _ = made.set_inputs_first_pass(**batch([8, 3], [20, 40], [2, 0]))
+    assert made.num_speculative_tokens == DRAFTED
+    assert len(samples) == 2 * made.num_speculative_tokens
 
 
 def test_other_drafters_keep_vllms_layout() -> None:

@@ -27,7 +27,15 @@ def watch(worker: Any) -> None:
         return call
 
     drafter = worker.model_runner.drafter
-    drafter.propose = counted(drafter.propose, "passes")
+    counts["rows"] = 0
+    propose = drafter.propose
+
+    def with_rows(*args: Any, **kwargs: Any) -> Any:
+        drafts = propose(*args, **kwargs)
+        counts["rows"] += drafts.numel()
+        return drafts
+
+    drafter.propose = counted(with_rows, "passes")
     worker.take_draft_token_ids = counted(worker.take_draft_token_ids, "fetches")
 
 
@@ -88,6 +96,24 @@ def test_drafts_come_with_the_output_and_are_never_called_for(runner: Runner, tr
     after = counts(runner)
     assert after["passes"] - before["passes"] > 30
     assert after["fetches"] == before["fetches"]
+
+
+def test_no_deeper_is_drafted_than_is_verified_and_as_well(runner: Runner, truth: list[tuple[int, ...]]) -> None:
+    rights = {}
+    for depth in (7, 2):
+        runner.set_depths(depth)
+        before, counted = runner.stats(), counts(runner)["rows"]
+        assert texts(runner) == truth
+        added = runner.stats().since(before)
+        rights[depth] = [added.accepted_by_position[j] / added.drafted_by_position[j] for j in range(2)]
+        drafted = counts(runner)["rows"] - counted
+        assert added.depth_effective == depth
+        assert drafted > 0.9 * added.drafts * depth
+    # One step in eight drafts all seven.
+    assert drafted < 1.8 * added.drafts * 2
+    # Texts are the same, but where drafts begin is not: the deeper ones pass over easy text in fewer steps.
+    assert rights[2] == pytest.approx(rights[7], abs=0.15)
+    assert sum(cell.tail_drafted[6] for cell in added.cells) > 0
 
 
 @pytest.mark.parametrize("seed", [1, 2])

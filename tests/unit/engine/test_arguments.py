@@ -30,7 +30,21 @@ def test_live_depth_drafts_the_deepest_and_starts_at_the_static_depth() -> None:
         "parallel_drafting": True,
     }
     assert arguments["scheduler_cls"] == "peagle.engine.plugin.scheduler"
-    assert arguments["additional_config"] == {"peagle": {"depth_static": 5, "skips_drafter": False}}
+    assert arguments["additional_config"] == {
+        "peagle": {"depth_static": 5, "skips_drafter": False, "drafts_to_depth": False}
+    }
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "adaptive", "skips", "to_depth"),
+    [("cpu", True, True, True), ("cpu", False, False, False), ("gpu", True, True, False)],
+)
+def test_what_adapts_skips_its_drafter_and_on_a_cpu_drafts_no_deeper_than_it_verifies(
+    accelerator: str, adaptive: bool, skips: bool, to_depth: bool
+) -> None:
+    adapting = deployment(resources={"accelerator": accelerator}, speculation={"depth_max": 7, "adaptive": adaptive})
+    settings = engine_arguments(adapting)["additional_config"]["peagle"]
+    assert (settings["skips_drafter"], settings["drafts_to_depth"]) == (skips, to_depth)
 
 
 def test_target_name_and_engine_settings_reach_vllm() -> None:
@@ -80,7 +94,7 @@ def test_a_deployments_own_additional_config_is_kept() -> None:
     mine = deployment(engine={"additional_config": {"mine": 1}})
     assert engine_arguments(mine)["additional_config"] == {
         "mine": 1,
-        "peagle": {"depth_static": 5, "skips_drafter": False},
+        "peagle": {"depth_static": 5, "skips_drafter": False, "drafts_to_depth": False},
     }
     assert mine.engine == {"additional_config": {"mine": 1}}
 

@@ -29,17 +29,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_models(tmp_path_factory.mktemp("model"))
 
 
-@pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
+@pytest.mark.parametrize(
+    ("overlapped", "to_depth"), [(False, False), (True, False), (False, True)], ids=["plain", "overlapped", "to_depth"]
+)
 @pytest.mark.parametrize("blocks", [200, 24], ids=["roomy", "preempting"])
 @pytest.mark.parametrize("skips_drafter", [False, True], ids=["drafting", "skipping"])
 @pytest.mark.parametrize("seed", range(6))
 def test_output_is_the_targets_own_while_depth_changes(
-    folder: Path, overlapped: bool, blocks: int, skips_drafter: bool, seed: int
+    folder: Path, overlapped: bool, to_depth: bool, blocks: int, skips_drafter: bool, seed: int
 ) -> None:
     from vllm.v1.request import RequestStatus
 
     rng = random.Random(seed)
-    core = Core(scheduler_of(folder, overlapped, blocks, skips_drafter=skips_drafter), overlapped, rng)
+    built = scheduler_of(folder, overlapped, blocks, skips_drafter=skips_drafter, drafts_to_depth=to_depth)
+    core = Core(built, overlapped, rng)
     wanted: dict[str, list[int]] = {}
     aborted: set[str] = set()
     version = preemptions = 0
@@ -65,9 +68,46 @@ def test_output_is_the_targets_own_while_depth_changes(
         assert emitted == (text[: len(emitted)] if request_id in aborted else text)
     assert bool(preemptions) == (blocks < 100)
     assert bool(core.worker.gapped) == skips_drafter
+    assert set(core.worker.drafted) - {0} == (set(range(1, DEPTH_MAX + 1)) if to_depth else {DEPTH_MAX})
     assert not core.scheduler._tails
     assert not core.scheduler._steps
     assert not core.scheduler._gaps
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3, DEPTH_MAX])
+def test_no_more_is_drafted_than_will_be_verified_but_for_one_step_in_eight(folder: Path, depth: int) -> None:
+    built = scheduler_of(folder, False, blocks=200, depth_static=depth, drafts_to_depth=True)
+    core = Core(built, False, random.Random(1))
+    for index in range(4):
+        add(core, f"r{index}", [index, 2, 3], 200, [])
+    while core.busy():
+        core.step()
+    assert all(core.emitted[f"r{index}"] == continuation([index, 2, 3], 200) for index in range(4))
+    # K = 0 keeps the drafter's cache in step.
+    steps = len(core.worker.drafted)
+    whole = core.worker.drafted.count(DEPTH_MAX) if depth < DEPTH_MAX else steps
+    assert set(core.worker.drafted) == {max(1, depth), DEPTH_MAX}
+    assert whole == (steps // 8 if depth < DEPTH_MAX else steps)
+    stats = stats_of(core)
+    assert stats.requested == depth * stats.drafting_steps
+    for cell in stats.cells:
+        assert cell.drafted == (cell.drafts,) * depth + (0,) * (DEPTH_MAX - depth)
+    # Tails are known from where all was drafted, and say what they would say anywhere.
+    tails = sum(cell.tail_drafted[-1] for cell in stats.cells)
+    assert (tails > 0) == (depth < DEPTH_MAX)
+    assert tails <= 4 * whole
+
+
+def test_a_deeper_k_holds_from_the_next_draft_on(folder: Path) -> None:
+    core = Core(scheduler_of(folder, False, 200, depth_static=1, drafts_to_depth=True), False, random.Random(1))
+    add(core, "one", [1, 2, 3], 90, [])
+    for _ in range(10):
+        core.step()
+    seen = len(core.worker.seen)
+    core.scheduler.set_depths(1, [5])
+    for _ in range(4):
+        core.step()
+    assert [count for _, _, _, count in core.worker.seen[seen:]] == [1, 5, 5, 5]
 
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
