@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm import SamplingParams
@@ -16,16 +17,17 @@ from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
 from peagle.engine.live_depth import read_step_stats, set_depths
-from peagle.router.snapshot import DepthTable, StepTime
+from peagle.router.snapshot import DepthTable, StepCell, StepStats, StepTime
 
-# Each point has requests of its own, since contexts grow by what is accepted and a step takes longer over longer ones:
-# these are alike for every K. The rule itself finds out what clients' contexts cost.
+# Contexts grow while requests are timed, and a step takes longer over longer ones. So all K that draft take turns on
+# the same requests, and K = 0, after which these may draft no more, has others, as long as those were on average. The
+# rule itself finds out what clients' contexts cost.
 _PROMPT_TOKENS, _PROMPT_SHARE_MAX = 64, 0.25
-# A point has enough with so many steps; with fewer than the least it tells nothing.
-_STEPS_MAX, _STEPS_MIN = 16, 3
-# Steps of a point count after this time, or this share of what it has: the first at a new shape may be slower.
-_WARM_S, _WARM_SHARE = 0.1, 0.2
-_POLL_S = 0.05
+# How often each K has its turn, where there is time: a machine that is busy for a moment is so for one turn of several.
+_TURNS = 2
+# A turn has enough with so many steps; with fewer than the least it tells nothing.
+_STEPS_MAX, _STEPS_MIN = 8, 2
+_POLL_S = 0.04
 # Of all the time; the rest is for what overruns.
 _PLANNED_SHARE = 0.85
 
@@ -50,26 +52,65 @@ async def calibrate(
     """
     ends_s = time.monotonic() + _PLANNED_SHARE * seconds
     before = (await read_step_stats(engine_client)).table
-    version = before.version
-    sizes = spread([size for size in batch_sizes if size <= _room(engine_client, max(depths))])
-    points = [(size, depth) for size in sizes for depth in depths]
-    weights_left = sum(_weight(size) for size, _ in points)
-    times: list[StepTime] = []
+    points = _Points(engine_client, depths, before.version)
+    sizes = spread([size for size in batch_sizes if size <= _room(engine_client, depths)])
+    weights_left = sum(map(_weight, sizes))
     try:
         async with asyncio.timeout(seconds):
-            for batch_size, depth in points:
+            for batch_size in sizes:
                 until_s = _part(ends_s, _weight(batch_size) / weights_left)
                 weights_left -= _weight(batch_size)
-                version += 1
-                await set_depths(engine_client, DepthTable(version, (depth,)))
-                async with _running(engine_client, batch_size, depth) as ended:
-                    times += await _timed(engine_client, batch_size, depth, until_s, ended)
+                await points.time_batch(batch_size, until_s)
     except TimeoutError:
         pass
     finally:
-        await set_depths(engine_client, DepthTable(version + 1, before.depths))
+        await set_depths(engine_client, DepthTable(points.version + 1, before.depths))
     await engine_client.reset_prefix_cache()
-    return tuple(times)
+    return tuple(points.times.values())
+
+
+class _Points:
+    """What was timed, by batch size and K, and the version of the last table that was sent."""
+
+    def __init__(self, client: Any, depths: Sequence[int], version: int) -> None:
+        self.version = version
+        self.times: dict[tuple[int, int], StepTime] = {}
+        self._client = client
+        self._drafting = [depth for depth in depths if depth]
+        self._zero = len(self._drafting) < len(depths)
+
+    async def time_batch(self, batch_size: int, ends_s: float) -> None:
+        """Time all K with so many requests. Each has one turn, and the further ones as long as there is time."""
+        prompt_tokens = _prompt_tokens(self._client)
+        if self._drafting:
+            share = len(self._drafting) / (len(self._drafting) + self._zero)
+            grown = await self._take_turns(batch_size, self._drafting, prompt_tokens, _part(ends_s, share))
+            prompt_tokens = min(prompt_tokens + grown // 2, _context(self._client) // 2)
+        if self._zero:
+            await self._take_turns(batch_size, [0], prompt_tokens, ends_s)
+
+    async def _take_turns(self, batch_size: int, depths: Sequence[int], prompt_tokens: int, ends_s: float) -> int:
+        """Returns by how many tokens each request has grown."""
+        turns = [depth for _ in range(_TURNS) for depth in depths]
+        await self._use(turns[0])
+        async with _running(self._client, batch_size, prompt_tokens) as batch:
+            for number, depth in enumerate(turns):
+                if number >= len(depths) and time.monotonic() >= ends_s:
+                    break
+                await self._take_turn(batch_size, depth, _part(ends_s, 1 / (len(turns) - number)), batch.ended)
+        return batch.tokens // batch_size
+
+    async def _use(self, depth: int) -> None:
+        self.version += 1
+        await set_depths(self._client, DepthTable(self.version, (depth,)))
+
+    async def _take_turn(self, batch_size: int, depth: int, ends_s: float, ended: asyncio.Event) -> None:
+        await self._use(depth)
+        timed = await _timed(self._client, batch_size, depth, ends_s, ended)
+        if timed is not None:
+            earlier = self.times.get((batch_size, depth), StepTime(batch_size, depth, 0, 0.0))
+            steps, seconds = earlier.steps + timed.steps, earlier.seconds + timed.seconds
+            self.times[batch_size, depth] = StepTime(batch_size, depth, steps, seconds)
 
 
 def spread(items: Sequence[int]) -> list[int]:
@@ -84,68 +125,92 @@ def spread(items: Sequence[int]) -> list[int]:
     return [items[index] for index in order]
 
 
+@dataclass(slots=True)
+class _Batch:
+    """Requests that run: the tokens that they got so far, and whether one of them has ended by itself."""
+
+    tokens: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 @asynccontextmanager
-async def _running(client: Any, batch_size: int, depth: int) -> AsyncIterator[asyncio.Event]:
-    """So many requests meanwhile, all of which decode; they are aborted then. The event is set if one ends by itself.
+async def _running(client: Any, batch_size: int, prompt_tokens: int) -> AsyncIterator[_Batch]:
+    """So many requests meanwhile, all of which decode; they are aborted then.
 
     Raises ExceptionGroup where one fails.
     """
-    numbers = random.Random(f"{batch_size} {depth}")
-    vocabulary, prompt_tokens = client.model_config.get_vocab_size(), _prompt_tokens(client)
+    numbers = random.Random(f"{batch_size} {prompt_tokens}")
+    vocabulary = client.model_config.get_vocab_size()
     parameters = SamplingParams(
         temperature=0.0,
-        max_tokens=client.model_config.max_model_len - prompt_tokens,
+        max_tokens=_context(client) - prompt_tokens,
         ignore_eos=True,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
     waited_for = set(range(batch_size))
-    begun, ended = asyncio.Event(), asyncio.Event()
+    begun, batch = asyncio.Event(), _Batch()
 
     async def run(number: int) -> None:
         prompt = TokensPrompt(prompt_token_ids=[numbers.randrange(vocabulary) for _ in range(prompt_tokens)])
-        async for _ in client.generate(prompt, parameters, f"peagle-calibration-{batch_size}-{depth}-{number}"):
+        name = f"peagle-calibration-{batch_size}-{prompt_tokens}-{number}"
+        async for output in client.generate(prompt, parameters, name):
+            batch.tokens += len(output.outputs[0].token_ids)
             if number in waited_for:
                 waited_for.remove(number)
                 if not waited_for:
                     begun.set()
-        ended.set()
+        batch.ended.set()
         begun.set()
 
     async with asyncio.TaskGroup() as group:
         requests = [group.create_task(run(number)) for number in range(batch_size)]
         await begun.wait()
-        yield ended
+        yield batch
         for request in requests:
             request.cancel()
 
 
-async def _timed(client: Any, batch_size: int, depth: int, ends_s: float, ended: asyncio.Event) -> list[StepTime]:
-    """Steps of that kind until `ends_s`, or until there are a few; none where the batch did not stay whole."""
-    await asyncio.sleep(min(_WARM_S, _WARM_SHARE * max(0.0, ends_s - time.monotonic())))
+async def _timed(client: Any, batch_size: int, depth: int, ends_s: float, ended: asyncio.Event) -> StepTime | None:
+    """Steps of that kind until `ends_s`, or until there are a few; None where the batch did not stay whole.
+
+    The first one is left out: it may verify what was drafted for another K, and be slower.
+    """
+    begun: StepStats | None = None
     before = await read_step_stats(client)
     while True:
         await asyncio.sleep(_POLL_S)
-        cells = (await read_step_stats(client)).since(before).cells
-        timed = [cell for cell in cells if (cell.batch_size, cell.depth) == (batch_size, depth)]
-        steps = sum(cell.steps for cell in timed)
+        now = await read_step_stats(client)
+        cell = _cell(now, begun or before, batch_size, depth)
+        if begun is None and cell is not None:
+            begun, cell = now, None
+        steps = cell.steps if cell is not None else 0
         if steps >= _STEPS_MAX or ended.is_set() or (steps >= _STEPS_MIN and time.monotonic() >= ends_s):
             break
-    return [
-        StepTime(batch_size, depth, cell.steps, cell.seconds)
-        for cell in timed
-        if cell.steps >= _STEPS_MIN and cell.reached
-    ]
+    if cell is None or cell.steps < _STEPS_MIN or not cell.reached:
+        return None
+    return StepTime(batch_size, depth, cell.steps, cell.seconds)
+
+
+def _cell(now: StepStats, before: StepStats, batch_size: int, depth: int) -> StepCell | None:
+    """What was added of that kind, if any step was."""
+    cells = now.since(before).cells
+    return next((cell for cell in cells if (cell.batch_size, cell.depth) == (batch_size, depth) and cell.steps), None)
+
+
+def _context(client: Any) -> int:
+    return int(client.model_config.max_model_len)
 
 
 def _prompt_tokens(client: Any) -> int:
-    return max(1, min(_PROMPT_TOKENS, int(_PROMPT_SHARE_MAX * client.model_config.max_model_len)))
+    return max(1, min(_PROMPT_TOKENS, int(_PROMPT_SHARE_MAX * _context(client))))
 
 
-def _room(client: Any, depth_max: int) -> int:
+def _room(client: Any, depths: Sequence[int]) -> int:
     """How many requests the KV cache holds until they are timed, at most; of one, the engine has room in any case."""
     cache = client.vllm_config.cache_config
-    tokens = min(_prompt_tokens(client) + 2 * _STEPS_MAX * (depth_max + 1), client.model_config.max_model_len)
+    grown = _TURNS * _STEPS_MAX * sum(depth + 1 for depth in depths if depth)  # were all drafts right
+    tokens = min(_prompt_tokens(client) + grown, _context(client))
     blocks: int = -(-tokens // cache.block_size)
     return max(1, (cache.num_gpu_blocks or 0) // blocks)
 

@@ -208,9 +208,10 @@ class LiveDepthScheduler(DraftTakingScheduler):
     def _depth_to_draft(self) -> int:
         """How much the next step will verify of what this one drafts, if nobody ends; now and then all of it."""
         self._drafting_steps += 1
+        depth = self._table.depth_at(len(self.running))
         if self._drafting_steps % _WHOLE_DRAFT_EVERY == 0:
-            return self.num_spec_tokens
-        return max(1, self._table.depth_at(len(self.running)))
+            depth = self.num_spec_tokens
+        return max(1, depth)
 
     def _skip_drafter(self, output: SchedulerOutput) -> None:
         """Nobody will use drafts; without them the step's requests get a gap in the drafter's cache."""

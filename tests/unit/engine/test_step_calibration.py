@@ -53,7 +53,7 @@ class Engine:
                         raise RuntimeError("the engine refuses it")
                     if number == 0 or request_id == min(self.running):
                         self._step()
-                    yield object()
+                    yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[number])])
             finally:
                 self.running.remove(request_id)
 

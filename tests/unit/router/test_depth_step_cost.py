@@ -46,14 +46,15 @@ def predicted(state: StepCost, batch_size: int, depth: int) -> float:
 @pytest.mark.parametrize(
     ("batch_size", "depth", "measured_ms"),
     [
-        (1, 0, 7.8), (1, 7, 12.9), (2, 0, 8.5), (2, 7, 16.5), (4, 0, 11.1), (4, 7, 24.6), (8, 0, 14.4), (8, 3, 30.3),
-        (8, 7, 35.6), (16, 0, 21.1), (16, 3, 50.3), (16, 7, 69.2), (32, 0, 34.9), (32, 3, 92.3), (32, 7, 105.5),
+        (1, 0, 6.8), (1, 1, 10.9), (1, 7, 12.6), (2, 0, 8.2), (2, 7, 14.7), (4, 0, 7.8), (4, 1, 11.7), (4, 7, 19.3),
+        (8, 0, 11.2), (8, 1, 16.2), (8, 3, 19.2), (8, 7, 29.9), (16, 0, 13.2), (16, 1, 21.7), (16, 3, 30.5),
+        (16, 7, 52.1), (32, 0, 27.6), (32, 1, 39.6), (32, 3, 64.1), (32, 7, 96.8),
     ],
 )  # fmt: skip
 def test_the_cpu_prior_has_the_shape_that_was_measured(batch_size: int, depth: int, measured_ms: float) -> None:
-    """Of the embedded model on the slowest core that was tried; a common factor is the drift's to find."""
+    """Of the embedded model, as calibration timed it; on another core a common factor is the drift's to find."""
     guess = predicted(StepCost.start(EMBEDDED_CPU), batch_size, depth)
-    assert guess == pytest.approx(0.78e-3 * measured_ms, rel=0.2)
+    assert guess == pytest.approx(1e-3 * measured_ms, rel=0.2)
 
 
 def timed(truth: Truth) -> tuple[StepTime, ...]:

@@ -35,8 +35,8 @@ class CostPrior:
         step_s: Every step: launches, sampling, scheduling.
         weights_s: Reading what every token needs.
         sequence_s: For each sequence of the batch.
-        token_s: Computing one token.
-        draft_s: The drafter's pass, flat in K.
+        token_s: Computing one token, and drafting one where the drafter drafts no deeper than K.
+        draft_s: The drafter's pass, whatever K is.
         draft_sequence_s: The drafter's pass, for each sequence.
         experts_s: Reading all experts; 0 for a dense target.
         experts: How many there are in a layer; 0 for a dense target.
@@ -102,11 +102,11 @@ class CostPrior:
 
 
 EMBEDDED_CPU = CostPrior(
-    step_s=4.5e-3, weights_s=1.0e-3, sequence_s=0.5e-3, token_s=0.22e-3, draft_s=2.6e-3, draft_sequence_s=0.45e-3
+    step_s=5.3e-3, weights_s=1.8e-3, sequence_s=0.28e-3, token_s=0.30e-3, draft_s=2.9e-3, draft_sequence_s=0.1e-3
 )
-"""The embedded model, compiled, on one core with bfloat16: 6 ms without speculation at batch 1 and 27 ms at 32, 9 and
-94 with K = 7. The shape is that of measured steps of 1 to 32 sequences at K = 0, 1, 3 and 7; the scale lies between the
-cores that were tried, of which the quickest took 4 ms at batch 1 and the slowest 8.
+"""The embedded model, compiled, on one core with bfloat16: 7 ms without speculation at batch 1 and 24 ms at 32, 11 and
+98 with K = 7, where the drafter drafts no deeper than K. The shape is that of measured steps of 1 to 32 sequences at
+K = 0 to 7; of the cores that were tried, the quickest took 4 ms at batch 1 and the slowest 8.
 """
 
 

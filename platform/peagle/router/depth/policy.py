@@ -116,9 +116,11 @@ def moved(state: RangeState, depth: int, settings: DepthSettings, now_s: float) 
     )
 
 
-def next_depth(present: int, wished: int, rungs: tuple[int, ...]) -> int:
-    """Straight down, but up by one rung: what lies above was never measured at this batch size."""
-    return wished if wished < present else min(rung for rung in rungs if rung > present)
+def next_depth(forecast: Forecast, index: int, present: int, wished: int) -> int:
+    """Straight down, and up to what was measured at these batch sizes; else up by one rung."""
+    if wished < present or forecast.cost.measured((index, wished)):
+        return wished
+    return min(rung for rung in forecast.settings.rungs if rung > present)
 
 
 def together(forecast: Forecast, depths: tuple[int, ...], main: int | None) -> tuple[int, ...]:

@@ -33,6 +33,8 @@ _DT_S_MAX = 60.0
 # Calibration: passes of the filter, and how far serving may differ from what was timed: contexts may be ten times as
 # long; sampling and whatever else the machine then does change less.
 _PASSES, _SERVED_SD, _SERVED_SEQUENCE_SD = 2, 0.1, 1.0
+# What else the machine does moves a point that was timed for so many seconds by so much; less, the longer it was.
+_BUSY_SD, _BUSY_S = 0.06, 0.25
 # The cells with the most steps tell nearly everything of a report; the rest are left out, to bound the work.
 _CELLS_MAX = 6
 
@@ -200,11 +202,11 @@ def _with_residuals(state: StepCost, times: Sequence[tuple[StepTime, Load]], bat
     """Take the residuals anew, from what the coefficients leave in the end, as far as it is more than noise."""
     coefficients = state.coefficients
     left = [log(each.seconds / each.steps) - state.log_step_s(coefficients, load, None) for each, load in times]
-    variance = max(_RESIDUAL_SD**2, sum(error**2 for error in left) / len(left))
+    noises = [_STEP_SD**2 / each.steps + _BUSY_SD**2 * min(1.0, _BUSY_S / each.seconds) for each, _ in times]
+    variance = max(_RESIDUAL_SD**2 / 4.0, (sum(error**2 for error in left) - sum(noises)) / len(left))
     # What a fleet has learned at other points stays.
     residuals = {index: dict(by_depth) for index, by_depth in state.residuals.items()}
-    for (each, _), error in zip(times, left, strict=True):
-        noise = _STEP_SD**2 / each.steps + _REPORT_SD**2
+    for (each, _), error, noise in zip(times, left, noises, strict=True):
         gain = variance / (variance + noise)
         known = Residual(gain * error, gain * noise, now_s)
         residuals.setdefault(range_index(each.batch_size, batch_max), {})[each.depth] = known

@@ -162,7 +162,6 @@ def _judge_probe(
 def _move(state: DepthState, forecast: Forecast, loaded: set[int], causes: Causes) -> tuple[DepthState, Causes]:
     """Let every batch range that is not being probed follow its wish, if it may."""
     settings, now_s = forecast.settings, forecast.now_s
-    rungs = settings.rungs
     ranges = list(state.ranges)
     for index, before in enumerate(ranges):
         # Where the load is, every report counts; elsewhere ranges take turns, which bounds the work.
@@ -185,7 +184,7 @@ def _move(state: DepthState, forecast: Forecast, loaded: set[int], causes: Cause
             continue
         # One that drafts with the load goes on from there.
         handed_out = state.plan.table.depth_at(forecast.ranges[index].at) if state.plan and before.depth == 0 else 0
-        depth = min(wished.depth, handed_out) or policy.next_depth(before.depth, wished.depth, rungs)
+        depth = min(wished.depth, handed_out) or policy.next_depth(forecast, index, before.depth, wished.depth)
         ranges[index] = policy.moved(noted, depth, settings, now_s)
         why = Why(Cause.GAIN, f"{wished.gain.ratio:.1%} more tokens/s predicted at K = {wished.depth}")
         if wished.forced:
