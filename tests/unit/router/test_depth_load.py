@@ -8,9 +8,10 @@ import pytest
 from depth_reports import SETTINGS, good_cell, report
 from peagle.router.depth import Cause, DepthLimits, DepthSettings, DepthState, Mode, batch_ranges, start, step
 from peagle.router.depth.busy import Busy
-from peagle.router.depth.policy import RangeState, together
+from peagle.router.depth.policy import RangeState, next_depth, together
 from peagle.router.depth.probe import Probe, ProbeKind
-from peagle.router.snapshot import DepthTable
+from peagle.router.depth.state import calibrate
+from peagle.router.snapshot import DepthTable, StepTime
 
 RANGES = [batches.at for batches in batch_ranges(SETTINGS.batch_max)]
 FOUR, SIX, EIGHT = (RANGES.index(batch_size) for batch_size in (4, 6, 8))
@@ -100,6 +101,21 @@ def test_a_trial_from_no_drafts_waits_for_the_first_one_through_steps_and_throug
         if plan.mode is not Mode.PROBING:
             break
     assert state.probe is None
+
+
+@pytest.mark.parametrize(("timed", "steps", "enough"), [(True, 3, False), (True, 4, True), (False, 4, False)])
+def test_where_a_step_was_timed_before_a_trial_needs_only_drafts(timed: bool, steps: int, enough: bool) -> None:
+    batches = batch_ranges(SETTINGS.batch_max)[-1]
+    trial = Probe(len(RANGES) - 1, 3, 2, 0.0, ProbeKind.DUE, timed=timed)
+    assert trial.saw((good_cell(batches.at, 3, steps),), batches, 0.5).saw_enough is enough
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_a_range_goes_straight_up_to_a_k_that_was_timed_and_else_by_one_rung(timed: bool) -> None:
+    times = tuple(StepTime(size, depth, 1000, 9.0) for size in RANGES for depth in SETTINGS.rungs)
+    state = calibrate(start(SETTINGS), times if timed else (), SETTINGS, 0.0)
+    assert next_depth(state.forecast(SETTINGS, 0.0), FOUR, 1, 7) == (7 if timed else 2)
+    assert next_depth(state.forecast(SETTINGS, 0.0), FOUR, 7, 1) == 1
 
 
 def test_a_router_that_was_lost_in_the_middle_of_a_trial_does_not_take_it_for_its_plan() -> None:

@@ -16,8 +16,8 @@ from peagle.router.depth.policy import allowed_depths
 from peagle.router.depth.settings import DepthSettings
 from peagle.router.snapshot import StepCell
 
-# What a probe must have seen before it is judged.
-_STEPS_MIN, _DRAFTS_MIN = 12, 30
+# What a probe must have seen before it is judged; where the depth's step is known already, so many drafts do.
+_STEPS_MIN, _DRAFTS_MIN, _DRAFTS_ENOUGH = 12, 30, 100
 # A depth is worth a probe if it might be better, this many standard deviations above what is expected. K = 0 gets more
 # while it was never measured: it is a step of another kind, of which measuring other depths tells little.
 _HOPE_SDS, _HOPE_SDS_OFF = 2.0, 3.0
@@ -51,6 +51,7 @@ class Probe:
         confirmations: Reports in which it must still prove better.
         started_s: When it began.
         kind: What asked for it.
+        timed: Whether a step at its depth had been timed at these batch sizes before.
         steps, drafts: Seen so far at its depth.
         drafted_s: When the first draft was seen, at whatever batch size;
         waited_s: seconds of steps until then.
@@ -61,6 +62,7 @@ class Probe:
     confirmations: int
     started_s: float
     kind: ProbeKind
+    timed: bool = False
     steps: int = 0
     drafts: int = 0
     drafted_s: float | None = None
@@ -91,6 +93,8 @@ class Probe:
 
     @property
     def saw_enough(self) -> bool:
+        if self.timed and self.drafts >= _DRAFTS_ENOUGH:
+            return True
         return self.steps >= _STEPS_MIN and (self.drafts >= _DRAFTS_MIN or self.depth == 0)
 
 

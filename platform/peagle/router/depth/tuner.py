@@ -216,7 +216,8 @@ def _just_adopted(index: int, causes: Causes) -> bool:
 
 
 def _probing(state: DepthState, trial: Probe, causes: Causes) -> tuple[DepthState, Causes]:
-    return replace(state, probe=trial), {
+    timed = state.cost.measured((trial.index, trial.depth))
+    return replace(state, probe=replace(trial, timed=timed)), {
         **causes,
         trial.index: Why(Cause.PROBE, f"to see what K = {trial.depth} yields"),
     }
