@@ -173,6 +173,8 @@ def test_with_steady_input_k_changes_at_most_twice_a_minute(batch_size: int, cur
     replica = steady(curve, batch_size, skips=True, tails=False, spread=0.3)
     loop = Loop(replica, settings_for(replica)).run(330.0)
     assert loop.changes(30.0, 330.0) <= 10
+    # One more than two where a change that promises a gain follows a probe.
+    assert all(loop.changes(begun_s, begun_s + 60.0) <= 3 for begun_s in range(30, 271))
 
 
 def test_off_is_never_for_good() -> None:

@@ -68,19 +68,21 @@ def allowed_depths(forecast: Forecast, index: int, present: int) -> tuple[int, .
 
 
 def wish(forecast: Forecast, index: int, present: int) -> Wish | None:
-    """Return the depth worth changing to; None if the present one is as good.
-
-    A shallower depth must promise the least gain; a deeper one must do so less one standard deviation, for its
-    acceptance and its cost are the less known ones.
-    """
+    """Return the depth worth changing to; None if the present one is as good."""
     rungs = allowed_depths(forecast, index, present)
     best = max(rungs, key=lambda rung: forecast.log_yield(index, rung))
     if best == present:
         return None
     gain, forced = forecast.gain(index, present, best), present not in rungs
-    sure = gain.log_ratio if best < present else gain.log_ratio - gain.sd
-    worth = 1.0 if forced else min(1.0, sure / log1p(forecast.settings.gain_ratio))
+    worth = 1.0 if forced else min(1.0, sure(gain, present, best) / log1p(forecast.settings.gain_ratio))
     return Wish(best, gain, worth * worth, forced) if worth > _SMALL_GAIN else None
+
+
+def sure(gain: Gain, before: int, after: int) -> float:
+    """The logarithm of what a change yields: for a deeper one less one standard deviation, for its acceptance and its
+    cost are the less known ones.
+    """
+    return gain.log_ratio if after < before else gain.log_ratio - gain.sd
 
 
 def note(state: RangeState, wished: Wish | None) -> RangeState:

@@ -2,8 +2,7 @@
 
 At K = 0 nothing is drafted, so nothing would ever show that drafting pays again; and a depth that was never tried may
 be better than the prior thinks. A probe brings evidence for a report or two. If the depth proves better it is kept;
-else the range returns, and the wait for the next probe grows up to a bound: never a permanent off, at a bounded
-price.
+else the range returns, and the next probe is a long wait away: never a permanent off, at a bounded price.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from math import log1p
 
 from peagle.router.depth.forecast import Forecast
 from peagle.router.depth.ladder import BatchRange
-from peagle.router.depth.policy import allowed_depths
+from peagle.router.depth.policy import allowed_depths, sure
 from peagle.router.depth.settings import DepthSettings
 from peagle.router.snapshot import StepCell
 
@@ -23,9 +22,8 @@ _STEPS_MIN, _DRAFTS_MIN, _DRAFTS_ENOUGH = 12, 30, 100
 _HOPE_SDS, _HOPE_SDS_OFF = 2.0, 3.0
 # No depth is tried in hope before the estimate rests on so many drafts; before that, anything may seem possible.
 _EVIDENCE_DRAFTS = 200.0
-# Each probe that brings nothing makes the wait for the next this much longer. Each is two changes of K, and is paid for
-# as such out of what the range may change; in hope only if one more change stays possible.
-_WAIT_FACTOR = 4.0
+# Each probe is two changes of K, and is paid for as such out of what the range may change; by the clock or in hope only
+# if one more change stays possible, by which a depth that was kept by mistake can be left again.
 PROBE_CHANGES = 2.0
 
 
@@ -130,7 +128,7 @@ class ProbeClock:
         tried = self.tried | {probe.depth}
         if probe.kind is not ProbeKind.DUE:
             return replace(self, tried=tried)
-        wait_s = self.wait_s if better else min(self.wait_s * _WAIT_FACTOR, settings.probe_wait_s[1])
+        wait_s = self.wait_s if better else settings.probe_wait_s[1]
         return ProbeClock(wait_s, wait_s, tried)
 
     def anew(self, settings: DepthSettings) -> "ProbeClock":
@@ -147,7 +145,8 @@ def next_probe(forecast: Forecast, index: int, present: int, clock: ProbeClock, 
     trials are slow and would follow one another: who runs has nothing to verify, and only those who come will draft.
     """
     now_s, rungs = forecast.now_s, [rung for rung in allowed_depths(forecast, index, present) if rung != present]
-    due = clock.is_due and allowance >= PROBE_CHANGES
+    affordable = allowance >= PROBE_CHANGES + 1.0
+    due = clock.is_due and affordable
     confirmations = forecast.settings.confirmations
     if due and present == 0 and _is_blind(forecast):
         rungs = [rung for rung in rungs if rung > 0]
@@ -157,10 +156,9 @@ def next_probe(forecast: Forecast, index: int, present: int, clock: ProbeClock, 
         return None
     untried = [rung for rung in rungs if rung not in clock.tried and not forecast.cost.measured((index, rung))]
     best, kind = _most_hopeful(forecast, index, present, untried, _HOPE_SDS_OFF), ProbeKind.FIRST
-    affordable = allowance >= PROBE_CHANGES + 1.0
     if best is not None and present == 0 and forecast.gain(index, present, best).log_ratio <= 0.0:
         best, kind = (best if affordable else None), ProbeKind.DOUBTED
-    if best is None and due and affordable:
+    if best is None and due:
         best, kind = _most_hopeful(forecast, index, present, rungs, _HOPE_SDS), ProbeKind.DUE
     return Probe(index, best, confirmations, now_s, kind) if best is not None else None
 
@@ -175,9 +173,9 @@ def _most_hopeful(forecast: Forecast, index: int, present: int, rungs: list[int]
 
 
 def proves_better(forecast: Forecast, index: int, present: int, depth: int) -> bool:
-    """Whether a depth that has been measured promises the least gain over the present one."""
+    """Whether a depth that has been measured surely promises the least gain over the present one."""
     allowed = depth in allowed_depths(forecast, index, present)
-    return allowed and forecast.gain(index, present, depth).log_ratio > log1p(forecast.settings.gain_ratio)
+    return allowed and sure(forecast.gain(index, present, depth), present, depth) > log1p(forecast.settings.gain_ratio)
 
 
 def _is_blind(forecast: Forecast) -> bool:

@@ -69,7 +69,7 @@ class DepthSettings:
         dwell_s: Least time between two moves at one batch size; a climb goes on without it.
         changes_per_minute: What is allowed at one batch size in the long run;
         changes_at_once: how many of these may come together after a quiet time.
-        probe_wait_s: Least and most time with load between two probes; each one that brings nothing makes it longer.
+        probe_wait_s: Time with load before a probe, at first; and after one that brought nothing, until prompts change.
         probe_s_max: A probe that has seen too little by then is given up.
         guard_hold_s: Least and most time at the static K after the guard; each time doubles it.
     """
