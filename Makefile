@@ -9,12 +9,14 @@
 # make bench   measure the table of README.md, and show its ratios beside the published ones
 # make check   lint, formatting and types
 # make lock    resolve the pinned versions anew
-# Settings: FILE=deployments/x.yaml  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"
+# Settings: FILE=deployments/x.yaml  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"  WORKERS=2
 
 FILE ?= deployments/embedded.yaml
 PORT ?= 8000
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TESTS ?=
+# Test files that run at once, of which each has a core of its own for its engine.
+WORKERS ?= 2
 
 VENV := .venv
 # What the environment was built for, so that later commands leave it so.
@@ -41,7 +43,7 @@ observe: $(READY) prometheus
 	@$(BIN)/peagle observe --url http://127.0.0.1:$(PORT)
 
 test: $(READY) prometheus
-	@$(BIN)/python -m pytest -m "not platform and not gpu" $(TESTS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not platform and not gpu" $(TESTS)
 
 test-platform: $(READY) prometheus
 	@$(BIN)/python -m pytest -m platform $(TESTS)

@@ -13,6 +13,7 @@ When the session ends it is stopped as a user would stop it, and no process may 
 `PEAGLE_TEST_DEPLOYMENT` names another deployment file to serve; eager mode and two replicas are set here.
 """
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -35,6 +36,21 @@ TOLERATED_WARNINGS = (
 def pytest_configure(config: pytest.Config) -> None:
     for message, _ in TOLERATED_WARNINGS:
         config.addinivalue_line("filterwarnings", f"ignore:{message}")
+    _keep_to_own_cores()
+
+
+def _keep_to_own_cores() -> None:
+    """Of several pytest processes each has its share of the cores, with all that it starts: else vLLM would pin every
+    engine to the same one.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:
+        return
+    number, count = int(worker.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    cores = sorted(os.sched_getaffinity(0))
+    own = cores[number % len(cores) :: count]
+    os.sched_setaffinity(0, own)
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, own)))
 
 
 @pytest.fixture(scope="session")
