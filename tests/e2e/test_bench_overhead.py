@@ -46,7 +46,7 @@ def test_both_servers_give_the_same_texts_and_the_report_says_what_the_platform_
     assert ours["outputs_equal_to_vllm_ratio"] == 1.0
     assert {row["promise"] for row in result["verdicts"]} == {"throughput_ratio", "ttft_added_ms", "itl_added_ms"}
     used = ours["cpu_s_per_1000_tokens_by_process"]
-    assert {"ingress", "model replica", "engine core", "Serve's proxy", "Serve's controller", "raylet"} <= set(used)
+    assert {"ingress", "model replica", "engine core", "HAProxy", "Serve's controller", "raylet"} <= set(used)
     assert {"API server", "engine core"} <= set(plain["cpu_s_per_1000_tokens_by_process"])
     assert used["engine core"] > 0
     assert "promised" in (folder / "report.md").read_text()

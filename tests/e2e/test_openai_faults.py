@@ -5,7 +5,9 @@ do what a prompt tells them to.
 import asyncio
 import json
 import os
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from ray.llm._internal.serve.core.protocol import LLMServerProtocol
 from peagle.api.app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
 from peagle.api.settings import ApiSettings
+from peagle.serve import haproxy
 from peagle.serve.cluster import TRANSPORT
 from served import free_port
 
@@ -89,19 +92,23 @@ def marks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("marks")
 
 
-@pytest.fixture(scope="module")
-def url(marks: Path) -> Iterator[str]:
+@pytest.fixture(scope="module", params=["HAProxy", "Serve's proxy"])
+def url(request: pytest.FixtureRequest, marks: Path) -> Iterator[str]:
     """The ingress in front of `pair`, two replicas, and `narrow`, one that holds one request and queues one."""
     import ray
     from ray import cloudpickle, serve
 
     # Replicas do not have this file's folder on their path.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    folder = Path(tempfile.mkdtemp(prefix="peagle-", dir="/tmp"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "peagle.api.edge.middlewares")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         for name, value in TRANSPORT.items():
             patch.setenv(name, value)
+        if request.param == "HAProxy":
+            for name, value in haproxy.environment(folder, haproxy.BEHIND_HOST).items():
+                patch.setenv(name, value)
         ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     try:
         port = free_port()
@@ -122,6 +129,7 @@ def url(marks: Path) -> Iterator[str]:
     finally:
         serve.shutdown()
         ray.shutdown()
+        shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 The proxy obeys some headers, among them one that keeps a request running after its client has left; it fails on
 others that are not UTF-8; and it answers in plain text. A process that starts Ray names `peagle.api.edge.middlewares`
-in `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` to have this around each of its proxies.
+in `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` to have this around each of its proxies; behind HAProxy, around what each
+ingress process does of a proxy's work.
 """
 
 import logging
@@ -143,6 +144,11 @@ class _Answer:
 
     def _reply(self) -> ErrorReply:
         status, parts = self._plain or (500, [])
-        if status in (429, 503):
-            return overloaded("The server is busy or starting.", float(self._retry_after or 1))
-        return from_status(status, b"".join(parts).decode(errors="replace"))
+        return in_openai_form(status, b"".join(parts).decode(errors="replace"), float(self._retry_after or 1))
+
+
+def in_openai_form(status: int, text: str = "", retry_after_s: float = 1.0) -> ErrorReply:
+    """What a proxy says in plain text, as OpenAI's clients read it; that nobody can answer now is taken for load."""
+    if status in (429, 503):
+        return overloaded("The server is busy or starting.", retry_after_s)
+    return from_status(status, text)

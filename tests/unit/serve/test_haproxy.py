@@ -1,0 +1,199 @@
+"""HAProxy as Ray Serve starts it, with what peagle adds to its configuration: the real one, by Serve's own code."""
+
+import asyncio
+import os
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil  # type: ignore[import-untyped]
+import pytest
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from peagle.errors import StartupError
+from peagle.serve import haproxy
+from served import free_port
+
+pytestmark = pytest.mark.skipif(not haproxy.is_installed(), reason="Ray brings HAProxy for Linux only")
+
+OPENAI = {"message", "type", "param", "code"}
+# As Ray names nodes, by which Serve names the folders of their sockets.
+NODE = "7" * 56
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """An ingress process that answers with the headers and the client that it is told of."""
+    seen = {"headers": dict(Request(scope).headers), "client": scope["client"][0]}
+    await JSONResponse(seen)(scope, receive, send)
+
+
+@pytest.fixture
+async def ingress() -> AsyncIterator[int]:
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(echo, port=port, log_level="critical", lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.01)
+    yield port
+    server.should_exit = True
+    await serving
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Of a short name, as those in which `peagle serve` keeps HAProxy's files: pytest's are too long for a socket."""
+    with tempfile.TemporaryDirectory(prefix="peagle-", dir="/tmp") as name:
+        yield Path(name)
+
+
+def serves_haproxy(folder: Path, ports: list[int], http_port: int, monkeypatch: pytest.MonkeyPatch, host: str) -> Any:
+    """Ray Serve's own control of one HAProxy before `ports`, told of peagle's program and files by their settings."""
+    from ray.serve._private import haproxy as serves
+    from ray.serve.config import HTTPOptions
+
+    told = haproxy.environment(folder, host)
+    monkeypatch.setenv(haproxy.LISTEN_KEY, told[haproxy.LISTEN_KEY])
+    monkeypatch.setattr(serves, "RAY_SERVE_HAPROXY_BINARY_PATH", told[haproxy.PROGRAM_KEY])
+    node = folder / NODE
+    api = serves.HAProxyApi(
+        serves.HAProxyConfig(
+            http_options=HTTPOptions(host=haproxy.BEHIND_HOST, port=http_port),
+            socket_path=str(node / "admin.sock"),
+            server_state_base=str(node),
+            server_state_file=str(node / "server-state"),
+            metrics_port=int(told["RAY_SERVE_HAPROXY_METRICS_PORT"]),
+            stats_port=int(told["RAY_SERVE_HAPROXY_STATS_PORT"]),
+            bufsize=int(told["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"]),
+            maxconn=int(told["RAY_SERVE_HAPROXY_MAXCONN"]),
+            metrics_enabled=False,
+        ),
+        config_file_path=str(node / "haproxy.cfg"),
+    )
+    servers = [serves.ServerConfig(f"ingress-{port}", haproxy.BEHIND_HOST, port) for port in ports]
+    api.set_backend_configs({"app": serves.BackendConfig("http-app", "/", servers=servers, app_name="app")})
+    return api
+
+
+@asynccontextmanager
+async def in_front(
+    folder: Path, ports: list[int], monkeypatch: pytest.MonkeyPatch, host: str = "127.0.0.1"
+) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
+    port = free_port()
+    api = serves_haproxy(folder, ports, port, monkeypatch, host)
+    await api.start()
+    try:
+        name = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(host, host)
+        async with httpx.AsyncClient(base_url=f"http://{name}:{port}", timeout=10) as http:
+            yield http, api
+    finally:
+        await api.stop()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1", "::"])
+async def test_it_listens_where_it_is_told_and_says_who_asks(
+    folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    async with in_front(folder, [ingress], monkeypatch, host) as (http, _):
+        told = (await http.get("/v1/models", headers={"x-forwarded-for": "203.0.113.9"})).json()
+        assert told["headers"]["x-forwarded-for"] == ("::1" if host.startswith("::") else "127.0.0.1")
+        assert told["client"] == told["headers"]["x-forwarded-for"]
+
+
+async def test_a_caller_from_elsewhere_cannot_pass_for_one_of_this_machine(
+    folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = own_address()
+    if elsewhere is None:
+        pytest.skip("this machine has no address but its loopback's")
+    async with in_front(folder, [ingress], monkeypatch, "0.0.0.0") as (http, _):
+        url = f"http://{elsewhere}:{http.base_url.port}/"
+        told = (await http.get(url, headers=[("x-forwarded-for", "127.0.0.1"), ("X-Forwarded-For", "::1")])).json()
+        assert told["client"] == elsewhere
+
+
+def own_address() -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender, suppress(OSError):
+        sender.connect(("192.0.2.1", 9))  # nothing is sent
+        address: str = sender.getsockname()[0]
+        return address if not address.startswith("127.") else None
+    return None
+
+
+async def test_what_it_answers_itself_has_openais_form(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with in_front(folder, [free_port()], monkeypatch) as (http, _):
+        answer = await http.get("/v1/models")
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert set(answer.json()["error"]) == OPENAI
+
+
+async def test_an_ingress_that_ends_before_it_answers_is_a_server_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, haproxy.BEHIND_HOST, 0)
+    async with server, in_front(folder, [server.sockets[0].getsockname()[1]], monkeypatch) as (http, _):
+        answer = await http.post("/v1/completions", json={})
+        assert answer.status_code in (429, 502)
+        assert set(answer.json()["error"]) == OPENAI
+
+
+async def test_long_headers_pass(folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with in_front(folder, [ingress], monkeypatch) as (http, _):
+        told = (await http.get("/v1/models", headers={"cookie": "x" * 50_000})).json()
+        assert len(told["headers"]["cookie"]) == 50_000
+
+
+async def test_a_reload_completes_the_new_configuration_too(
+    folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with in_front(folder, [free_port()], monkeypatch) as (http, api):
+        from ray.serve._private.haproxy import BackendConfig, ServerConfig
+
+        servers = [ServerConfig("ingress", haproxy.BEHIND_HOST, ingress)]
+        api.set_backend_configs({"app": BackendConfig("http-app", "/", servers=servers, app_name="app")})
+        await api.reload()
+        assert (await http.get("/v1/models")).json()["headers"]["x-forwarded-for"] == "127.0.0.1"
+
+
+async def test_its_statistics_are_for_callers_on_this_machine(
+    folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with in_front(folder, [ingress], monkeypatch, "0.0.0.0") as (http, api):
+        haproxy_ = psutil.Process(api._proc.pid)
+        listening = {each.laddr for each in haproxy_.net_connections() if each.status == psutil.CONN_LISTEN}
+    public = {address.ip for address in listening if address.port == http.base_url.port}
+    others = {address.ip for address in listening if address.port != http.base_url.port}
+    assert (public, others) == ({"0.0.0.0"}, {"127.0.0.1"})
+
+
+def test_a_configuration_that_it_does_not_know_is_refused() -> None:
+    with pytest.raises(StartupError, match="http_frontend"):
+        haproxy.completed("global\n", {}, "")
+
+
+async def test_serve_is_told_why_its_haproxy_does_not_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.serve._private import haproxy as serves
+
+    api = serves_haproxy(folder, [free_port()], free_port(), monkeypatch, "127.0.0.1")
+    monkeypatch.setattr(serves, "HAPROXY_CONFIG_TEMPLATE", "global\n")
+    with pytest.raises(RuntimeError, match="RAY_SERVE_ENABLE_HA_PROXY=0"):
+        await api.start()
+
+
+def test_a_socket_fits_with_the_name_that_haproxy_gives_it_while_it_reloads(folder: Path) -> None:
+    longest = str(folder / NODE / "metrics.sock") + f".{2**22}.tmp"
+    assert len(os.fsencode(longest)) < 108
+
+
+def test_few_open_files_mean_few_connections(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (256, 1024))
+    assert int(haproxy.environment(folder, "127.0.0.1")["RAY_SERVE_HAPROXY_MAXCONN"]) == 412
