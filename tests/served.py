@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,11 @@ class Served:
         # Process objects compare pid and start time, so that a reused number does not count.
         known = {process for process in self.family if _runs(process)}
         session = {process for process in psutil.process_iter() if _session(process) == self.pid and _runs(process)}
-        return [" ".join(process.cmdline()) or process.name() for process in known | session]
+        left = []
+        for process in known | session:
+            with suppress(psutil.NoSuchProcess):  # it has ended since
+                left.append(" ".join(process.cmdline()) or process.name())
+        return left
 
 
 def _session(process: psutil.Process) -> int | None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from peagle.api.edge import in_openai_form
 from peagle.api.reply import ErrorReply
 from peagle.errors import StartupError
+from peagle.serve import processes
 
 PROGRAM, PROGRAM_KEY = "peagle-haproxy", "RAY_SERVE_HAPROXY_BINARY_PATH"
 SWITCH_KEY = "RAY_SERVE_ENABLE_HA_PROXY"
@@ -96,6 +97,8 @@ def main() -> None:
             file.write_text(completed(file.read_text(), write_replies(file.parent), os.environ.get(LISTEN_KEY, "")))
         except StartupError as error:
             sys.exit(str(error))
+    # Serve's manager ends it, and one that is killed cannot.
+    processes.end_with_parent()
     binary = get_haproxy_binary()
     os.execv(binary, [binary, *arguments])
 
@@ -106,6 +109,7 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
     - Ingress processes learn a client's address, by which they tell callers on their own machine from others.
     - What HAProxy itself answers has OpenAI's form.
     - Only callers on this machine reach its statistics.
+    - Bodies are not spliced: where one comes behind its headers, HAProxy 2.8 then does not see that its client leaves.
 
     Raises:
         StartupError: The configuration is not as this expects.
@@ -116,6 +120,7 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
     for found, wanted in (
         (r"^(frontend http_frontend\n    bind )\S+(:\d+)$", listened + told),
         (r"(^    errorfile .*\n)+", files),
+        (r"^    option splice-request\n", ""),
         (r"^(frontend prometheus\n    bind ):", r"\g<1>127.0.0.1:"),
         (r"^(listen stats\n  bind )\*:", r"\g<1>127.0.0.1:"),
     ):

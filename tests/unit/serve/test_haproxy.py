@@ -3,7 +3,9 @@
 import asyncio
 import os
 import socket
+import sys
 import tempfile
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -15,8 +17,9 @@ import pytest
 import uvicorn
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kubernetes_api import until
 from peagle.errors import StartupError
 from peagle.serve import haproxy
 from served import free_port
@@ -34,16 +37,25 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await JSONResponse(seen)(scope, receive, send)
 
 
-@pytest.fixture
-async def ingress() -> AsyncIterator[int]:
+@asynccontextmanager
+async def listening(app: ASGIApp) -> AsyncIterator[int]:
+    """Serve `app` as an ingress process does; yields the port."""
     port = free_port()
-    server = uvicorn.Server(uvicorn.Config(echo, port=port, log_level="critical", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="critical", lifespan="off"))
     serving = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
         await asyncio.sleep(0.01)
-    yield port
-    server.should_exit = True
-    await serving
+    try:
+        yield port
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@pytest.fixture
+async def ingress() -> AsyncIterator[int]:
+    async with listening(echo) as port:
+        yield port
 
 
 @pytest.fixture
@@ -197,3 +209,51 @@ def test_a_socket_fits_with_the_name_that_haproxy_gives_it_while_it_reloads(fold
 def test_few_open_files_mean_few_connections(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (256, 1024))
     assert int(haproxy.environment(folder, "127.0.0.1")["RAY_SERVE_HAPROXY_MAXCONN"]) == 412
+
+
+# A manager of Serve's, as far as this goes: it starts HAProxy and waits.
+MANAGER = """
+import subprocess, sys
+print(subprocess.Popen(sys.argv[1:]).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_it_ends_with_the_process_that_started_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = serves_haproxy(folder, [free_port()], free_port(), monkeypatch, "127.0.0.1")
+    api._generate_config_file_internal()
+    program = haproxy.environment(folder, "127.0.0.1")[haproxy.PROGRAM_KEY]
+    command = [sys.executable, "-c", MANAGER, program, "-db", "-f", api.config_file_path]
+    manager = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    assert manager.stdout is not None
+    started = psutil.Process(int(await manager.stdout.readline()))
+    await until(lambda: Path(api.cfg.socket_path).exists())
+    manager.kill()
+    await until(lambda: not started.is_running() or started.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.parametrize("body", [{"stream": False}, {"padding": "x" * 100_000}], ids=["short", "long"])
+async def test_an_ingress_learns_that_a_client_has_left_before_its_answer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
+) -> None:
+    asked, left = asyncio.Event(), asyncio.Event()
+
+    async def hang(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] != "/v1/completions":
+            await JSONResponse({})(scope, receive, send)  # HAProxy asks whether it is well
+            return
+        while (await receive()).get("more_body"):
+            pass
+        asked.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    async with listening(hang) as port, in_front(folder, [port], monkeypatch) as (http, _):
+        for _ in range(3):
+            asked.clear()
+            left.clear()
+            asking = asyncio.create_task(http.post("/v1/completions", json=body))
+            await until(asked.is_set)
+            asking.cancel()
+            await until(left.is_set)
