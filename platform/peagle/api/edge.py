@@ -60,7 +60,9 @@ class Edge:
         try:
             await self._app(scope, answer.hear, answer.pass_on)
         except Exception:
-            logger.exception("The proxy failed on %s %s.", scope["method"], scope["path"])
+            # Serve may stumble over its own list of what to cancel, once nobody waits for the answer.
+            if not answer.left:
+                logger.exception("The proxy failed on %s %s.", scope["method"], scope["path"])
         await answer.complete()
 
     def _noting(self, send: Send) -> Send:
@@ -105,11 +107,12 @@ class _Answer:
         self._plain: tuple[int, list[bytes]] | None = None
         self._retry_after = b""
         self._streams = False
-        self._started = self._completed = self._left = False
+        self._started = self._completed = False
+        self.left = False
 
     async def hear(self) -> Message:
         message = await self._receive()
-        self._left = self._left or message["type"] == "http.disconnect"
+        self.left = self.left or message["type"] == "http.disconnect"
         return message
 
     async def pass_on(self, message: Message) -> None:
@@ -134,7 +137,7 @@ class _Answer:
 
         A client that has left is sent nothing: the proxy ends its request without a word.
         """
-        if self._completed or self._left:
+        if self._completed or self.left:
             return
         if not self._started:
             await self._reply().response()(self._scope, self._receive, self._send)

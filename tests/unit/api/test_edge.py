@@ -133,3 +133,20 @@ def test_serve_finds_the_middleware_by_its_path() -> None:
     built = call_function_from_import_path("peagle.api.edge.middlewares")
     assert [middleware.cls for middleware in validate_http_proxy_callback_return(built)] == [Edge]
     assert middlewares()[0].cls is Edge
+
+
+async def test_what_fails_after_its_client_has_left_is_nobodys_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["type"] == "http.disconnect"
+        raise RuntimeError("dictionary changed size during iteration")
+
+    said: list[Any] = []
+
+    async def leave() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def hear(message: Any) -> None:
+        said.append(message)
+
+    await Edge(fail)({"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}, leave, hear)
+    assert (said, caplog.records) == ([], [])
