@@ -10,7 +10,6 @@ from typing import Any
 from ray import serve
 from ray.llm._internal.serve.core.configs.openai_api_models import to_model_metadata
 from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
-from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
 from peagle.api.app import ENDPOINTS, build_http
@@ -18,6 +17,7 @@ from peagle.api.ingress import PeagleIngress
 from peagle.api.settings import ApiSettings
 from peagle.config import Deployment
 from peagle.errors import ConfigError
+from peagle.serve import haproxy
 from peagle.serve.arguments import engine_settings, read_deployments, read_settings
 from peagle.serve.depth_settings import adapts
 from peagle.serve.router import bind_router
@@ -64,8 +64,9 @@ def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.A
         for each in deployments
     }
     ingress = make_fastapi_ingress(PeagleIngress, endpoint_map=ENDPOINTS, app=build_http(settings))
-    # HAProxy chooses among ingress processes itself; Serve refuses a router for them then.
-    router_options = {} if RAY_SERVE_ENABLE_HA_PROXY else DRAIN_AWARE
+    # HAProxy chooses among ingress processes itself, and Serve refuses a router for them. So it refuses a HAProxy that
+    # peagle has not set up: that would pass on no address, and every client would be taken for one of this machine.
+    router_options = {} if haproxy.is_in_front() else DRAIN_AWARE
     options = {**ingress_options(deployments), **parting_options(settings), **router_options}
     return serve.deployment(ingress, name="Ingress", **options).bind(
         llm_deployments=servers,

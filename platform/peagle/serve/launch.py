@@ -128,8 +128,11 @@ def put_haproxy_in_front(host: str) -> Path | None:
     if os.environ.get(haproxy.SWITCH_KEY) == "0" or not haproxy.is_installed():
         return None
     folder = Path(tempfile.mkdtemp(prefix="peagle-", dir="/tmp"))
-    for name, value in haproxy.environment(folder, host).items():
+    given = haproxy.environment(folder, host)
+    for name, value in given.items():
         os.environ.setdefault(name, value)
+    # Without its own program clients would be taken for callers on this machine.
+    os.environ.update({name: given[name] for name in (haproxy.PROGRAM_KEY, haproxy.LISTEN_KEY)})
     return folder
 
 

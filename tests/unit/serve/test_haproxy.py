@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kubernetes_api import until
 from peagle.errors import StartupError
 from peagle.serve import haproxy
+from peagle.serve.launch import put_haproxy_in_front
 from served import free_port
 
 pytestmark = pytest.mark.skipif(not haproxy.is_installed(), reason="Ray brings HAProxy for Linux only")
@@ -257,3 +258,19 @@ async def test_an_ingress_learns_that_a_client_has_left_before_its_answer(
             await until(asked.is_set)
             asking.cancel()
             await until(left.is_set)
+
+
+def test_an_operators_settings_stay_but_not_a_program_that_tells_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {haproxy.PROGRAM_KEY: "/usr/sbin/haproxy", "RAY_SERVE_HAPROXY_MAXCONN": "7"})
+    files = put_haproxy_in_front("127.0.0.1")
+    assert files is not None
+    files.rmdir()
+    assert os.environ["RAY_SERVE_HAPROXY_MAXCONN"] == "7"
+    assert os.environ[haproxy.PROGRAM_KEY].endswith(haproxy.PROGRAM)
+    assert haproxy.is_in_front()
+
+
+def test_serves_proxy_stays_where_the_operator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {haproxy.SWITCH_KEY: "0"})
+    assert put_haproxy_in_front("127.0.0.1") is None
+    assert not haproxy.is_in_front()
