@@ -135,7 +135,9 @@ class LiveDepthScheduler(DraftTakingScheduler):
             decodes_only = not prefilling and not admits
             rested = self._gaps.among(output.num_scheduled_tokens)
             none_drafts = len(rested) == len(output.num_scheduled_tokens)
-            if self._may_skip and (none_drafts or (depth if decodes_only else prompts_depth) == 0):
+            if none_drafts:
+                output.num_spec_tokens_to_schedule = 0
+            elif self._may_skip and (depth if decodes_only else prompts_depth) == 0:
                 self._skip_drafter(output)
             if self._drafts_to_depth and output.num_spec_tokens_to_schedule:
                 output.num_spec_tokens_to_schedule = self._depth_to_draft()

@@ -29,6 +29,7 @@ def install() -> None:
     if hasattr(GPUModelRunner, _MARK):
         return
     sample, fits = GPUModelRunner.sample_tokens, GPUModelRunner._input_fits_in_drafter
+    copy = GPUModelRunner._copy_draft_token_ids_to_cpu
 
     @functools.wraps(sample)
     def sample_tokens(runner: Any, grammar_output: Any) -> Any:
@@ -49,8 +50,15 @@ def install() -> None:
         runner.peagle_has_drafted = runner.peagle_is_asked and bool(fits(runner, metadata))
         return bool(runner.peagle_has_drafted)
 
+    @functools.wraps(copy)
+    def copy_drafts(runner: Any, *args: Any, **kwargs: Any) -> None:
+        # Of a step that was not asked these would be zeros that nobody takes.
+        if runner.peagle_is_asked or runner.use_async_scheduling:
+            copy(runner, *args, **kwargs)
+
     GPUModelRunner.sample_tokens = sample_tokens
     GPUModelRunner._input_fits_in_drafter = fits_in_drafter
+    GPUModelRunner._copy_draft_token_ids_to_cpu = copy_drafts
     setattr(GPUModelRunner, _MARK, True)
 
 
