@@ -81,8 +81,8 @@ def serve(
 ) -> None:
     """Serve models over an OpenAI-compatible API.
 
-    Runs until Ctrl-C. Checks the files, the checkpoints and the machine, starts every replica and prints the address
-    once all of them answer. Several files make one server with several models.
+    Runs until Ctrl-C. Checks the files and, on one machine, the checkpoints and the machine; starts every replica and
+    prints the address once all of them answer. Several files make one server with several models.
 
     Example: peagle serve deployments/embedded.yaml --port 8000
     """

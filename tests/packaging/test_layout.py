@@ -23,7 +23,15 @@ MAX_MODULE_LINES = 400
 # What stands on what: a module imports from its own layer or from those before it.
 LAYERS = (
     ("peagle.errors", "peagle.limits"),
-    ("peagle.yaml_file", "peagle.prompt_file", "peagle.schema", "peagle.config", "peagle.metrics", "peagle.tracing"),
+    (
+        "peagle.yaml_file",
+        "peagle.prompt_file",
+        "peagle.folders",
+        "peagle.schema",
+        "peagle.config",
+        "peagle.metrics",
+        "peagle.tracing",
+    ),
     ("peagle.router",),
     ("peagle.engine",),
     ("peagle.validate",),

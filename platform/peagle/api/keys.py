@@ -3,6 +3,7 @@
 Health, metrics, versions and the fleet stay open: probes, monitoring and operators ask for these, and no model answers.
 """
 
+import codecs
 import hmac
 import logging
 import time
@@ -34,7 +35,7 @@ class Keys:
 
     def admit(self, key: str) -> bool:
         """Whether `key` is one of them; takes the same time wherever it differs."""
-        given = key.encode()
+        given = key.encode("latin-1", "replace")  # the bytes as they came: a header is read as Latin-1
         return sum(hmac.compare_digest(given, known) for known in self._current()) > 0
 
     def _current(self) -> tuple[bytes, ...]:
@@ -42,7 +43,7 @@ class Keys:
         if self._read_at_s is None or now_s - self._read_at_s >= REREAD_S:
             self._read_at_s = now_s
             try:
-                lines = self._path.read_bytes().splitlines()
+                lines = self._path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
             except OSError as error:
                 logger.error("No API key is accepted: %s", error)
                 lines = []

@@ -17,6 +17,7 @@ from peagle.bench.options import Comparison, EndpointOptions, LoadOptions, Overh
 from peagle.bench.plan import NONE, PEAGLE
 from peagle.config import Deployment, load_deployment
 from peagle.errors import ConfigError
+from peagle.folders import make_folder
 from peagle.serve.terminal import Terminal
 
 RESULTS = Path("bench-results")
@@ -270,7 +271,7 @@ def _compare(
 def _measuring(out: Path | None, log: str) -> Iterator[tuple[Path, Terminal]]:
     """A folder for the results, and a terminal whose log is in it, beside those of earlier starts."""
     folder = out or RESULTS / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder("--out", folder)
     # SIGTERM unwinds like Ctrl-C, so that what was started ends too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     stem, _, suffix = log.partition(".")

@@ -16,6 +16,7 @@ from vllm import AsyncEngineArgs, SamplingParams
 from vllm.config import VllmConfig
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
@@ -30,6 +31,9 @@ from peagle.router.snapshot import DepthTable, StepReport, StepTime
 from peagle.serve.arguments import engine_settings
 from peagle.serve.depth_settings import calibration_points, depth_settings
 from peagle.serve.reporting import DepthReporter, keep_reporting
+
+# vLLM's defaults for what a step may hold differ by context, and what is measured is what is served.
+_SERVED = UsageContext.OPENAI_API_SERVER
 
 
 class StepCounter(StatLoggerBase):  # type: ignore[misc]
@@ -58,9 +62,14 @@ class _Rule:
     """The Router's rule for one engine: when it had its last turn, and how long it waited for all its turns."""
 
     depths: ModelDepths
+    reporter: DepthReporter = field(init=False)
     plan: DepthPlan | None = None
     left_s: float = field(default_factory=time.monotonic)
     waited_s: float = 0.0
+
+    @property
+    def now_s(self) -> float:
+        return time.monotonic() - self.waited_s
 
 
 class Engine:
@@ -74,7 +83,6 @@ class Engine:
         self._request_numbers = itertools.count()
         self._rules: dict[int | None, _Rule] = {}
         self._rule: _Rule | None = None
-        self._reporter = DepthReporter(lambda: live_depth.read_step_stats(self._llm), self._apply, self._ask)
         self._calibration: tuple[StepTime, ...] | None = None
         self._version = 0
         # What was applied, and of that what counts as a change: trials only if they are kept, from then on.
@@ -95,7 +103,9 @@ class Engine:
         environment = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", **plan.deployment.environment}
         try:
             with _environment(environment):
-                llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[new_counter])
+                llm = AsyncLLM.from_engine_args(
+                    AsyncEngineArgs(**arguments), usage_context=_SERVED, stat_loggers=[new_counter]
+                )
         except (RuntimeError, ValueError, OSError) as error:
             first_line = str(error).strip().partition("\n")[0]
             raise StartupError(
@@ -146,9 +156,9 @@ class Engine:
         self._rule = rule = self._rule_held(held)
         if rule.plan is not None:
             await self._apply(DepthTable(self._version + 1, rule.plan.table.depths))
-        await self._reporter.leave_out()
+        await rule.reporter.leave_out()
         rule.waited_s += time.monotonic() - rule.left_s
-        reporting = asyncio.create_task(keep_reporting(self._reporter.report))
+        reporting = asyncio.create_task(keep_reporting(rule.reporter.report))
         try:
             yield
         finally:
@@ -167,10 +177,18 @@ class Engine:
 
     def _rule_held(self, depth: int | None) -> "_Rule":
         if depth not in self._rules:
-            self._rules[depth] = rule = _Rule(ModelDepths(depth_settings(self.plan.deployment)))
+            self._rules[depth] = rule = self._rule_of(ModelDepths(depth_settings(self.plan.deployment)))
             if depth is not None:
                 rule.depths.limit(DepthLimits(pin=depth))
         return self._rules[depth]
+
+    def _rule_of(self, depths: ModelDepths) -> "_Rule":
+        """With a reporter of its own: its trials end neither by another rule nor while others have the engine."""
+        rule = _Rule(depths)
+        rule.reporter = DepthReporter(
+            lambda: live_depth.read_step_stats(self._llm), self._apply, self._ask, now_s=lambda: rule.now_s
+        )
+        return rule
 
     def settled_s(self, concurrency: int, since_s: float) -> float:
         """Seconds from `since_s`, on the monotonic clock, to the last change of K at this concurrency; 0 for none.
@@ -196,15 +214,16 @@ class Engine:
         await live_depth.set_depths(self._llm, table)
         self._applied.append((time.monotonic(), table))
         plan = self._rule.plan if self._rule else None
-        if plan is None or plan.table != table or plan.mode is not Mode.PROBING:
-            self._tables.append((time.monotonic(), table))
+        if plan is not None and plan.untried is not None and plan.table.depths == table.depths:
+            table = replace(table, depths=plan.untried)
+        self._tables.append((time.monotonic(), table))
 
     async def _ask(self, report: StepReport, _standing: StandingLimits | None) -> DepthPlan:
         # What the last plan was made under may be another rule's pin; no rule is lost here and has to recall its own.
         rule = self._rule
         assert rule is not None, "only `adapting` reports"
         report = replace(report, calibration=self._calibration or ())
-        rule.plan = rule.depths.report(self.plan.name, report, time.monotonic() - rule.waited_s)
+        rule.plan = rule.depths.report(self.plan.name, report, rule.now_s)
         counted = self._tables[-1][1] if self._tables else None
         if (
             rule.plan.mode is not Mode.PROBING

@@ -49,6 +49,7 @@ class OverheadJob(ServedJob):
         sides, load, most = sides_of(options.sides), options.load, max(options.concurrencies)
         served = side_deployment(deployment, len({side.server for side in sides}), eager=load.eager)
         load.check(options.concurrencies)
+        check_checkpoints(deployment)
         for name, limit in (
             ("engine.max_num_seqs", served.engine.get("max_num_seqs")),
             ("routing.max_ongoing_requests", served.routing.max_ongoing_requests),
@@ -102,7 +103,6 @@ async def compare_servers(job: OverheadJob, folder: Path, terminal: Terminal) ->
 
 async def _measure(job: OverheadJob, journal: Journal, folder: Path, terminal: Terminal) -> None:
     check_engine([job.deployment])
-    check_checkpoints(job.deployment)
     load_before = machine.load()
     processes.adopt_orphans()
     servers: list[Server] = []

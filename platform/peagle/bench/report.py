@@ -88,7 +88,7 @@ def markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -> str:
             if result["sittings"] > 1
             else []
         ),
-        "- P-EAGLE: one engine that drafts the largest K and verifies K of it. EAGLE-3: an engine for each K.",
+        f"- P-EAGLE: one engine that {_drafting(result)}. EAGLE-3: an engine for each K.",
         "",
         "The fastest cell at each concurrency:",
         "",
@@ -110,6 +110,12 @@ def markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -> str:
         *acceptance_lines(result["rows"]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _drafting(result: Mapping[str, Any]) -> str:
+    if result.get("drafts_to_depth"):
+        return "drafts K, and the largest K in one step of eight"
+    return "drafts the largest K and verifies K of it"
 
 
 def acceptance_lines(rows: Sequence[Row]) -> list[str]:

@@ -28,6 +28,8 @@ from peagle.bench.shifting import (
 from peagle.bench.speculation import PassKey, assemble, measure, planned_passes, select_prompts, warmup_passes
 from peagle.bench.workloads import read_prompts
 from peagle.config import Deployment
+from peagle.engine.arguments import drafts_to_depth
+from peagle.engine.drafter_checks import check_checkpoints
 from peagle.errors import ConfigError, StartupError
 from peagle.prompt_file import Prompt
 from peagle.serve.terminal import Terminal
@@ -55,6 +57,9 @@ class Job:
         """Raises ConfigError where the options do not fit the files or the prompts."""
         load = comparison.load
         load.check(comparison.concurrencies)
+        for file in (deployment, baseline):
+            if file is not None:
+                check_checkpoints(file)
         plans = plan_engines(
             deployment,
             baseline,
@@ -223,6 +228,7 @@ def _result(job: Job, journal: Journal, price_per_hour: float | None) -> dict[st
             "looping": selection.looping,
             "min_distinct_share": load.skip_loops,
         },
+        "drafts_to_depth": any(drafts_to_depth(plan.deployment) for plan in job.plans),
         "price_per_hour": price_per_hour,
         "gpus_per_engine": job.deployment.devices,
         "rows": result_rows(runs, price_per_hour and price_per_hour * job.deployment.devices),

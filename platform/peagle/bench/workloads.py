@@ -28,10 +28,11 @@ def read_prompts(path: Path | None, *, as_chat: bool) -> list[Prompt]:
 
 
 def prompt_sets(prompts: Sequence[Item], concurrency: int, rounds: int = 3) -> list[list[Item]]:
-    """Split prompts into sets of `rounds` times the concurrency.
+    """Split prompts into sets of `rounds` times the concurrency; too few to fill it once go into the set before.
 
     Every method runs one set before any runs the next: small enough that drift hits all alike, large enough that
     most of a set runs at the full concurrency.
     """
     size = concurrency * rounds
-    return [list(prompts[start : start + size]) for start in range(0, len(prompts), size)]
+    starts = [start for start in range(0, len(prompts), size) if start == 0 or start + concurrency <= len(prompts)]
+    return [list(prompts[start:end]) for start, end in zip(starts, [*starts[1:], len(prompts)], strict=True)]

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from kubernetes.utils.quantity import parse_quantity
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from peagle.config import Deployment, parse_deployment
@@ -51,9 +52,20 @@ class Gcs(_Part):
     bundled: Store = Store()
 
 
+def _amount(value: str | float) -> str | float:
+    try:
+        parse_quantity(value)  # type: ignore[no-untyped-call]
+    except ValueError:
+        raise ValueError("it is no amount as Kubernetes writes them, such as 500m or 8Gi") from None
+    return value
+
+
+Amount = Annotated[str | float, AfterValidator(_amount)]
+
+
 class Requests(_Part):
-    cpu: str | float = 0
-    memory: str | float = 0
+    cpu: Amount = 0
+    memory: Amount = 0
 
 
 class ResourceNeeds(_Part):
@@ -76,7 +88,7 @@ class WorkerGroup(_Part):
     accelerator_type: str = ""
     gpu_resource: str = "nvidia.com/gpu"
     cpus: float = 1
-    memory: str | float = 0
+    memory: Amount = 0
     node_selector: dict[str, str] = Field(default_factory=dict)
     tolerations: tuple[dict[str, Any], ...] = ()
     priority_class_name: str = ""
@@ -166,7 +178,8 @@ def parse_values(raw: Mapping[str, Any], origin: str, minimum_kubernetes: str = 
         fix = "Pass a file of helm/peagle/values/ with -f, or write one."
         raise ConfigError(f"{origin}: models", None, "no model is enabled", fix)
     defaults = _mapping(raw, "workerGroupDefaults", origin)
-    groups = {name: {**defaults, **(own or {})} for name, own in _mapping(raw, "workerGroups", origin).items()}
+    given = _mapping(raw, "workerGroups", origin)
+    groups = {name: {**defaults, **_mapping(given, name, f"{origin}: workerGroups")} for name in given}
     parts = {"deployments": deployments, "groups": groups, "minimum_kubernetes": minimum_kubernetes}
     try:
         return Values.model_validate({**raw, **parts})

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from peagle.folders import make_folder
+
 if TYPE_CHECKING:
     from peagle.drafter.compute import Compute
     from peagle.drafter.prepare import Job
@@ -101,7 +103,7 @@ def generate(
     folder = local_target(target, "TARGET")
     tokenizer = read_tokenizer(folder)
     plan.check(target_shape(Folder(folder, "target"), tokenizer).context_tokens)
-    _make_room(out)
+    make_folder("--out", out.parent)
     asked = ask(folder, tokenizer, plan, prompts_from, as_chat=chat, held_out=held_out)
     text, left_out = generate_rows(folder, asked, plan, tensor_parallel)
     text.save(out)
@@ -149,6 +151,7 @@ def train(
         job, threads = Job.of(file), file.training.threads
     else:
         job = _job(target, generated, out, method or "p-eagle", layers, start, steps)
+    make_folder("out" if plan is not None else "--out", job.out)
     _use_threads(threads or 0)
     with joined(job.device, "training.device") as compute:
         _train(job, compute)
@@ -271,20 +274,10 @@ def prompts(out: FILE, count: Annotated[int, typer.Option(min=1)] = 384) -> None
     from peagle.drafter.corpus import standard_library
     from peagle.drafter.prompts import held_out_prompts
 
-    _make_room(out)
+    make_folder("--out", out.parent)
     lines = [json.dumps({"prompt": prompt}) for prompt in held_out_prompts(standard_library(), count)]
     out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     console.print(f"{len(lines)} prompts in {out}")
-
-
-def _make_room(out: Path) -> None:
-    """Make the folder that `out` is written into, before the work: what was made is not lost for want of a folder."""
-    from peagle.errors import ConfigError
-
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError("--out", str(out), f"its folder cannot be made: {error.strerror}", "Name another.") from None
 
 
 def _use_threads(threads: int) -> None:

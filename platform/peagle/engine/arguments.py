@@ -58,19 +58,31 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
         if speculation.adaptive and arguments.get("max_num_seqs") is None:
             # vLLM's own default differs by device, and who chooses a K for each batch size has to know the largest.
             arguments["max_num_seqs"] = MAX_NUM_SEQS
-        # A static K may change by hand at any step; what adapts gains more by not drafting at all where K is 0. On a
-        # GPU vLLM runs other drafters in its second model runner, which drafts whether it is asked to or not.
-        skips = speculation.adaptive and drafter.method == "p-eagle"
-        # On a GPU drafting is all but flat in K, and the rows are laid out by vLLM's own kernel for `depth_max`.
-        to_depth = skips and deployment.resources.accelerator == "cpu"
-        settings = {"depth_static": speculation.depth_static, "skips_drafter": skips, "drafts_to_depth": to_depth}
-        arguments["additional_config"] = {**arguments.get("additional_config", {}), SETTINGS_KEY: settings}
+        settings = {
+            "depth_static": speculation.depth_static,
+            "skips_drafter": _skips_drafter(deployment),
+            "drafts_to_depth": drafts_to_depth(deployment),
+        }
+        arguments["additional_config"] = {**(arguments.get("additional_config") or {}), SETTINGS_KEY: settings}
     return arguments
 
 
 def _has_one_cpu_worker(deployment: Deployment) -> bool:
     # A tensor is split over GPUs only.
     return deployment.resources.accelerator == "cpu" and deployment.pipeline_parallel_size == 1
+
+
+def _skips_drafter(deployment: Deployment) -> bool:
+    # A static K may change by hand at any step; what adapts gains more by not drafting at all where K is 0. On a GPU
+    # vLLM runs other drafters in its second model runner, which drafts whether it is asked to or not.
+    drafter = deployment.drafter
+    return deployment.speculation.adaptive and drafter is not None and drafter.method == "p-eagle"
+
+
+def drafts_to_depth(deployment: Deployment) -> bool:
+    """Whether a step drafts only what the next one will check, but for one in a few."""
+    # On a GPU drafting is all but flat in K, and the rows are laid out by vLLM's own kernel for `depth_max`.
+    return _skips_drafter(deployment) and deployment.resources.accelerator == "cpu"
 
 
 def drafted_depth(deployment: Deployment) -> int:

@@ -93,7 +93,7 @@ class _Points:
         """Returns by how many tokens each request has grown."""
         turns = [depth for _ in range(_TURNS) for depth in depths]
         await self._use(turns[0])
-        async with _running(self._client, batch_size, prompt_tokens) as batch:
+        async with _running(self._client, batch_size, prompt_tokens, ends_s) as batch:
             for number, depth in enumerate(turns):
                 if number >= len(depths) and time.monotonic() >= ends_s:
                     break
@@ -134,8 +134,8 @@ class _Batch:
 
 
 @asynccontextmanager
-async def _running(client: Any, batch_size: int, prompt_tokens: int) -> AsyncIterator[_Batch]:
-    """So many requests meanwhile, all of which decode; they are aborted then.
+async def _running(client: Any, batch_size: int, prompt_tokens: int, ends_s: float) -> AsyncIterator[_Batch]:
+    """So many requests meanwhile, all of which decode, if they have all begun by `ends_s`; they are aborted then.
 
     Raises ExceptionGroup where one fails.
     """
@@ -165,14 +165,19 @@ async def _running(client: Any, batch_size: int, prompt_tokens: int) -> AsyncIte
 
     async with asyncio.TaskGroup() as group:
         requests = [group.create_task(run(number)) for number in range(batch_size)]
-        await begun.wait()
+        try:
+            async with asyncio.timeout(max(0.0, ends_s - time.monotonic())):
+                await begun.wait()
+        except TimeoutError:
+            batch.ended.set()
         yield batch
         for request in requests:
             request.cancel()
 
 
 async def _timed(client: Any, batch_size: int, depth: int, ends_s: float, ended: asyncio.Event) -> StepTime | None:
-    """Steps of that kind until `ends_s`, or until there are a few; None where the batch did not stay whole.
+    """Steps of that kind until `ends_s`, or until there are a few; None where the batch did not stay whole, or never
+    was: a step may have no budget for all of its tokens.
 
     The first one is left out: it may verify what was drafted for another K, and be slower.
     """
@@ -182,6 +187,8 @@ async def _timed(client: Any, batch_size: int, depth: int, ends_s: float, ended:
         await asyncio.sleep(_POLL_S)
         now = await read_step_stats(client)
         cell = _cell(now, begun or before, batch_size, depth)
+        if begun is None and cell is None and sum(each.steps for each in now.since(before).cells) >= _STEPS_MAX:
+            return None
         if begun is None and cell is not None:
             begun, cell = now, None
         steps = cell.steps if cell is not None else 0

@@ -116,13 +116,22 @@ def first_line(text: str) -> str:
 _has_deployed = threading.Event()
 
 
-def deploy(app: Any, host: str, port: int) -> None:
-    """Hand the application to Serve; return before it runs."""
+def deploy(app: Any, host: str, port: int, joined: bool = False) -> None:
+    """Hand the application to Serve; return before it runs.
+
+    Raises:
+        StartupError: The cluster that was `joined` serves one of that name, which this one would replace.
+    """
     from ray import serve
     from ray.serve.api import RunTarget, run_many
 
     quiet = {"enable_access_log": False}
     serve.start(http_options={"host": host, "port": port}, logging_config=quiet)
+    if joined and APP_NAME in serve.status().applications:
+        raise StartupError(
+            f"the cluster serves an application named {APP_NAME} already",
+            f"Stop what serves it, or delete it there (ray.serve.delete({APP_NAME!r})), or leave --address out",
+        )
     _has_deployed.set()
     run_many([RunTarget(target=app, name=APP_NAME, logging_config=quiet)], wait_for_applications_running=False)
 

@@ -17,6 +17,8 @@ from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
+from rich.markup import escape
+
 from peagle import tracing
 from peagle.api.loopback import is_loopback
 from peagle.api.settings import ApiSettings
@@ -97,10 +99,10 @@ def run(
         check_machine(deployments, host, port)
     cluster.prepare_environment(joins=address is not None)
     os.environ.update(spans)
-    folder = put_haproxy_in_front(host) if address is None else None
     processes.adopt_orphans()
     signals = StopSignals(force=_end_now)
     with Terminal(log_path(port)) as terminal:
+        folder = put_haproxy_in_front(host) if address is None else None
         signals.install()
         try:
             terminal.say(f"Logs of Ray and vLLM: {terminal.log}")
@@ -169,7 +171,7 @@ def _start(
             from peagle.serve.app import compose
 
             listening = haproxy.BEHIND_HOST if haproxy.is_in_front() else host
-            cluster.deploy(compose(deployments, settings), listening, port)
+            cluster.deploy(compose(deployments, settings), listening, port, joined=address is not None)
             cluster.write_agents(agents_path(port))
         with terminal.stage("Load " + ", ".join(deployment.name for deployment in deployments)) as stage:
             while not (state := cluster.rollout()).is_running:
@@ -240,7 +242,7 @@ def _announce(deployments: Sequence[Deployment], url: str | None, terminal: Term
         )
         return
     body = {"model": deployments[0].name, "prompt": EXAMPLE_PROMPT, "max_tokens": 64, "temperature": 0}
-    terminal.console.print(f"\n[bold green]Ready[/bold green] at [bold]{url}[/bold]. Try it:\n")
+    terminal.console.print(f"\n[bold green]Ready[/bold green] at [bold]{escape(url)}[/bold]. Try it:\n")
     terminal.say(f"curl {url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}\n")
     terminal.say("Ctrl-C stops it.")
 

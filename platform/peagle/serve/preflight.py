@@ -52,6 +52,9 @@ def check_port(host: str, port: int, option: str = "--port") -> None:
             listener.bind(address)
     except OSError as error:
         raise _port_problem(host, port, option, error) from None
+    except UnicodeError:
+        fix = "Pass 127.0.0.1, or 0.0.0.0 for every address."
+        raise ConfigError("--host", host, "it is no host's name", fix) from None
 
 
 def _port_problem(host: str, port: int, option: str, error: OSError) -> ConfigError | StartupError:

@@ -99,7 +99,8 @@ class DepthReporter:
     async def report(self) -> None:
         """Report once. What was not answered is part of the next report."""
         stats = await self._read()
-        await self._end_trial(stats.table)
+        if await self._end_trial(stats.table):
+            stats = await self._read()  # a Router that answers now has to hear of the table that holds
         self._readings += 1
         reading = self._readings
         added = stats.since(self._answered) if self._answered is not None else stats
@@ -117,14 +118,15 @@ class DepthReporter:
             await self._apply(plan.table)
         self._plan, self._plan_at_s = plan, self._now_s()
 
-    async def _end_trial(self, applied: DepthTable) -> None:
-        """Go back from a K that was only tried, where nobody is left to judge it."""
+    async def _end_trial(self, applied: DepthTable) -> bool:
+        """Go back from a K that was only tried, where nobody is left to judge it; tell whether there was one."""
         plan = self._plan
         if plan is None or plan.untried is None or self._now_s() - self._plan_at_s < TRIAL_S:
-            return
+            return False
         table = DepthTable(applied.version + 1, plan.untried)
         await self._apply(table)
         logger.info("Depth table %d: the trial of another K has ended without the Router", table.version)
         self._plan = replace(
             plan, table=table, mode=Mode.ADAPTIVE, reason="as before a trial that the Router did not end", untried=None
         )
+        return True

@@ -12,6 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from peagle.errors import StartupError
+
+_STATE_FIX = "Set XDG_STATE_HOME to a folder that you may write"
+
 
 def log_path(port: int) -> Path:
     """The file that takes Ray's and vLLM's logs; every start on that port writes it anew."""
@@ -24,7 +28,10 @@ def agents_path(port: int) -> Path:
 
 
 def _state() -> Path:
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    try:
+        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise StartupError("this user has no home folder for the logs", _STATE_FIX) from None
     return Path(home) / "peagle"
 
 
@@ -38,12 +45,16 @@ class Terminal:
         self.console = Console()
 
     def __enter__(self) -> Self:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            opened = self.log.open("wb")
+        except OSError as error:
+            raise StartupError(f"the log {self.log} cannot be written ({error.strerror})", _STATE_FIX) from None
         sys.stdout.flush()
         sys.stderr.flush()
         self._saved = (os.dup(1), os.dup(2))
         # Descriptors rather than sys.stdout: C++ libraries and child processes write to these.
-        with self.log.open("wb") as sink:
+        with opened as sink:
             os.dup2(sink.fileno(), 1)
             os.dup2(sink.fileno(), 2)
         self._screen = os.fdopen(os.dup(self._saved[0]), "w", encoding="utf-8", buffering=1)

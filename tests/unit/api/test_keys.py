@@ -99,3 +99,17 @@ def test_a_key_that_is_withdrawn_or_added_counts_soon(keys_file: Path) -> None:
     now_s = REREAD_S
     assert not keys.admit("alpha")
     assert keys.admit("gamma")
+
+
+@pytest.fixture
+def marked_file(tmp_path: Path) -> Path:
+    """With a byte order mark, as some editors write it."""
+    path = tmp_path / "marked"
+    path.write_bytes("\ufeffschlüssel\n".encode())
+    return path
+
+
+async def test_a_key_is_the_bytes_of_its_line(marked_file: Path) -> None:
+    async with client(marked_file) as http:
+        sent = "Bearer schlüssel".encode()
+        assert (await http.get("/v1/models", headers={"Authorization": sent})).status_code == 200

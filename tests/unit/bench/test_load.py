@@ -48,3 +48,11 @@ def test_prompt_sets_hold_every_prompt_once_and_are_a_few_rounds_long() -> None:
     assert [len(part) for part in sets] == [3] * 8
     assert [prompt for part in sets for prompt in part] == prompts
     assert [len(part) for part in prompt_sets(prompts, concurrency=8)] == [24]
+
+
+def test_no_prompt_set_is_too_short_for_its_concurrency() -> None:
+    prompts = [[number] for number in range(25)]
+    sets = prompt_sets(prompts, concurrency=4)
+    assert [len(part) for part in sets] == [12, 13]
+    assert [prompt for part in sets for prompt in part] == prompts
+    assert prompt_sets(prompts, concurrency=16) == [prompts]

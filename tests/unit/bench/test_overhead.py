@@ -346,3 +346,10 @@ def test_a_server_that_ends_at_once_is_named_with_its_last_word(tmp_path: Path) 
     process.wait()
     with pytest.raises(StartupError, match=r"vllm did not start \(no such dtype"):
         asyncio.run(Server("vllm", process, "http://127.0.0.1:1", log).wait_until_ready())
+
+
+def test_a_checkpoint_that_is_not_there_is_named_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"target\.source"):
+        OverheadJob.of(
+            deployment(target={"source": str(tmp_path / "target")}), OverheadOptions(SIDES, (1,), LoadOptions())
+        )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from generator_engine import OUTPUT_TOKENS, started
+from peagle.bench import session
 from peagle.bench.journal import JOURNAL, Journal, unfinished
 from peagle.bench.options import Comparison, LoadOptions
 from peagle.bench.session import Job, compare
@@ -28,6 +29,12 @@ RAW: dict[str, Any] = {
     "drafter": {"source": "org/head", "method": "p-eagle", "trained_depth": 8},
     "resources": {"accelerator": "cpu"},
 }
+
+
+def test_a_checkpoint_that_is_not_there_is_named_before_anything_starts(tmp_path: Path, prompts: Path) -> None:
+    raw = RAW | {"target": {"source": str(tmp_path / "target")}}
+    with pytest.raises(ConfigError, match=r"target\.source"):
+        Job.of(parse_deployment(raw, origin="x"), None, Comparison((), (7,), (1,), LoadOptions(prompts_from=prompts)))
 
 
 def job(prompts_from: Path, adaptive: bool = False, **load: Any) -> Job:
@@ -169,7 +176,11 @@ def test_settings_have_every_engine_argument_and_the_text_of_the_prompts(prompts
     assert {"machine.versions.torch", "machine.processor", "none.target"} <= set(one)
 
 
-def test_weights_are_known_by_what_they_hold_and_not_by_where_they_lie(tmp_path: Path, prompts: Path) -> None:
+def test_weights_are_known_by_what_they_hold_and_not_by_where_they_lie(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "check_checkpoints", lambda _: None)  # these are no checkpoints
+
     def settings(folder: str, content: bytes) -> dict[str, Any]:
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "model.safetensors").write_bytes(content)

@@ -338,6 +338,12 @@ def test_every_ready_file_is_understood(path: Path) -> None:
 def test_wrong_values_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"workerGroups\.b200\.gpus"):
         values(workerGroups={"b200": {"gpus": "many"}})
+    with pytest.raises(ConfigError, match=r"workerGroups\.b200\.memory.*768GB.*no amount"):
+        values(workerGroups={"b200": {"memory": "768GB"}})
+    with pytest.raises(ConfigError, match=r"head\.resources\.requests\.cpu"):
+        values(head={"resources": {"requests": {"cpu": "2 cores"}}})
+    with pytest.raises(ConfigError, match=r"workerGroups: b200 = 8"):
+        values(workerGroups={"b200": 8})
     with pytest.raises(ConfigError, match="no model is enabled"):
         values(models={})
     with pytest.raises(ConfigError, match=r"models.m.deployment: replicas.max"):

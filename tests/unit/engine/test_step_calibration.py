@@ -18,7 +18,15 @@ SIZES, DEPTHS = (1, 2, 3, 4, 6, 8), (0, 3, 7)
 class Engine:
     """Answers as an `AsyncLLM` does: every `step_s` each running request gets a token; `room` of them can run."""
 
-    def __init__(self, room: int = 8, fails: int | None = None, context_tokens: int = 1024, blocks: int = 400) -> None:
+    def __init__(
+        self,
+        room: int = 8,
+        fails: int | None = None,
+        context_tokens: int = 1024,
+        blocks: int = 400,
+        step_requests: int = 8,
+    ) -> None:
+        self.step_requests = step_requests
         self.engine_core = self
         self.model_config = SimpleNamespace(get_vocab_size=lambda: 100, max_model_len=context_tokens)
         cache = SimpleNamespace(num_gpu_blocks=blocks, block_size=16)
@@ -58,7 +66,7 @@ class Engine:
                 self.running.remove(request_id)
 
     def _step(self) -> None:
-        size, depth = len(self.running), self.depths[0]
+        size, depth = min(len(self.running), self.step_requests), self.depths[0]
         none = [0] * 7
         sums = {"steps": 0, "seconds": 0.0, "tokens": 0, "drafts": 0, "drafted": none, "accepted": none}
         tails = {"tail_drafted": none, "tail_matched": none}
@@ -89,6 +97,14 @@ async def test_a_batch_that_never_comes_together_takes_no_more_than_the_time() -
     assert time.monotonic() - began_s < 2.0
     assert 8 not in {each.batch_size for each in times}
     assert (engine.depths, engine.running) == ([3, 1], set())
+
+
+@pytest.mark.parametrize("limit", [{"room": 7}, {"step_requests": 7}])
+async def test_a_batch_that_is_never_whole_leaves_time_for_the_others(limit: dict[str, int]) -> None:
+    engine = Engine(context_tokens=100_000, **limit)  # none of its requests ends by itself
+    times = await calibration.calibrate(engine, SIZES, DEPTHS, 6.0)
+    others = {(size, depth) for size in SIZES[:-1] for depth in DEPTHS}
+    assert {(each.batch_size, each.depth) for each in times} == others
 
 
 async def test_a_request_that_fails_is_told_at_once_and_the_depths_are_as_before() -> None:

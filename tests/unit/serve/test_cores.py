@@ -1,6 +1,9 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from peagle.serve.cores import claim_cores
 
@@ -44,3 +47,18 @@ def test_a_killed_replica_gives_its_core_back(tmp_path: Path) -> None:
 
 def test_only_cores_that_the_process_may_use_are_claimed(tmp_path: Path) -> None:
     assert claim_cores(4, cores=[5, 3], folder=tmp_path) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("free", "workers", "bound"),
+    [((3, 4), 1, "3,4"), ((3, 4), 2, "3|4"), ((0, 1, 2, 3), 2, "0,2|1,3"), ((3,), 2, "nobind"), ((), 1, "nobind")],
+)
+def test_each_worker_has_cores_of_its_own(
+    free: tuple[int, ...], workers: int, bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = pytest.importorskip("peagle.serve.server")
+    monkeypatch.setattr(server, "claim_cores", lambda count: free[:count])
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "")
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND")
+    server._bind_to_cores(2, workers)
+    assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == bound

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from peagle.errors import StartupError
 from peagle.serve import cluster
 
 ADDRESS = "ray://head:10001"
@@ -25,6 +26,7 @@ def test_an_application_of_somebody_else_stays(
     seen: list[str] = []
     serve = SimpleNamespace(
         start=lambda **_: None,
+        status=lambda: SimpleNamespace(applications={}),
         shutdown=lambda: seen.append("Serve stops"),
         delete=lambda name: seen.append(f"{name} is deleted"),
     )
@@ -34,6 +36,24 @@ def test_an_application_of_somebody_else_stays(
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(cluster, "_has_deployed", type(cluster._has_deployed)())
     if deployed:
-        cluster.deploy(None, "localhost", 8000)
+        cluster.deploy(None, "localhost", 8000, joined=address is not None)
     cluster.leave(address, lambda step: step())
     assert seen == done
+
+
+def test_an_application_of_somebody_else_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    serve = SimpleNamespace(
+        start=lambda **_: None,
+        status=lambda: SimpleNamespace(applications={cluster.APP_NAME: "running"}),
+        delete=lambda name: seen.append(f"{name} is deleted"),
+    )
+    ray = SimpleNamespace(is_initialized=lambda: True, shutdown=lambda: seen.append("Ray stops"), serve=serve)
+    api = SimpleNamespace(RunTarget=dict, run_many=lambda *_, **__: seen.append("it is replaced"))
+    for name, module in (("ray", ray), ("ray.serve", serve), ("ray.serve.api", api)):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(cluster, "_has_deployed", type(cluster._has_deployed)())
+    with pytest.raises(StartupError, match="serves an application named peagle already"):
+        cluster.deploy(None, "localhost", 8000, joined=True)
+    cluster.leave(ADDRESS, lambda step: step())
+    assert seen == ["Ray stops"]

@@ -42,7 +42,7 @@ def test_a_port_that_does_not_exist_is_refused(port: int) -> None:
         check_port("127.0.0.1", port)
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "127.0.0..1", "a" * 64])
 def test_an_address_of_another_machine_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match="--host"):
         check_port(host, 8000)

@@ -249,3 +249,21 @@ async def test_a_k_that_was_only_tried_does_not_outlive_the_router() -> None:
     assert reporter.status.age_s is not None
     assert reporter.status.age_s > TRIAL_S, "it still tells how long the Router has been silent"
     assert told == [None, tried.untried, None, None], "a Router that comes back meanwhile hears that it was a trial"
+
+
+async def test_a_router_that_comes_back_as_a_trial_ends_does_not_take_it_for_its_plan() -> None:
+    engine = Engine(table=DepthTable(4, (3,)))
+    tried = DepthPlan(DepthTable(5, (6,)), Mode.PROBING, "trying K = 6", untried=(3,))
+    answers = iter([tried])
+
+    async def ask(report: StepReport, standing: StandingLimits | None) -> DepthPlan:
+        for answer in answers:
+            return answer
+        return await engine.ask(report, standing)
+
+    reporter = DepthReporter(engine.read, engine.apply, ask, now_s=lambda: engine.now_s)
+    await reporter.report()
+    assert engine.table == tried.table
+    engine.now_s += TRIAL_S
+    await reporter.report()
+    assert set(engine.table.depths) == {3}

@@ -2,6 +2,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from peagle.errors import StartupError
+from peagle.serve.terminal import Terminal, log_path
+
 SCRIPT = """
 import subprocess, sys
 from pathlib import Path
@@ -31,3 +36,22 @@ def test_our_lines_reach_the_terminal_and_all_others_the_log(tmp_path: Path) -> 
     assert lines[3].startswith("✗ Break")
     assert lines[4:] == ["after"]
     assert log.read_text(encoding="utf-8").splitlines() == ["library line", "child line"]
+
+
+def test_a_log_that_cannot_be_written_is_named_with_what_moves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "peagle").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with pytest.raises(StartupError, match=r"the log .*serve-8000.log cannot be written .*Set XDG_STATE_HOME"):
+        Terminal(log_path(8000)).__enter__()
+
+
+def test_a_user_without_a_home_folder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(StartupError, match="no home folder"):
+        log_path(8000)
