@@ -145,6 +145,14 @@ def test_the_report_is_made_of_the_json_alone() -> None:
     assert "cost" not in text
 
 
+@pytest.mark.parametrize(
+    ("to_depth", "said"),
+    [(False, "drafts the largest K and verifies K of it"), (True, "drafts K, and the largest")],
+)
+def test_the_report_says_what_the_engine_drafts(to_depth: bool, said: str) -> None:
+    assert f"- P-EAGLE: one engine that {said}" in markdown(result() | {"drafts_to_depth": to_depth})
+
+
 def test_every_row_of_a_table_is_as_wide_as_its_head() -> None:
     for text in (markdown(result()), markdown(result(price_per_hour=2.0))):
         lines = [line.count("|") if line.startswith("|") else 0 for line in text.splitlines()]

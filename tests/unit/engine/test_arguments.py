@@ -97,6 +97,7 @@ def test_a_deployments_own_additional_config_is_kept() -> None:
         "peagle": {"depth_static": 5, "skips_drafter": False, "drafts_to_depth": False},
     }
     assert mine.engine == {"additional_config": {"mine": 1}}
+    assert engine_arguments(deployment(engine={"additional_config": None}))["additional_config"].keys() == {"peagle"}
 
 
 IN_PROCESS = "peagle.engine.executor.InProcessExecutor"

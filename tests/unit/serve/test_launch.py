@@ -1,15 +1,19 @@
 """Where a started server is reached, and when it is taken to be ready."""
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from peagle.config import Deployment, parse_deployment
 from peagle.errors import StartupError
 from peagle.serve import launch
+from peagle.serve.terminal import Terminal
 
 
 @pytest.mark.parametrize(
@@ -73,3 +77,11 @@ def test_it_is_ready_when_as_many_replicas_are_well_as_are_wanted(health: str, m
     Health.answers = [1] * 1000
     with pytest.raises(StartupError, match=r"tells of \{'m': 1\} and not \{'m': 2\}"):
         launch._wait_until_all_answer(health, [model(2)], timeout_s=0.1)
+
+
+@pytest.mark.parametrize("url", ["http://[fd00::7]:8000", "http://127.0.0.1:8000"])
+def test_the_address_is_shown_whole(url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path / "log")
+    terminal.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    launch._announce([model(1)], url, terminal)
+    assert f"Ready at {url}. Try it:" in capsys.readouterr().out
