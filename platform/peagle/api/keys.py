@@ -35,7 +35,7 @@ class Keys:
 
     def admit(self, key: str) -> bool:
         """Whether `key` is one of them; takes the same time wherever it differs."""
-        given = key.encode("latin-1", "replace")  # the bytes as they came: a header is read as Latin-1
+        given = key.encode("latin-1")  # the bytes as they came: a header is read as Latin-1
         return sum(hmac.compare_digest(given, known) for known in self._current()) > 0
 
     def _current(self) -> tuple[bytes, ...]:
