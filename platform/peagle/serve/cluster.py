@@ -116,7 +116,7 @@ def first_line(text: str) -> str:
 _has_deployed = threading.Event()
 
 
-def deploy(app: Any, host: str, port: int, joined: bool = False) -> None:
+def deploy(app: Any, host: str, port: int, *, joined: bool) -> None:
     """Hand the application to Serve; return before it runs.
 
     Raises:
