@@ -191,6 +191,14 @@ class Deployment(Strict):
             raise wrong("speculation.depth_max", depth, problem, f"Lower it to {trained}.")
         return self
 
+    @model_validator(mode="after")
+    def _cpu_has_one_stage(self) -> Self:
+        if self.resources.accelerator == "cpu" and self.pipeline_parallel_size > 1:
+            problem = "accelerator is cpu, and there vLLM's second stage fails at the first request"
+            fix = "Write 1, or resources.accelerator: gpu."
+            raise wrong("engine.pipeline_parallel_size", self.pipeline_parallel_size, problem, fix)
+        return self
+
     @property
     def speculates(self) -> bool:
         return self.speculation.enabled

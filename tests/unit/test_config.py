@@ -122,6 +122,11 @@ def test_a_wrong_value_is_named_with_its_path_value_and_fix(field: str, value: o
             "resources.accelerator_type = 'B200'",
             "Remove it",
         ),
+        (
+            with_field("resources", {"accelerator": "cpu"}) | {"engine": {"pipeline_parallel_size": 2}},
+            "engine.pipeline_parallel_size = 2",
+            "Write 1",
+        ),
         (with_field("target", {"source": "./t", "revision": "v1"}), "target.revision = 'v1'", "Remove it"),
     ],
 )

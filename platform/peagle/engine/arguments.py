@@ -33,11 +33,12 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
         # With and without a drafter, so that a seed gives one text.
         "worker_extension_cls": WORKER_EXTENSION,
     }
-    if deployment.resources.accelerator == "cpu" and arguments.get("dtype") is None:
-        # Decided here, once, so that all replicas compute alike.
-        arguments["dtype"] = cpu_dtype()
-    if _has_one_cpu_worker(deployment):
+    if deployment.resources.accelerator == "cpu":
+        # One worker: a CPU has neither tensors split nor stages.
         arguments.setdefault("distributed_executor_backend", EXECUTOR)
+        if arguments.get("dtype") is None:
+            # Decided here, once, so that all replicas compute alike.
+            arguments["dtype"] = cpu_dtype()
     depth = drafted_depth(deployment)
     if depth == 0:
         return arguments
@@ -65,11 +66,6 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
         }
         arguments["additional_config"] = {**(arguments.get("additional_config") or {}), SETTINGS_KEY: settings}
     return arguments
-
-
-def _has_one_cpu_worker(deployment: Deployment) -> bool:
-    # A tensor is split over GPUs only.
-    return deployment.resources.accelerator == "cpu" and deployment.pipeline_parallel_size == 1
 
 
 def _skips_drafter(deployment: Deployment) -> bool:

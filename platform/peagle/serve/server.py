@@ -68,7 +68,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
     async def start(self) -> None:
         """Start the engine; return when it has answered a request and, where its depth adapts, has timed its steps."""
         if self._deployment.resources.accelerator == "cpu":
-            _bind_to_cores(int(self._deployment.resources.cpus), self._deployment.pipeline_parallel_size)
+            _bind_to_cores(int(self._deployment.resources.cpus))
         await super().start()
         # Imported here: vLLM takes seconds, and only a replica needs it.
         from peagle.serve.load import LoadListener
@@ -313,11 +313,10 @@ def depth_status(stats: StepStats | None) -> dict[str, Any]:
     }
 
 
-def _bind_to_cores(count: int, workers: int) -> None:
-    """Tell each of vLLM's CPU workers which `count` cores are its own; an operator's own setting wins."""
+def _bind_to_cores(count: int) -> None:
+    """Tell vLLM's CPU worker which cores are its own; an operator's own setting wins."""
     if "VLLM_CPU_OMP_THREADS_BIND" in os.environ:
         return
-    cores = claim_cores(max(1, count) * workers)
-    lists = [",".join(map(str, cores[worker::workers])) for worker in range(workers)]
+    cores = claim_cores(max(1, count))
     # With every core taken, threads that float share them more evenly than threads pinned to one busy core.
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(lists) if all(lists) else "nobind"
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores)) if cores else "nobind"

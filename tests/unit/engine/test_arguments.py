@@ -108,7 +108,6 @@ IN_PROCESS = "peagle.engine.executor.InProcessExecutor"
     [
         ({"accelerator": "cpu"}, {}, IN_PROCESS),
         ({"accelerator": "cpu"}, {"distributed_executor_backend": "mp"}, "mp"),
-        ({"accelerator": "cpu"}, {"pipeline_parallel_size": 2}, None),
         ({"accelerator": "gpu"}, {}, None),
     ],
 )

@@ -49,16 +49,11 @@ def test_only_cores_that_the_process_may_use_are_claimed(tmp_path: Path) -> None
     assert claim_cores(4, cores=[5, 3], folder=tmp_path) == (3, 5)
 
 
-@pytest.mark.parametrize(
-    ("free", "workers", "bound"),
-    [((3, 4), 1, "3,4"), ((3, 4), 2, "3|4"), ((0, 1, 2, 3), 2, "0,2|1,3"), ((3,), 2, "nobind"), ((), 1, "nobind")],
-)
-def test_each_worker_has_cores_of_its_own(
-    free: tuple[int, ...], workers: int, bound: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("free", "bound"), [((3, 4), "3,4"), ((0, 1, 2, 3), "0,1"), ((3,), "3"), ((), "nobind")])
+def test_a_replica_has_cores_of_its_own(free: tuple[int, ...], bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     server = pytest.importorskip("peagle.serve.server")
     monkeypatch.setattr(server, "claim_cores", lambda count: free[:count])
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "")
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND")
-    server._bind_to_cores(2, workers)
+    server._bind_to_cores(2)
     assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == bound
