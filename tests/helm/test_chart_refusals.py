@@ -63,6 +63,13 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
         at(f"{DEPLOYMENT}.resources", {"accelerator": "cpu", "tensor_parallel_size": 2, "accelerator_type": None}),
         f"{DEPLOYMENT}.resources.tensor_parallel_size is 2, and accelerator is cpu. Write 1,",
     ),
+    "stages without GPUs": (
+        laid_over(
+            at(f"{DEPLOYMENT}.resources", {"accelerator": "cpu", "accelerator_type": None}),
+            at(f"{DEPLOYMENT}.engine.pipeline_parallel_size", 2),
+        ),
+        f"{DEPLOYMENT}.engine.pipeline_parallel_size is 2, and accelerator is cpu. Write 1,",
+    ),
     "a type of GPU without GPUs": (
         at(f"{DEPLOYMENT}.resources", {"accelerator": "cpu", "accelerator_type": "B200"}),
         f"{DEPLOYMENT}.resources.accelerator_type is B200, and accelerator is cpu. Write null,",

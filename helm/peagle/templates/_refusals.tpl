@@ -43,6 +43,9 @@ fix. What one field alone can have wrong is the schema's business.
 {{- if and (eq $deployment.resources.accelerator "cpu") (gt (int $deployment.resources.tensor_parallel_size) 1) }}
 - {{ printf "%s.resources.tensor_parallel_size is %d, and accelerator is cpu. Write 1, or accelerator: gpu." $at (int $deployment.resources.tensor_parallel_size) | quote }}
 {{- end }}
+{{- if and (eq $deployment.resources.accelerator "cpu") (gt (int (default 1 $deployment.engine.pipeline_parallel_size)) 1) }}
+- {{ printf "%s.engine.pipeline_parallel_size is %d, and accelerator is cpu. Write 1, or accelerator: gpu." $at (int $deployment.engine.pipeline_parallel_size) | quote }}
+{{- end }}
 {{- if and (eq $deployment.resources.accelerator "cpu") $deployment.resources.accelerator_type }}
 - {{ printf "%s.resources.accelerator_type is %s, and accelerator is cpu. Write null, or accelerator: gpu." $at $deployment.resources.accelerator_type | quote }}
 {{- end }}
