@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from peagle.drafter.compute import CPU
+from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY
 
 if TYPE_CHECKING:
     from speculators.models.eagle3 import Eagle3DraftModel
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
 TRAINING_ONLY = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.", "t2d", "d2t")
 
 
+MARKOV = "markov_head."
+
+
 def export_head(head: "Eagle3DraftModel", out: Path, plan: "HeadPlan", mask_token: int | None) -> None:
-    """Write `config.json` and bfloat16 `model.safetensors` into `out`."""
+    """Write `config.json` and bfloat16 `model.safetensors` into `out`, and a Markov head into a folder of its own."""
     weights = {
         name: value.detach().to(CPU, torch.bfloat16).contiguous()
         for name, value in head.state_dict().items()
@@ -27,8 +31,11 @@ def export_head(head: "Eagle3DraftModel", out: Path, plan: "HeadPlan", mask_toke
     }
     if "mask_hidden" in weights:
         weights["mask_hidden"] = weights["mask_hidden"].reshape(1, -1)
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-    (out / "model.safetensors").chmod(0o644)
+    if plan.markov_rank:
+        markov = {name: weights.pop(name) for name in sorted(weights) if name.startswith(MARKOV)}
+        (out / MARKOV_FOLDER).mkdir(exist_ok=True)
+        _save({name.removeprefix(MARKOV): weight for name, weight in markov.items()}, out / MARKOV_FOLDER)
+    _save(weights, out)
     layer = head.config.transformer_layer_config
     taps = list(head.config.eagle_aux_hidden_state_layer_ids)
     config = {
@@ -60,4 +67,11 @@ def export_head(head: "Eagle3DraftModel", out: Path, plan: "HeadPlan", mask_toke
     }
     if plan.method == "p-eagle":
         config["ptd_token_id"] = mask_token
+    if plan.markov_rank:
+        config[MARKOV_RANK_KEY] = plan.markov_rank
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _save(weights: dict[str, torch.Tensor], folder: Path) -> None:
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from speculators.losses import LossConfig
+from speculators.models.dspark.model_definitions import MarkovHead
 from speculators.models.eagle3 import Eagle3DraftModel
 from speculators.models.peagle import PEagleDraftModel
 from speculators.models.peagle.data import generate_cod_sample_indices
@@ -37,6 +38,8 @@ TARGET_LAYERS_MIN = 6
 TARGET_TYPES = ("gpt_oss", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 # A crop that held only a prompt would have nothing to learn.
 ANSWER_TOKENS_MIN = 8
+# A Markov head starts from nothing, often beside a head that has learned: at so many times that one's `other` rate.
+MARKOV_RATE = 4.0
 HEAD_RATES = Rates(matrix=6e-3, other=2e-3, warmup_steps=50, decay_steps=2800, weight_decay=0.01)
 
 
@@ -51,12 +54,14 @@ class HeadPlan:
     what lies further back. With `partitions` above 1 a row of P-EAGLE's goes backward in that many chunks, which a row
     too long for the memory needs; its gradients are the same. `confidence_floor` weighs positions by what the
     acceptance length gains by them (`drafter/loss.py`); without it all weigh the same. `start` is the folder of a head
-    whose weights it goes on from, instead of new ones.
+    whose weights it goes on from, instead of new ones. `markov_rank` is that of P-EAGLE's Markov head
+    (`engine/markov_drafts.py`); without one, 0, no draft knows the one before it.
     """
 
     method: Method
     layers: int
     trained_depth: int
+    markov_rank: int = 0
     start: str | None = None
     tapped_layers: tuple[int, ...] | None = None
     depth_ratio: float = 0.8
@@ -83,7 +88,7 @@ class Row:
 # EAGLE-3 passes its one layer over every position, once for each depth, P-EAGLE its four over those sampled, once: a
 # step is about the same work for both. Drafting, P-EAGLE passes once, and so affords the layers.
 HEAD_PLANS = {
-    "p-eagle": HeadPlan("p-eagle", layers=4, trained_depth=8),
+    "p-eagle": HeadPlan("p-eagle", layers=4, trained_depth=8, markov_rank=64),
     "eagle3": HeadPlan("eagle3", layers=1, trained_depth=7),
 }
 
@@ -262,6 +267,8 @@ def make_head(
         head = PEagleDraftModel.from_training_args(
             layers, mask_token_id=mask_token, num_depths=plan.trained_depth, **shape
         )
+        if plan.markov_rank:
+            head.markov_head = new_markov_head(config.vocab_size, config.hidden_size, plan.markov_rank)
     else:
         head = Eagle3DraftModel.from_training_args(layers, ttt_steps=plan.trained_depth, **shape)
     # speculators keeps the target's output matrix; a head this small drafts better with one of its own
@@ -269,14 +276,36 @@ def make_head(
     return head.float()
 
 
+def new_markov_head(vocabulary: int, hidden_size: int, rank: int) -> MarkovHead:
+    """One that changes nothing yet, and learns at once."""
+    markov = MarkovHead(
+        verifier_vocab_size=vocabulary,
+        draft_vocab_size=vocabulary,
+        markov_rank=rank,
+        hidden_size=hidden_size,
+        head_type="gated",
+    )
+    torch.nn.init.normal_(markov.markov_w1.weight)
+    torch.nn.init.zeros_(markov.markov_w2.weight)
+    return markov
+
+
 def _optimizers(head: torch.nn.Module, plan: HeadPlan) -> tuple[torch.optim.Optimizer, ...]:
     matrices: list[torch.nn.Parameter] = []
     others: list[torch.nn.Parameter] = []
+    markov: list[torch.nn.Parameter] = []
     for name, parameter in head.named_parameters():
-        if parameter.requires_grad:
+        if not parameter.requires_grad:
+            continue
+        if name.startswith("markov_head"):
+            markov.append(parameter)
+        else:
             hidden = parameter.ndim == 2 and not name.startswith(("embed_tokens", "lm_head"))
             (matrices if hidden else others).append(parameter)
-    return make_optimizers(matrices, others, plan.rates)
+    optimizers = make_optimizers(matrices, others, plan.rates)
+    if markov:
+        optimizers[-1].add_param_group({"params": markov, "lr": MARKOV_RATE * plan.rates.other})
+    return optimizers
 
 
 def rows_of_step(generated: GeneratedText, corpus: np.ndarray, plan: HeadPlan, step: int) -> list[Row]:
@@ -318,7 +347,7 @@ def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: Head
         def loss_of(anchors: torch.Tensor, depths: torch.Tensor) -> LossConfig:
             return weighted_kl(anchors, depths, batch["loss_mask"], kept, plan.confidence_floor)
 
-        if plan.partitions > 1:
+        if plan.partitions > 1 or plan.markov_rank:
             return backward_in_chunks(head, batch, plan.partitions, sampling, loss_of, precision, 1 / rows)
         # The head samples these again, from the same random state.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):

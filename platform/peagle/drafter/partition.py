@@ -26,6 +26,7 @@ from speculators.models.peagle.metrics import compute_metrics
 from torch.nn.attention.flex_attention import create_mask
 
 from peagle.drafter.loss import COUNT_EPSILON
+from peagle.engine.markov_drafts import MarkovHead, chained
 
 Precision = Callable[[], AbstractContextManager[object]]
 # The loss over positions, from the anchors and the depths of each, both [positions].
@@ -116,7 +117,7 @@ def draft_tokens(
     precision: Precision,
     partitions: int = 1,
 ) -> torch.Tensor:
-    """What the head drafts from every position of a row, greedily: int, [length, num_depths].
+    """What the head drafts from every position of a row, greedily, as an engine does: int, [length, num_depths].
 
     Takes the same `batch` as `backward_in_chunks`, without what only a loss needs.
     """
@@ -125,12 +126,18 @@ def draft_tokens(
     anchors = positions.repeat(num_depths)
     depths = torch.arange(num_depths, device=positions.device).repeat_interleave(length)
     row = _Row(head, batch, precision)
+    markov = MarkovHead.of(head.markov_head.state_dict()) if hasattr(head, "markov_head") else None
     drafts = torch.empty(length, num_depths, dtype=torch.long, device=positions.device)
     for chunk in chunks_of(anchors, depths, length, partitions):
         last, *before = row.leaves(chunk)
         with precision():
-            logits = head.lm_head(head.norm(row.states(chunk, last, before)))
-        drafts[chunk.all_anchors, chunk.all_depths] = logits[0].argmax(-1)
+            hidden = head.norm(row.states(chunk, last, before))[0]
+            logits = head.lm_head(hidden)
+        # Of each chain in its order: [anchors, depths, ...].
+        at = (chunk.all_anchors - chunk.start, chunk.all_depths)
+        shape = (chunk.end - chunk.start, num_depths)
+        chains = [each.new_empty(*shape, each.shape[-1]).index_put_(at, each) for each in (logits, hidden)]
+        drafts[chunk.start : chunk.end] = chained(chains[0], chains[1], markov) if markov else chains[0].argmax(-1)
     return drafts
 
 
@@ -165,7 +172,7 @@ class _Row:
         loss_mask, positions = self._batch["loss_mask"], chunk.all_anchors + chunk.all_depths
         with self._precision():
             loss, metrics = compute_metrics(
-                logits=self._head.lm_head(self._head.norm(self.states(chunk, last, before))),
+                logits=self._logits(chunk, self.states(chunk, last, before)),
                 targets=self._targets(chunk, num_depths)[:, positions - chunk.start],
                 loss_mask=loss_mask,
                 anchor_pos=chunk.all_anchors,
@@ -243,6 +250,18 @@ class _Row:
         kind = anchors.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._head.dtype
         return torch.zeros(boolean.shape, dtype=dtype, device=anchors.device).masked_fill_(~boolean, float("-inf"))
+
+    def _logits(self, chunk: Chunk, states: torch.Tensor) -> torch.Tensor:
+        """Of a chunk's positions, [1, positions, vocabulary], each behind the row's own token where it would be behind
+        a draft."""
+        hidden = self._head.norm(states)
+        logits: torch.Tensor = self._head.lm_head(hidden)
+        if not hasattr(self._head, "markov_head"):
+            return logits
+        first = chunk.end - chunk.start  # what is drafted first follows a token that is known
+        before = self._batch["input_ids"][:, chunk.anchors + chunk.depths]
+        bias = self._head.markov_head.block_bias(prev_token_ids=before, hidden_states=hidden[:, first:])
+        return torch.cat([logits[:, :first], logits[:, first:] + bias], dim=1)
 
     @torch.no_grad()
     def _targets(self, chunk: Chunk, num_depths: int) -> torch.Tensor:

@@ -26,7 +26,8 @@ _OWN = HEAD_PLANS["p-eagle"]
 
 class Head(Strict):
     """What is trained. By default `layers` is 4 for p-eagle, 1 for eagle3; `tapped_layers` an early, a middle, a late
-    one; `trained_depth` 8 for p-eagle, 7 for eagle3. `start` is the folder of a head whose weights it goes on from."""
+    one; `trained_depth` 8 for p-eagle, 7 for eagle3; `markov_rank` 64 for p-eagle, which drafts without a Markov head
+    where it is 0. `start` is the folder of a head whose weights it goes on from."""
 
     method: Literal["p-eagle", "eagle3"] = "p-eagle"
     start: Name | None = None
@@ -34,6 +35,14 @@ class Head(Strict):
     trained_depth: int | None = Field(default=None, ge=1, le=64)
     tapped_layers: list[int] | None = None
     mask_token: Name = "<|mask|>"
+    markov_rank: int | None = Field(default=None, ge=0, le=4096)
+
+    @model_validator(mode="after")
+    def _only_p_eagle_has_a_markov_head(self) -> Self:
+        if self.method == "eagle3" and self.markov_rank:
+            problem = "eagle3 drafts token by token and needs no Markov head"
+            raise wrong("markov_rank", self.markov_rank, problem, "Remove it, or write method: p-eagle.")
+        return self
 
 
 class Text(Strict):
@@ -108,6 +117,7 @@ class TrainingFile(Strict):
             method=self.head.method,
             layers=self.head.layers or own.layers,
             trained_depth=self.head.trained_depth or own.trained_depth,
+            markov_rank=own.markov_rank if self.head.markov_rank is None else self.head.markov_rank,
             start=self.head.start,
             tapped_layers=None if self.head.tapped_layers is None else tuple(self.head.tapped_layers),
             depth_ratio=schedule.depth_ratio,

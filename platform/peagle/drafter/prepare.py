@@ -98,6 +98,8 @@ def _weights(job: Job, target_layers: int, mask_token: int | None) -> Mapping[st
         "method": (known.method, plan.method),
         "layers": (known.layers, plan.layers),
         "trained_depth": (known.trained_depth, plan.trained_depth),
+        # A head without a Markov head is given one.
+        "markov_rank": (known.markov_rank or plan.markov_rank, plan.markov_rank),
         "tapped_layers": (known.tapped_layers, taps),
         "mask_token": (getattr(head, "mask_token_id", mask_token), mask_token),
     }

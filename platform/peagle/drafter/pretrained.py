@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 from speculators.models.eagle3 import Eagle3DraftModel
 from transformers import AutoConfig
 
-from peagle.drafter.export import TRAINING_ONLY
+from peagle.drafter.export import MARKOV, TRAINING_ONLY
 from peagle.drafter.heads import HEAD_PLANS, HeadPlan, make_head
-from peagle.engine.checkpoint import Folder
+from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY, Folder
 
 _REMEDY = "Name a head that `peagle drafter train` wrote for this target."
 
@@ -31,9 +31,16 @@ def load_head(target: Path, folder: Path, field: str = "HEAD") -> tuple[Eagle3Dr
             raise files.wrong(f"config.json: {key}", config.get(key), "it was trained in another way", _REMEDY)
     files.read_tensors()
     plan = _plan(files, config)
+    if plan.markov_rank:
+        Folder(folder / MARKOV_FOLDER, f"{field}: {MARKOV_FOLDER}", _REMEDY).read_tensors()
     mask_token = config.get("ptd_token_id")
     head = make_head(target, AutoConfig.from_pretrained(target), mask_token, plan, plan.tapped_layers or ())
-    weights = {name: value.float() for name, value in load_file(folder / "model.safetensors").items()}
+    weights = load_file(folder / "model.safetensors")
+    if plan.markov_rank:
+        weights |= {
+            MARKOV + name: value for name, value in load_file(folder / MARKOV_FOLDER / "model.safetensors").items()
+        }
+    weights = {name: value.float() for name, value in weights.items()}
     if "mask_hidden" in weights:
         weights["mask_hidden"] = weights["mask_hidden"].reshape(1, 1, -1)
     own = {name for name in head.state_dict() if not name.startswith(TRAINING_ONLY)}
@@ -58,6 +65,7 @@ def _plan(files: Folder, config: dict[str, Any]) -> HeadPlan:
         HEAD_PLANS["p-eagle" if "ptd_token_id" in config else "eagle3"],
         layers=_count(files, config, "num_hidden_layers"),
         trained_depth=_count(files, config, "trained_depth"),
+        markov_rank=_count(files, config, MARKOV_RANK_KEY) if MARKOV_RANK_KEY in config else 0,
         tapped_layers=tuple(taps),
     )
 

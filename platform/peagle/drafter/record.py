@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 PLAN = "plan.json"
 # In how many chunks a row goes backward changes no gradient.
 _FREE = "partitions"
+# What was so before a plan could say it.
+_BEFORE = {"markov_rank": 0}
 
 
 def learned_from(
@@ -45,8 +47,9 @@ def check_record(out: Path, plan: "HeadPlan", learned: dict[str, str | int | Non
         return
     kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     for name, value in _settings(plan).items():
-        if kept.get(name) != value and name != _FREE:
-            problem = f"the checkpoint in {out} was trained with {kept.get(name)}"
+        before = kept.get(name, _BEFORE.get(name))
+        if before != value and name != _FREE:
+            problem = f"the checkpoint in {out} was trained with {before}"
             raise ConfigError(name, value, problem, "Write that, or train into another folder.")
     # An older version did not say.
     for name, value in learned.items() if "learned_from" in kept else ():

@@ -17,6 +17,9 @@ from peagle.errors import ConfigError
 INDEX = "model.safetensors.index.json"
 OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 AGAIN = "Download or copy the checkpoint again."
+# A P-EAGLE head's Markov head lies in a folder within the head's own, which `config.json` there gives the rank of.
+MARKOV_FOLDER = "markov_head"
+MARKOV_RANK_KEY = "markov_rank"
 
 # The bound that the safetensors format itself sets.
 MAX_HEADER_BYTES = 100_000_000
@@ -159,9 +162,10 @@ def _shown(path: Path) -> str:
 def fingerprint(folder: Path) -> str:
     """A short name for what a folder's files hold, wherever they lie: of their names, their sizes and their ends."""
     known = hashlib.sha256()
-    for file in sorted(path for path in folder.iterdir() if path.is_file()):
+    paths = [*folder.iterdir(), *(folder / MARKOV_FOLDER).glob("*")]
+    for file in sorted(path for path in paths if path.is_file()):
         size = file.stat().st_size
-        known.update(f"{file.name} {size}\n".encode())
+        known.update(f"{file.relative_to(folder).as_posix()} {size}\n".encode())
         with file.open("rb") as content:
             content.seek(max(0, size - _TAIL_BYTES))
             known.update(content.read())

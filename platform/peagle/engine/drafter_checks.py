@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from peagle.config import Checkpoint, Deployment
 from peagle.engine.check import Check, raise_problems, run_check
-from peagle.engine.checkpoint import AGAIN, Folder, Tensor
+from peagle.engine.checkpoint import AGAIN, MARKOV_FOLDER, MARKOV_RANK_KEY, Folder, Tensor
 from peagle.errors import ConfigError
 from peagle.schema import closest
 
@@ -151,6 +151,8 @@ def _compare(deployment: Deployment, head: _Contents, target: _Contents | None) 
     }
     if drafter.method == "p-eagle":
         looks["mask token"] = lambda: _mask(head)
+        if MARKOV_RANK_KEY in head.config:
+            looks["Markov head"] = lambda: _markov_head(head)
     return [run_check("drafter", name, look) for name, look in looks.items()]
 
 
@@ -290,3 +292,21 @@ def _mask(head: _Contents) -> str:
         problem = f"its shape must be [1, {width}]: one state for each tapped layer"
         raise head.folder.wrong("tensor mask_hidden", list(hidden.shape), problem, AGAIN)
     return f"token {token}"
+
+
+def _markov_head(head: _Contents) -> str:
+    rank, tokens, size = (head.integer(key) for key in (MARKOV_RANK_KEY, "vocab_size", "hidden_size"))
+    folder = Folder(head.folder.path / MARKOV_FOLDER, head.folder.field, AGAIN)
+    found = folder.read_tensors() or {}
+    shapes = {
+        "markov_w1.weight": (tokens, rank),
+        "markov_w2.weight": (tokens, rank),
+        "gate_proj.weight": (rank, size + rank),
+        "gate_proj.bias": (rank,),
+    }
+    for name, shape in shapes.items():
+        if name not in found:
+            raise folder.wrong(f"tensor {name}", None, "it is missing", AGAIN)
+        if found[name].shape != shape:
+            raise folder.wrong(f"tensor {name}", list(found[name].shape), f"its shape must be {list(shape)}", AGAIN)
+    return f"rank {rank}"

@@ -9,7 +9,7 @@ import logging
 
 from vllm import __version__ as vllm_version
 
-from peagle.engine import compile_cache, cpu_draft_inputs, cpu_sampling, seeded_sampling, step_drafts
+from peagle.engine import compile_cache, cpu_draft_inputs, cpu_sampling, markov_drafts, seeded_sampling, step_drafts
 from peagle.engine.plugin import KNOWN_TEXT, is_known
 
 _LOG = logging.getLogger(__name__)
@@ -24,6 +24,7 @@ def _install() -> None:
         compile_cache.install()
         cpu_draft_inputs.install()
         cpu_sampling.install()
+        markov_drafts.install()
         seeded_sampling.install()
         step_drafts.install()
     else:

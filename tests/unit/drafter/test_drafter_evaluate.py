@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from peagle.drafter.compute import CPU, autocast
 from peagle.drafter.evaluate import drafts_of, evaluate, walk
-from peagle.drafter.heads import Row, TargetTap
+from peagle.drafter.heads import Row, TargetTap, new_markov_head
 from peagle.drafter.partition import draft_tokens
 from peagle.drafter.pretrained import load_head
 from peagle.drafter.text import GeneratedText
@@ -68,6 +68,8 @@ def test_a_draft_depends_only_on_what_is_known_when_it_is_made(method: str) -> N
 
 def test_partitioned_drafts_are_those_that_the_training_pass_makes() -> None:
     head, plan = load_head(TARGET, EMBEDDED / "p-eagle")
+    if plan.markov_rank:
+        del head.markov_head  # the training pass of speculators has none
     batch = TargetTap(TARGET, plan.tapped_layers or ())(Row(TOKENS))
     seen: list[torch.Tensor] = []
     head.lm_head.register_forward_hook(lambda _module, _inputs, logits: seen.append(logits[0].argmax(-1)))
@@ -84,6 +86,23 @@ def test_partitioned_drafts_are_those_that_the_training_pass_makes() -> None:
         )
     drafts = draft_tokens(head, batch, 6, partial(autocast, CPU), partitions=3)
     assert (drafts[anchors, depths] == seen[0])[anchors >= 0].float().mean() > 0.97  # ties in bfloat16
+
+
+def test_a_head_drafts_along_its_markov_head() -> None:
+    head, plan = load_head(TARGET, EMBEDDED / "p-eagle")
+    head.markov_head = new_markov_head(2048, 192, 8)
+    batch = TargetTap(TARGET, plan.tapped_layers or ())(Row(TOKENS))
+
+    def drafts() -> torch.Tensor:
+        return draft_tokens(head, batch, 3, partial(autocast, CPU), partitions=2)
+
+    unbiased = drafts()
+    torch.nn.init.zeros_(head.markov_head.gate_proj.weight)  # the gate is one half, wherever
+    torch.nn.init.ones_(head.markov_head.markov_w1.weight)
+    with torch.no_grad():
+        head.markov_head.markov_w2.weight[77] = 1e3
+    assert torch.equal(drafts()[:, 0], unbiased[:, 0])
+    assert set(drafts()[:, 1:].flatten().tolist()) == {77}
 
 
 def test_evaluation_counts_greedy_rows_and_leaves_others_out() -> None:

@@ -132,17 +132,39 @@ def test_they_are_when_positions_weigh_by_their_chains(prompt_tokens: int, parti
     compare(head_of(2), row(prompt_tokens), partitions, floor=0.25)
 
 
-def test_training_weighs_the_same_whole_and_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("markov_rank", [0, 5])
+def test_training_weighs_the_same_whole_and_in_chunks(monkeypatch: pytest.MonkeyPatch, markov_rank: int) -> None:
     monkeypatch.setattr(heads, "autocast", nullcontext)
     head, batch = head_of(2), row(prompt_tokens=7)
-    plan = replace(heads.HEAD_PLANS["p-eagle"], trained_depth=DEPTHS, depth_ratio=0.9, depth_ratio_min=0.6)
+    plan = heads.HEAD_PLANS["p-eagle"]
+    plan = replace(plan, trained_depth=DEPTHS, depth_ratio=0.9, depth_ratio_min=0.6, markov_rank=markov_rank)
+    if markov_rank:
+        head.markov_head = heads.new_markov_head(VOCABULARY, HIDDEN, markov_rank)
+        torch.nn.init.normal_(head.markov_head.markov_w2.weight)
     found = []
     for partitions in (1, 4):
         torch.manual_seed(3)
         heads._backward(head, batch, replace(plan, partitions=partitions), 1)
         found.append(gradients(head))
+    assert sum(name.startswith("markov_head") for name in found[0]) == (4 if markov_rank else 0)
     for name, gradient in found[0].items():
+        assert gradient.any(), name
         assert (found[1][name] - gradient).norm() <= 1e-5 * gradient.norm(), name
+
+
+def test_only_what_follows_a_draft_is_biased(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "autocast", nullcontext)
+    head, batch = head_of(1), row(prompt_tokens=0)
+    plan = replace(heads.HEAD_PLANS["p-eagle"], markov_rank=5)
+    losses: dict[tuple[int, float], float] = {}
+    head.markov_head = heads.new_markov_head(VOCABULARY, HIDDEN, 5)
+    for weight in (0.0, 1.0):
+        torch.nn.init.constant_(head.markov_head.markov_w2.weight[:7].detach(), weight)
+        for depth in (1, DEPTHS):
+            torch.manual_seed(3)
+            losses[depth, weight] = heads._backward(head, batch, replace(plan, trained_depth=depth), 1)["loss"]
+    assert losses[1, 0.0] == losses[1, 1.0]
+    assert losses[DEPTHS, 0.0] != losses[DEPTHS, 1.0]
 
 
 def test_they_are_with_shared_keys_sliding_windows_and_several_documents() -> None:

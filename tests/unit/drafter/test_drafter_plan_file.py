@@ -71,7 +71,11 @@ def test_a_short_file_takes_the_defaults_of_its_method() -> None:
         ({"head__method": "eagle2"}, r"head\.method = 'eagle2': it must be 'p-eagle' or 'eagle3'"),
         ({"training__step": 5}, r"training\.step = 5: there is no such field\. Did you mean steps\?"),
         ({"training__partitions": 0}, r"training\.partitions = 0: it must be at least 1"),
-        ({"head__method": "eagle3", "training__partitions": 2}, r"training\.partitions = 2: eagle3 .*Write 1"),
+        (
+            {"head__method": "eagle3", "head__markov_rank": 0, "training__partitions": 2},
+            r"training\.partitions = 2: eagle3 .*Write 1",
+        ),
+        ({"head__method": "eagle3"}, r"head\.markov_rank = 64: eagle3 .*Remove it"),
         ({"text__corpus": None}, r"text\.generated_ratio = 0\.8: there is no corpus"),
         ({"text__corpus": "./no.txt"}, r"text\.corpus = './no\.txt': there is no such file"),
         ({"head__start": "./nowhere"}, r"head\.start = './nowhere': there is no such folder"),

@@ -1,8 +1,10 @@
 """Real training runs at toy size: what counts is that they resume exactly and export what vLLM expects."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +70,9 @@ def killed_at(step: int):  # type: ignore[no-untyped-def]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
+    found = load_file(folder / "model.safetensors")
+    markov = folder / "markov_head" / "model.safetensors"
+    return found | (load_file(markov) if markov.exists() else {})
 
 
 def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
@@ -90,12 +94,13 @@ def head_plan(method: str, partitions: int) -> HeadPlan:
 
 
 def run_head(  # type: ignore[no-untyped-def]
-    target: Path, out: Path, method: str, report=ignore, partitions: int = 1
+    target: Path, out: Path, method: str, report=ignore, partitions: int = 1, **changed: Any
 ) -> None:
     draw = np.random.default_rng(0)
     generated = GeneratedText(draw.integers(2, 300, (8, 24)).astype(np.int32), draw.integers(4, 12, 8).astype(np.int32))
     corpus = draw.integers(2, 300, 500).astype(np.int32)
-    train_head(target, generated, corpus, 1, out, head_plan(method, partitions), report, checkpoint_every_steps=2)
+    plan = replace(head_plan(method, partitions), **changed)
+    train_head(target, generated, corpus, 1, out, plan, report, checkpoint_every_steps=2)
 
 
 def test_target_training_lowers_the_loss(tmp_path: Path) -> None:
@@ -153,6 +158,9 @@ def test_exported_head_has_the_shapes_that_vllm_loads(
     assert shapes["layers.0.self_attn.q_proj.weight"] == (64, 2 * 64)
     assert shapes["lm_head.weight"] == (300, 64)
     assert ("mask_hidden" in shapes) is has_mask
+    assert not any("markov" in name for name in shapes)
+    assert ("markov_w1.weight" in weights(tmp_path)) is has_mask
+    assert ("markov_rank" in json.loads((tmp_path / "config.json").read_text())) is has_mask
     assert not any(name.startswith("verifier") for name in shapes)
 
 
@@ -190,6 +198,21 @@ def test_a_head_that_training_cannot_start_from_is_named(target: Path, tmp_path:
     if method == "p-eagle":
         with pytest.raises(ConfigError, match=r"head\.mask_token = 0: the head in .*first has 1"):
             prepare(replace(job, mask_token=END_OF_TEXT))
+
+
+def test_a_head_without_a_markov_head_is_given_one_and_none_loses_its_own(target: Path, tmp_path: Path) -> None:
+    rows = GeneratedText(np.random.default_rng(1).integers(2, 300, (4, 24)).astype(np.int32), np.full(4, 8, np.int32))
+    rows.save(tmp_path / "rows.npz")
+    run_head(target, tmp_path / "without", "p-eagle", markov_rank=0)
+    assert not (tmp_path / "without" / "markov_head").exists()
+    plan = replace(head_plan("p-eagle", 1), steps=3, generated_ratio=1.0, start=str(tmp_path / "without"))
+    job = Job(target, tmp_path / "rows.npz", tmp_path / "with", plan, corpus=None)
+    material = prepare(job)
+    train_head(target, rows, material.corpus, 1, job.out, plan, ignore, start=material.start)
+    assert weights(tmp_path / "with")["markov_w2.weight"].any()
+    plan = replace(plan, markov_rank=8, start=str(tmp_path / "with"))
+    with pytest.raises(ConfigError, match=r"head\.markov_rank = 8: the head in .* has 64"):
+        prepare(replace(job, plan=plan, out=tmp_path / "third"))
 
 
 def test_a_killed_training_goes_on_without_the_head_it_started_from(target: Path, tmp_path: Path) -> None:

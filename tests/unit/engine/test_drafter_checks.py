@@ -82,6 +82,25 @@ def test_a_wrong_or_missing_tensor_of_the_head_is_named(pair: Any, shapes: dict[
     assert words in problem_of(pair.deployment())
 
 
+def test_a_markov_head_has_the_rank_and_the_shapes_that_the_head_says(pair: Any) -> None:
+    def write(**changed: Any) -> None:
+        shapes = {"markov_w1.weight": (32, 4), "markov_w2.weight": (32, 4), "gate_proj.bias": (4,)}
+        shapes |= {"gate_proj.weight": (4, 12)} | changed
+        folder = pair.head.folder / "markov_head"
+        folder.mkdir(exist_ok=True)
+        save_file({name: np.zeros(shape, np.float16) for name, shape in shapes.items()}, folder / "model.safetensors")
+
+    pair.head.write({"markov_rank": 4})
+    assert "markov_head/model.safetensors: there are no weights" in problem_of(pair.deployment())
+    write()
+    checks = examine_checkpoints(pair.deployment())
+    assert ("drafter", "Markov head", "rank 4") in [(check.subject, check.name, check.detail) for check in checks]
+    write(**{"markov_w2.weight": (32, 5)})
+    assert "tensor markov_w2.weight = [32, 5]: its shape must be [32, 4]" in problem_of(pair.deployment())
+    pair.head.write({"markov_rank": 0})
+    assert "config.json: markov_rank = 0: it must be a whole number from 1" in problem_of(pair.deployment())
+
+
 def test_every_mismatch_is_reported_at_once(pair: Any) -> None:
     pair.head.write({"vocab_size": 64, "draft_vocab_size": 64, "ptd_token_id": None, "trained_depth": 3})
     with pytest.raises(ConfigError) as caught:

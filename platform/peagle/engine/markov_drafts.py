@@ -1,0 +1,116 @@
+"""A Markov head: the tie between one drafted token and the next, which a parallel drafter lacks.
+
+P-EAGLE drafts all positions in one pass, each from a mask, so none knows what was chosen before it, and later ones are
+right less often than those of a drafter that goes token by token. A Markov head adds to each position's logits a bias
+that depends on the token chosen before it, as DSpark does: of low rank, and gated by the position's own hidden state.
+The drafter's pass stays one; behind it each position costs a lookup and a product of [rank] by [rank, vocabulary]. The
+target verifies as ever.
+
+The weights lie in a folder of their own within the head's, where vLLM does not look: without peagle it serves the same
+head without them.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY
+
+_MARK = "_peagle_markov_drafts"
+
+
+@dataclass(frozen=True, slots=True)
+class MarkovHead:
+    """The bias behind token t, where the hidden state is h: `(sigmoid(gates[t] + h @ hidden.T) * tokens[t]) @ output`.
+
+    Attributes:
+        tokens: Of the token before, [vocabulary, rank].
+        gates: What that token adds to the gate, [vocabulary, rank].
+        hidden: What the hidden state adds to it, [rank, hidden].
+        output: Of the token that follows, [rank, vocabulary].
+    """
+
+    tokens: Tensor
+    gates: Tensor
+    hidden: Tensor
+    output: Tensor
+
+    @classmethod
+    def of(cls, weights: Mapping[str, Tensor]) -> Self:
+        """From the weights of speculators' gated `MarkovHead`, by their names there."""
+        tokens, gate = weights["markov_w1.weight"], weights["gate_proj.weight"]
+        size = gate.shape[1] - gate.shape[0]
+        gates = linear(tokens, gate[:, size:], weights["gate_proj.bias"])
+        return cls(tokens, gates, gate[:, :size].contiguous(), weights["markov_w2.weight"].t().contiguous())
+
+
+def chained(logits: Tensor, hidden_states: Tensor, markov: MarkovHead) -> Tensor:
+    """The greedy drafts, each token chosen behind the one before: int [drafts, depth].
+
+    Args:
+        logits: Of each position by itself, [drafts, depth, vocabulary]. The first follows a token that is known.
+        hidden_states: What they were made from, [drafts, depth, hidden].
+    """
+    # In one precision throughout; where that is float32, a CPU finds a maximum several times as quickly.
+    logits, hidden_states = logits.to(markov.output.dtype), hidden_states.to(markov.hidden.dtype)
+    gates = linear(hidden_states, markov.hidden)
+    token = logits[:, 0].argmax(-1)
+    draft = [token]
+    for depth in range(1, logits.shape[1]):
+        gated = (markov.gates[token] + gates[:, depth]).sigmoid_().mul_(markov.tokens[token])
+        token = torch.addmm(logits[:, depth], gated, markov.output).argmax(-1)
+        draft.append(token)
+    return torch.stack(draft, dim=1)
+
+
+def install() -> None:
+    """Teach this process's drafter; again, it changes nothing."""
+    # Imported here: the scheduler's process has no drafter, and this takes seconds.
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+    if hasattr(SpecDecodeBaseProposer, _MARK):
+        return
+    load, sample = SpecDecodeBaseProposer.load_model, SpecDecodeBaseProposer._greedy_sample
+
+    @functools.wraps(load)
+    def load_model(proposer: Any, target_model: Any) -> None:
+        load(proposer, target_model)
+        has_one = proposer.parallel_drafting and getattr(proposer.draft_model_config.hf_config, MARKOV_RANK_KEY, None)
+        proposer.peagle_markov = _load(proposer) if has_one else None
+
+    @functools.wraps(sample)
+    def greedy_sample(proposer: Any, hidden_states: Tensor) -> Tensor:
+        markov, depth = getattr(proposer, "peagle_markov", None), proposer.num_speculative_tokens
+        if markov is None or depth < 2:
+            alone: Tensor = sample(proposer, hidden_states)
+            return alone
+        logits = proposer.model.compute_logits(hidden_states)
+        drafts = chained(_by_draft(logits, depth), _by_draft(hidden_states, depth), markov)
+        return drafts.flatten()
+
+    SpecDecodeBaseProposer.load_model = load_model
+    SpecDecodeBaseProposer._greedy_sample = greedy_sample
+    setattr(SpecDecodeBaseProposer, _MARK, True)
+
+
+def _by_draft(rows: Tensor, depth: int) -> Tensor:
+    """[drafts * depth, size] as [drafts, depth, size]."""
+    return rows.view(-1, depth, rows.shape[-1])
+
+
+def _load(proposer: Any) -> MarkovHead:
+    """Read it from where the head's own weights were read, by vLLM's own loader."""
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    model = proposer.draft_model_config
+    source = DefaultModelLoader.Source(model.model, model.revision, subfolder=MARKOV_FOLDER)
+    loader = DefaultModelLoader(proposer.speculative_config.draft_load_config or proposer.vllm_config.load_config)
+    dtype = torch.float32 if proposer.device.type == "cpu" else proposer.dtype
+    return MarkovHead.of(
+        {name: weight.to(proposer.device, dtype) for name, weight in loader._get_weights_iterator(source)}
+    )

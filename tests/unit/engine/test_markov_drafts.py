@@ -1,0 +1,78 @@
+"""Drafts that follow each other: a Markov head's bias, against speculators' own module, and where it is asked."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from peagle.engine import markov_drafts  # noqa: E402
+from peagle.engine.markov_drafts import MarkovHead, chained  # noqa: E402
+
+DRAFTS, DEPTH, VOCABULARY, HIDDEN, RANK = 5, 4, 40, 12, 6
+
+
+def weights(scale: float = 1.0) -> dict[str, Any]:
+    draw = torch.Generator().manual_seed(3)
+    return {
+        "markov_w1.weight": torch.randn(VOCABULARY, RANK, generator=draw),
+        "markov_w2.weight": torch.randn(VOCABULARY, RANK, generator=draw) * scale,
+        "gate_proj.weight": torch.randn(RANK, HIDDEN + RANK, generator=draw),
+        "gate_proj.bias": torch.randn(RANK, generator=draw),
+    }
+
+
+def passed() -> tuple[Any, Any]:
+    """Logits and hidden states of a drafter's pass."""
+    draw = torch.Generator().manual_seed(4)
+    logits = torch.randn(DRAFTS, DEPTH, VOCABULARY, generator=draw)
+    return logits, torch.randn(DRAFTS, DEPTH, HIDDEN, generator=draw)
+
+
+def test_each_draft_follows_the_one_before_as_in_training() -> None:
+    model_definitions = pytest.importorskip("speculators.models.dspark.model_definitions")
+    trained = model_definitions.MarkovHead(
+        verifier_vocab_size=VOCABULARY,
+        draft_vocab_size=VOCABULARY,
+        markov_rank=RANK,
+        hidden_size=HIDDEN,
+        head_type="gated",
+    )
+    trained.load_state_dict(weights())
+    logits, hidden = passed()
+    drafts = chained(logits, hidden, MarkovHead.of(weights()))
+    assert not torch.equal(drafts, logits.argmax(-1))
+    bias = trained.block_bias(prev_token_ids=drafts[:, :-1], hidden_states=hidden[:, 1:])
+    assert torch.equal(drafts[:, 0], logits[:, 0].argmax(-1))
+    assert torch.equal(drafts[:, 1:], (logits[:, 1:] + bias).argmax(-1))
+
+
+def test_a_shorter_draft_is_the_beginning_of_a_longer_one() -> None:
+    logits, hidden = passed()
+    markov = MarkovHead.of(weights())
+    for depth in range(1, DEPTH):
+        shorter = chained(logits[:, :depth], hidden[:, :depth], markov)
+        assert torch.equal(shorter, chained(logits, hidden, markov)[:, :depth])
+
+
+def test_a_head_that_has_learned_nothing_changes_nothing() -> None:
+    logits, hidden = passed()
+    assert torch.equal(chained(logits, hidden, MarkovHead.of(weights(scale=0.0))), logits.argmax(-1))
+
+
+@pytest.mark.parametrize("depth", [1, DEPTH])
+@pytest.mark.parametrize("has_one", [True, False])
+def test_vllms_drafter_asks_it_where_there_is_one(has_one: bool, depth: int) -> None:
+    module = pytest.importorskip("vllm.v1.spec_decode.llm_base_proposer")
+    markov_drafts.install()
+    markov_drafts.install()
+    logits, hidden = (each[:, :depth] for each in passed())
+    markov = MarkovHead.of(weights())
+    proposer = object.__new__(module.SpecDecodeBaseProposer)
+    proposer.num_speculative_tokens = depth
+    proposer.use_local_argmax_reduction = proposer.use_heterogeneous_vocab = False
+    proposer.model = SimpleNamespace(compute_logits=lambda _states: logits.reshape(-1, VOCABULARY))
+    proposer.peagle_markov = markov if has_one else None
+    drafts = proposer._greedy_sample(hidden.reshape(-1, HIDDEN)).view(DRAFTS, depth)
+    assert torch.equal(drafts, chained(logits, hidden, markov) if has_one else logits.argmax(-1))
