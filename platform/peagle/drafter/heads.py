@@ -39,7 +39,7 @@ TARGET_TYPES = ("gpt_oss", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", 
 # A crop that held only a prompt would have nothing to learn.
 ANSWER_TOKENS_MIN = 8
 # A Markov head starts from nothing, often beside a head that has learned: at so many times that one's `other` rate.
-MARKOV_RATE = 4.0
+MARKOV_RATE = 10.0
 HEAD_RATES = Rates(matrix=6e-3, other=2e-3, warmup_steps=50, decay_steps=2800, weight_decay=0.01)
 
 
@@ -55,7 +55,8 @@ class HeadPlan:
     too long for the memory needs; its gradients are the same. `confidence_floor` weighs positions by what the
     acceptance length gains by them (`drafter/loss.py`); without it all weigh the same. `start` is the folder of a head
     whose weights it goes on from, instead of new ones. `markov_rank` is that of P-EAGLE's Markov head
-    (`engine/markov_drafts.py`); without one, 0, no draft knows the one before it.
+    (`engine/markov_drafts.py`); without one, 0, no draft knows the one before it. With `frozen` only that and the
+    output matrix learn, which takes less time and less text.
     """
 
     method: Method
@@ -63,6 +64,7 @@ class HeadPlan:
     trained_depth: int
     markov_rank: int = 0
     start: str | None = None
+    frozen: bool = False
     tapped_layers: tuple[int, ...] | None = None
     depth_ratio: float = 0.8
     depth_ratio_min: float = 0.4
@@ -88,7 +90,7 @@ class Row:
 # EAGLE-3 passes its one layer over every position, once for each depth, P-EAGLE its four over those sampled, once: a
 # step is about the same work for both. Drafting, P-EAGLE passes once, and so affords the layers.
 HEAD_PLANS = {
-    "p-eagle": HeadPlan("p-eagle", layers=4, trained_depth=8, markov_rank=64),
+    "p-eagle": HeadPlan("p-eagle", layers=4, trained_depth=8, markov_rank=128),
     "eagle3": HeadPlan("eagle3", layers=1, trained_depth=7),
 }
 
@@ -131,6 +133,9 @@ def train_head(
     head = make_head(target, config, mask_token, plan, taps)
     if start is not None:
         head.load_state_dict(dict(start), strict=False)  # the target's own matrices are in place
+    if plan.frozen:
+        for name, parameter in head.named_parameters():
+            parameter.requires_grad_(name.startswith(("markov_head", "lm_head")))
     head.to(compute.device)
     tap = TargetTap(target, taps, compute.device)
     optimizers = _optimizers(head, plan)

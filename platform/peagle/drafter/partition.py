@@ -152,6 +152,8 @@ class _Row:
             inputs = _layer_input(head, batch["input_ids"], batch["hidden_states"])
             last = self._layers(inputs, self._positions, torch.zeros_like(self._positions), 0, kept)
         self._shared = [last, *kept.keys, *kept.values]
+        # Where what is shared learns nothing, what reaches it is not asked for.
+        self._learns = any(each.requires_grad for each in self._shared)
         # In float32, whatever they are themselves: many chunks' small shares are summed here.
         self._gradients = [torch.zeros_like(each, dtype=torch.float32) for each in self._shared]
 
@@ -168,7 +170,7 @@ class _Row:
         self, chunk: Chunk, num_depths: int, loss_of: LossOf, counted: torch.Tensor, loss_scale: float
     ) -> dict[str, float]:
         """Send one chunk's share of the row's loss backward; `counted` positions are in the whole row's mean."""
-        last, *before = (each.requires_grad_() for each in self.leaves(chunk))
+        last, *before = (each.requires_grad_(self._learns) for each in self.leaves(chunk))
         loss_mask, positions = self._batch["loss_mask"], chunk.all_anchors + chunk.all_depths
         with self._precision():
             loss, metrics = compute_metrics(
@@ -182,8 +184,8 @@ class _Row:
             )
             share = loss * ((loss_mask[0, positions].sum() + COUNT_EPSILON) / counted)
         (share * loss_scale).backward()
-        assert last.grad is not None
-        self._gradients[0][:, chunk.start : chunk.end] += last.grad
+        if last.grad is not None:
+            self._gradients[0][:, chunk.start : chunk.end] += last.grad
         for gradient, leaf in zip(self._gradients[1:], before, strict=True):
             if leaf.grad is not None:  # there is none where the chunk has no chains
                 gradient[:, :, : chunk.end] += leaf.grad
@@ -192,6 +194,8 @@ class _Row:
 
     def backward(self) -> None:
         """Send what the chunks left at the shared values backward through depth 0."""
+        if not self._learns:
+            return
         torch.autograd.backward(
             self._shared,
             [gradient.to(each.dtype) for gradient, each in zip(self._gradients, self._shared, strict=True)],

@@ -26,8 +26,9 @@ _OWN = HEAD_PLANS["p-eagle"]
 
 class Head(Strict):
     """What is trained. By default `layers` is 4 for p-eagle, 1 for eagle3; `tapped_layers` an early, a middle, a late
-    one; `trained_depth` 8 for p-eagle, 7 for eagle3; `markov_rank` 64 for p-eagle, which drafts without a Markov head
-    where it is 0. `start` is the folder of a head whose weights it goes on from."""
+    one; `trained_depth` 8 for p-eagle, 7 for eagle3; `markov_rank` 128 for p-eagle, which drafts without a Markov head
+    where it is 0. `start` is the folder of a head whose weights it goes on from; with `frozen` only its Markov head and
+    its output matrix learn."""
 
     method: Literal["p-eagle", "eagle3"] = "p-eagle"
     start: Name | None = None
@@ -36,12 +37,20 @@ class Head(Strict):
     tapped_layers: list[int] | None = None
     mask_token: Name = "<|mask|>"
     markov_rank: int | None = Field(default=None, ge=0, le=4096)
+    frozen: bool = False
 
     @model_validator(mode="after")
     def _only_p_eagle_has_a_markov_head(self) -> Self:
         if self.method == "eagle3" and self.markov_rank:
             problem = "eagle3 drafts token by token and needs no Markov head"
             raise wrong("markov_rank", self.markov_rank, problem, "Remove it, or write method: p-eagle.")
+        return self
+
+    @model_validator(mode="after")
+    def _only_a_trained_head_is_frozen(self) -> Self:
+        if self.frozen and (self.start is None or self.method == "eagle3" or self.markov_rank == 0):
+            problem = "what would learn is the Markov head of a P-EAGLE head that has learned the rest"
+            raise wrong("frozen", True, problem, "Name the head as start, or write false.")
         return self
 
 
@@ -119,6 +128,7 @@ class TrainingFile(Strict):
             trained_depth=self.head.trained_depth or own.trained_depth,
             markov_rank=own.markov_rank if self.head.markov_rank is None else self.head.markov_rank,
             start=self.head.start,
+            frozen=self.head.frozen,
             tapped_layers=None if self.head.tapped_layers is None else tuple(self.head.tapped_layers),
             depth_ratio=schedule.depth_ratio,
             depth_ratio_min=schedule.depth_ratio_min,

@@ -40,12 +40,13 @@ def make_optimizers(
     matrices: Sequence[torch.nn.Parameter], others: Sequence[torch.nn.Parameter], rates: Rates
 ) -> tuple[torch.optim.Optimizer, ...]:
     """Muon for hidden matrices, which needs fewer steps than AdamW at these sizes, and AdamW for everything else."""
-    return (
-        torch.optim.Muon(
-            list(matrices), lr=rates.matrix, weight_decay=rates.weight_decay, adjust_lr_fn="match_rms_adamw"
-        ),
-        torch.optim.AdamW(list(others), lr=rates.other, betas=(0.9, 0.95), weight_decay=0.01),
+    adamw = torch.optim.AdamW(list(others), lr=rates.other, betas=(0.9, 0.95), weight_decay=0.01)
+    if not matrices:
+        return (adamw,)
+    muon = torch.optim.Muon(
+        list(matrices), lr=rates.matrix, weight_decay=rates.weight_decay, adjust_lr_fn="match_rms_adamw"
     )
+    return muon, adamw
 
 
 def update(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:

@@ -50,6 +50,12 @@ def test_the_example_says_what_the_trainer_does_by_default(tmp_path: Path) -> No
     assert Job.of(file).out == tmp_path / "p-eagle"
 
 
+def test_the_example_of_a_markov_head_is_a_plan() -> None:
+    raw = yaml.safe_load(EXAMPLE.with_name("markov-head-training.yaml").read_text())
+    plan = TrainingFile.model_validate(raw).plan
+    assert (plan.frozen, plan.start, plan.markov_rank) == (True, "./p-eagle", PLAN.markov_rank)
+
+
 def test_what_a_file_says_is_what_is_trained(tmp_path: Path) -> None:
     (tmp_path / "head").mkdir()
     file = load_training(write(tmp_path, head__start="./head", training__confidence_floor=0.25, training__seed=3))
@@ -75,7 +81,8 @@ def test_a_short_file_takes_the_defaults_of_its_method() -> None:
             {"head__method": "eagle3", "head__markov_rank": 0, "training__partitions": 2},
             r"training\.partitions = 2: eagle3 .*Write 1",
         ),
-        ({"head__method": "eagle3"}, r"head\.markov_rank = 64: eagle3 .*Remove it"),
+        ({"head__method": "eagle3"}, r"head\.markov_rank = 128: eagle3 .*Remove it"),
+        ({"head__frozen": True}, r"head\.frozen = True: what would learn .*Name the head as start"),
         ({"text__corpus": None}, r"text\.generated_ratio = 0\.8: there is no corpus"),
         ({"text__corpus": "./no.txt"}, r"text\.corpus = './no\.txt': there is no such file"),
         ({"head__start": "./nowhere"}, r"head\.start = './nowhere': there is no such folder"),

@@ -210,8 +210,13 @@ def test_a_head_without_a_markov_head_is_given_one_and_none_loses_its_own(target
     material = prepare(job)
     train_head(target, rows, material.corpus, 1, job.out, plan, ignore, start=material.start)
     assert weights(tmp_path / "with")["markov_w2.weight"].any()
+    frozen = replace(plan, frozen=True)
+    train_head(target, rows, material.corpus, 1, tmp_path / "frozen", frozen, ignore, start=material.start)
+    before, after = weights(tmp_path / "without"), weights(tmp_path / "frozen")
+    assert after["markov_w2.weight"].any()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == ["lm_head.weight"]
     plan = replace(plan, markov_rank=8, start=str(tmp_path / "with"))
-    with pytest.raises(ConfigError, match=r"head\.markov_rank = 8: the head in .* has 64"):
+    with pytest.raises(ConfigError, match=r"head\.markov_rank = 8: the head in .* has 128"):
         prepare(replace(job, plan=plan, out=tmp_path / "third"))
 
 
