@@ -26,6 +26,8 @@ from peagle.errors import ConfigError
 
 # Of greedy text the target chooses nearly every token again; what it does not is a tie that rounding decides.
 GREEDY_RATIO_MIN = 0.9
+# Of a row, so that the logits of all its positions and depths are not in memory at once.
+PARTITIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def drafts_of(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], depth: int
     """
     known = {name: batch[name] for name in ("input_ids", "hidden_states", "document_ids", "position_ids")}
     if isinstance(head, PEagleDraftModel):
-        return draft_tokens(head, known, depth, partial(autocast, batch["input_ids"].device))
+        return draft_tokens(head, known, depth, partial(autocast, batch["input_ids"].device), PARTITIONS)
     with autocast(batch["input_ids"].device):
         steps: Sequence[torch.Tensor] = head(**known, ttt_steps=depth)
     return torch.stack([step[0] for step in steps], dim=1)
