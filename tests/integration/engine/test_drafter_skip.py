@@ -1,11 +1,13 @@
 """Where K is 0 for all of a batch no draft is made; outputs stay, and a request that missed drafts makes no more."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from engine_runner import Runner, embedded, held_out, running
+from peagle.router.snapshot import StepStats
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -181,15 +183,23 @@ def test_what_the_drafter_had_no_room_for_is_no_draft(runner: Runner) -> None:
     """At the context's end vLLM hands out zeros for drafts, which the target would refuse one by one."""
     tokenizer, length = runner.llm.get_tokenizer(), runner.llm.model_config.max_model_len
     prompt = tokenizer.decode(tokenizer.encode("\n".join(held_out(16)))[: length - 40])
-    drafted = []
+    texts: list[tuple[int, ...]] = []
     for depth in (0, 7):
         runner.set_depths(depth)
-        before = runner.stats()
-        (output,) = runner.generate([prompt], 1, ignore_eos=True, max_tokens=length)
-        drafted.append((tuple(output.token_ids), runner.stats().since(before)))
-    (plain, _), (text, added) = drafted
-    assert text == plain
-    assert 20 < len(text) < 60
-    # The drafter needs room for Kmax, so the last tokens come one by one.
-    steps = sum(cell.steps for cell in added.cells)
-    assert 0 < added.drafts <= steps - 6
+        seen = [runner.stats()]
+
+        def watch_step(_: list[str], seen: list[StepStats] = seen) -> None:
+            seen.append(runner.stats())
+
+        (output,) = runner.generate([prompt], 1, watch_step, ignore_eos=True, max_tokens=length)
+        texts.append(tuple(output.token_ids))
+    assert texts[0] == texts[1]
+    assert 20 < len(texts[1]) < 60
+    steps = [after.since(before) for before, after in itertools.pairwise(seen)]
+    tokens = [sum(cell.tokens for cell in step.cells) for step in steps]
+    # Where fewer than these are left to be written the drafter, which needs room for Kmax, has none.
+    left = [sum(tokens[number:]) for number in range(len(steps))]
+    late = [bool(step.drafts) for step, tokens_left in zip(steps, left, strict=True) if 0 < tokens_left < 6]
+    assert late
+    assert not any(late)
+    assert sum(step.drafts for step in steps) > 6
