@@ -26,6 +26,8 @@ from peagle.serve import processes
 PROGRAM, PROGRAM_KEY = "peagle-haproxy", "RAY_SERVE_HAPROXY_BINARY_PATH"
 SWITCH_KEY = "RAY_SERVE_ENABLE_HA_PROXY"
 LISTEN_KEY = "PEAGLE_HAPROXY_HOST"
+# Uvicorn's: from whom an ingress process believes whose request it is.
+TRUSTED_KEY = "FORWARDED_ALLOW_IPS"
 # Where ingress processes and Serve's own proxy listen: to HAProxy alone, which is on their machine.
 BEHIND_HOST = "127.0.0.1"
 
@@ -36,6 +38,9 @@ _DEREGISTERED_S = 2
 _CONNECTIONS_MAX, _HEADERS_BYTES = 4096, 65_536
 # Each connection has two sides; the rest is for listeners, health checks and logs.
 _OTHER_FILES = 200
+
+# A proxy on this machine, which says for whom it asks. Whoever is here and makes that up can only lose by it.
+_TOLD_BY_A_LOCAL_PROXY = "{ src 127.0.0.0/8 ::1 ::ffff:127.0.0.0/104 } { req.hdr(x-forwarded-for) -m found }"
 
 # By the status that HAProxy has in mind. What is no HTTP it refuses before it looks here.
 _REPLIES = {status: in_openai_form(status) for status in (500, 502, 503, 504)}
@@ -81,7 +86,8 @@ def environment(folder: Path, host: str) -> dict[str, str]:
         "PORT_QUARANTINE_S": 0,
         "DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": _DEREGISTERED_S,
     }
-    return {SWITCH_KEY: "1", LISTEN_KEY: host, **{f"RAY_SERVE_{name}": str(value) for name, value in given.items()}}
+    own = {SWITCH_KEY: "1", LISTEN_KEY: host, TRUSTED_KEY: "127.0.0.1,::1"}
+    return own | {f"RAY_SERVE_{name}": str(value) for name, value in given.items()}
 
 
 def main() -> None:
@@ -106,21 +112,23 @@ def main() -> None:
 def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str:
     """Return Serve's configuration of HAProxy with what peagle wants of it, listening on `host`.
 
-    - Ingress processes learn a client's address, by which they tell callers on their own machine from others.
+    - Ingress processes learn a client's address, by which they tell callers on their own machine from others. A proxy
+      on this machine, such as one for TLS, is believed whom it asks for.
     - What HAProxy itself answers has OpenAI's form.
     - Only callers on this machine reach its statistics.
-    - Bodies are not spliced: where one comes behind its headers, HAProxy 2.8 then does not see that its client leaves.
+    - Nothing is spliced: where a body comes behind its headers, HAProxy 2.8 then does not see that its client leaves.
+      Splicing takes files, too, which are counted neither here nor by Serve.
 
     Raises:
         StartupError: The configuration is not as this expects.
     """
     files = "".join(f"    errorfile {status} {path}\n" for status, path in replies.items())
     listened = rf"\g<1>{_address(host) or BEHIND_HOST}\g<2>"
-    told = r"\n    http-request set-header x-forwarded-for %[src]"
+    told = rf"\n    http-request set-header x-forwarded-for %[src] unless {_TOLD_BY_A_LOCAL_PROXY}"
     for found, wanted in (
         (r"^(frontend http_frontend\n    bind )\S+(:\d+)$", listened + told),
         (r"(^    errorfile .*\n)+", files),
-        (r"^    option splice-request\n", ""),
+        (r"(^    option splice-.*\n)+", ""),
         (r"^(frontend prometheus\n    bind ):", r"\g<1>127.0.0.1:"),
         (r"^(listen stats\n  bind )\*:", r"\g<1>127.0.0.1:"),
     ):

@@ -133,8 +133,8 @@ def put_haproxy_in_front(host: str) -> Path | None:
     given = haproxy.environment(folder, host)
     for name, value in given.items():
         os.environ.setdefault(name, value)
-    # Without its own program clients would be taken for callers on this machine.
-    os.environ.update({name: given[name] for name in (haproxy.PROGRAM_KEY, haproxy.LISTEN_KEY)})
+    # Without these clients would be taken for callers on this machine.
+    os.environ.update({name: given[name] for name in (haproxy.PROGRAM_KEY, haproxy.LISTEN_KEY, haproxy.TRUSTED_KEY)})
     return folder
 
 

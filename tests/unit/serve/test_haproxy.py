@@ -114,9 +114,22 @@ async def test_it_listens_where_it_is_told_and_says_who_asks(
     folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     async with in_front(folder, [ingress], monkeypatch, host) as (http, _):
-        told = (await http.get("/v1/models", headers={"x-forwarded-for": "203.0.113.9"})).json()
+        told = (await http.get("/v1/models")).json()
         assert told["headers"]["x-forwarded-for"] == ("::1" if host.startswith("::") else "127.0.0.1")
         assert told["client"] == told["headers"]["x-forwarded-for"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "::"])
+async def test_clients_of_a_proxy_on_this_machine_are_not_taken_for_callers_on_it(
+    folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    async with in_front(folder, [ingress], monkeypatch, host) as (http, _):
+        # Such a proxy adds whom it heard to what that one said.
+        told = (await http.get("/v1/models", headers={"x-forwarded-for": "127.0.0.1, 203.0.113.9"})).json()
+        assert told["client"] == "203.0.113.9"
+        ipv4 = f"http://127.0.0.1:{http.base_url.port}/"
+        if host == "::":
+            assert (await http.get(ipv4, headers={"x-forwarded-for": "203.0.113.9"})).json()["client"] == "203.0.113.9"
 
 
 async def test_a_caller_from_elsewhere_cannot_pass_for_one_of_this_machine(
@@ -207,9 +220,17 @@ def test_a_socket_fits_with_the_name_that_haproxy_gives_it_while_it_reloads(fold
     assert len(os.fsencode(longest)) < 108
 
 
-def test_few_open_files_mean_few_connections(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda _: (256, 1024))
-    assert int(haproxy.environment(folder, "127.0.0.1")["RAY_SERVE_HAPROXY_MAXCONN"]) == 412
+@pytest.mark.parametrize("files", [1024, 4096])
+async def test_it_needs_no_more_files_than_may_be_open(
+    folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch, files: int
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (256, files))
+    async with in_front(folder, [ingress], monkeypatch) as (_, api):
+        reader, writer = await asyncio.open_unix_connection(api.cfg.socket_path)
+        writer.write(b"show info\n")
+        told = dict(line.split(": ", 1) for line in (await reader.read()).decode().splitlines() if ": " in line)
+        writer.close()
+    assert 0.7 * files < int(told["Maxsock"]) <= files
 
 
 # A manager of Serve's, as far as this goes: it starts HAProxy and waits.
@@ -261,12 +282,18 @@ async def test_an_ingress_learns_that_a_client_has_left_before_its_answer(
 
 
 def test_an_operators_settings_stay_but_not_a_program_that_tells_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {haproxy.PROGRAM_KEY: "/usr/sbin/haproxy", "RAY_SERVE_HAPROXY_MAXCONN": "7"})
+    theirs = {
+        haproxy.PROGRAM_KEY: "/usr/sbin/haproxy",
+        haproxy.TRUSTED_KEY: "10.0.0.5",
+        "RAY_SERVE_HAPROXY_MAXCONN": "7",
+    }
+    monkeypatch.setattr(os, "environ", theirs)
     files = put_haproxy_in_front("127.0.0.1")
     assert files is not None
     files.rmdir()
     assert os.environ["RAY_SERVE_HAPROXY_MAXCONN"] == "7"
     assert os.environ[haproxy.PROGRAM_KEY].endswith(haproxy.PROGRAM)
+    assert os.environ[haproxy.TRUSTED_KEY] == "127.0.0.1,::1"
     assert haproxy.is_in_front()
 
 
