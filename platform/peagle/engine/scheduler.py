@@ -177,7 +177,8 @@ class LiveDepthScheduler(DraftTakingScheduler):
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """Every way for a request to end passes here: stop, length, abort, error."""
         self._tails.finish(request.request_id, request.all_token_ids)
-        self._prompts.end(request.request_id, request.num_prompt_tokens, request.num_output_tokens)
+        prompt_tokens = min(request.num_prompt_tokens, request.num_computed_tokens)  # less if it is left meanwhile
+        self._prompts.end(request.request_id, prompt_tokens, request.num_output_tokens)
         return super()._free_request(request, *args, **kwargs)
 
     def _free_request_blocks(self, request: Request) -> None:

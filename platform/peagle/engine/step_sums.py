@@ -26,12 +26,14 @@ class CellSums:
     tail_matched: list[int] = field(init=False)
     rested: int = 0
     ended: int = 0
+    whole: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.drafted = [0] * self.depth_max
         self.accepted = [0] * self.depth_max
         self.tail_drafted = [0] * self.depth_max
         self.tail_matched = [0] * self.depth_max
+        self.whole = [0] * self.depth_max
 
     def add_step(self, seconds: float, tokens: int, rested: int, ended: int) -> None:
         self.steps += 1
@@ -47,6 +49,8 @@ class CellSums:
             self.drafted[position] += 1
         for position in range(accepted):
             self.accepted[position] += 1
+        if drafted and drafted == accepted:
+            self.whole[drafted - 1] += 1
 
     def plain(self) -> dict[str, Any]:
         """By the names of `StepCell`'s fields, of plain values only."""
@@ -63,6 +67,7 @@ class CellSums:
             "tail_matched": list(self.tail_matched),
             "rested": self.rested,
             "ended": self.ended,
+            "whole": list(self.whole),
         }
 
 

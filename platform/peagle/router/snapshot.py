@@ -31,6 +31,10 @@ class StepCell:
     or matched too. So accepted[j] / drafted[j] below K, and tail_matched[j] / tail_drafted[j] beyond, both estimate
     the probability that the first j+1 drafts are all right.
 
+    Some drafts are shorter than K, where a grammar allows no more of one or a request has no more room: `whole[j]`
+    counts those of exactly j+1 tokens that were all right, of which nothing is known beyond; empty if there were none
+    shorter than K.
+
     `ended` sums over the steps how many of their requests had ended by the time that the output came: where the next
     step is scheduled before the last one's output is known, these are computed and get nothing. `rested` sums how many
     of the others drafted no more, because steps had run without the drafter.
@@ -48,6 +52,7 @@ class StepCell:
     tail_matched: tuple[int, ...]
     rested: int = 0
     ended: int = 0
+    whole: tuple[int, ...] = ()
 
     @property
     def sequences(self) -> int:
@@ -236,6 +241,7 @@ def _minus(cell: StepCell, before: StepCell) -> StepCell:
         tail_matched=each(cell.tail_matched, before.tail_matched),
         rested=cell.rested - before.rested,
         ended=cell.ended - before.ended,
+        whole=each(cell.whole, before.whole),
     )
 
 

@@ -121,3 +121,4 @@ def test_cells_sum_what_was_added_and_survive_the_way_to_the_client(seed: int) -
         for position in range(DEPTH_MAX):
             assert cell.drafted[position] == sum(drafted > position for drafted, _ in drafts)
             assert cell.accepted[position] == sum(accepted > position for _, accepted in drafts)
+            assert cell.whole[position] == drafts.count((position + 1, position + 1))

@@ -45,11 +45,12 @@ def test_since_leaves_what_was_added() -> None:
         accepted=(17, 11, 5),
         rested=1,
         ended=1,
+        whole=(3, 0, 5),
     )
     new = StepCell(1, 0, 4, 0.5, 4, 0, (0, 0, 0), (0, 0, 0), (4, 4, 3), (2, 1, 0))
-    added = StepStats(TABLE, 3, (later, new)).since(StepStats(TABLE, 3, (CELL,)))
+    added = StepStats(TABLE, 3, (later, new)).since(StepStats(TABLE, 3, (replace(CELL, whole=(1, 0, 5)),)))
     assert added.cells == (
-        StepCell(2, 3, 1, 0.25, 3, 2, (2, 2, 2), (2, 1, 0), (0, 0, 0), (0, 0, 0), rested=1, ended=1),
+        StepCell(2, 3, 1, 0.25, 3, 2, (2, 2, 2), (2, 1, 0), (0, 0, 0), (0, 0, 0), rested=1, ended=1, whole=(2, 0, 0)),
         new,
     )
 

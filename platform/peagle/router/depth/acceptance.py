@@ -185,14 +185,15 @@ def counts_of(cells: Iterable[StepCell], survival: Sequence[float]) -> Counts:
 
 
 def _add_verified(cell: StepCell, at_risk: list[float], survived: list[float]) -> None:
-    reached, before = float(cell.drafted[0]), cell.drafted[0]
+    reached = cell.drafted[0]
     for position, (drafted, accepted) in enumerate(zip(cell.drafted, cell.accepted, strict=True)):
         if not drafted:
             break
-        # A draft is cut shorter where room ends, whatever was accepted before: so the share that goes on is the same.
-        at_risk[position] += reached * min(1.0, drafted / before)
+        at_risk[position] += reached
         survived[position] += accepted
-        reached, before = float(accepted), drafted
+        # A draft that ended here says nothing of what would have come. Those that a grammar cut are the wrong ones more
+        # often than others are, so the share that goes on is not the same of both.
+        reached = accepted - (cell.whole[position] if cell.whole else 0)
 
 
 def _add_tail(cell: StepCell, survival: Sequence[float], at_risk: list[float], survived: list[float]) -> None:

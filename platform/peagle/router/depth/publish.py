@@ -39,21 +39,21 @@ def publish_uniform(
 
 def publish(
     state: DepthState,
-    depths: tuple[int, ...] | None,
+    depths: tuple[int, ...],
     mode: Mode,
     reason: str,
     causes: Causes,
     forecast: Forecast,
     applied: DepthTable,
 ) -> tuple[DepthState, DepthPlan]:
-    """Hand out `depths`, one for each batch range, or what holds already where it is None.
+    """Hand out `depths`, one for each batch range.
 
     The version rises with every change, and above any that the replica has from elsewhere.
     """
     assert state.plan is not None
     batch_max, held = forecast.settings.batch_max, state.plan.table
     table = held
-    if depths is not None and (wanted := by_batch_size(depths, batch_max)) != _whole(held, batch_max):
+    if (wanted := by_batch_size(depths, batch_max)) != _whole(held, batch_max):
         table = DepthTable(max(held.version, applied.version) + 1, wanted)
     elif _whole(applied, batch_max) == _whole(held, batch_max) and applied.version >= held.version:
         table = applied
