@@ -4,13 +4,13 @@ import asyncio
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from peagle.api.body import read_json, validate
+from peagle.api.errors import cause_of, is_lost_replica
 from peagle.api.loopback import require_loopback
 from peagle.errors import NotFoundError, PeagleError, RouterLostError
 from peagle.router.depth import DepthLimits
@@ -75,9 +75,10 @@ class DepthRoutes:
         try:
             async with asyncio.timeout(request.app.state.settings.probe_timeout_s):
                 return await getattr(self._router, method).remote(*arguments)
-        except (TimeoutError, RayActorError, DeploymentUnavailableError):
-            raise RouterLostError("The Router does not answer; replicas keep their last plans.") from None
-        except RayTaskError as error:
-            if isinstance(error.cause, PeagleError):
-                raise error.cause from None
+        except Exception as error:
+            if isinstance(error, TimeoutError | DeploymentUnavailableError) or is_lost_replica(error):
+                raise RouterLostError("The Router does not answer; replicas keep their last plans.") from None
+            cause = cause_of(error)
+            if isinstance(cause, PeagleError):
+                raise cause from None
             raise

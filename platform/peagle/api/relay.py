@@ -4,6 +4,7 @@ Only the engine's own `[DONE]` counts as a finished stream: one that ends withou
 nothing is silently cut short.
 """
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -19,6 +20,8 @@ from peagle.errors import ReplicaLostError
 logger = logging.getLogger(__name__)
 
 DONE = "data: [DONE]\n\n"
+# In which a replica that has answered ends the call by itself.
+_END_S = 1.0
 
 
 class EventStream(StreamingResponse):
@@ -107,9 +110,17 @@ async def relay(
 
 
 async def finish(rest: AsyncGenerator[Any, None]) -> None:
-    """Let an answered request end by itself; closed before that, it would be cancelled, and count as such there."""
-    await anext(rest, None)
-    await rest.aclose()
+    """Let an answered request end by itself; closed before that, it would be cancelled, and count as such there.
+
+    The answer is whole: a replica that is lost or silent now takes nothing from it.
+    """
+    try:
+        async with asyncio.timeout(_END_S):
+            await anext(rest, None)
+    except Exception as error:
+        logger.warning("A replica did not end a request that it had answered.", exc_info=error)
+    finally:
+        await rest.aclose()
 
 
 def _until_error(events: list[str], asked: Asked) -> tuple[str, EngineError | None]:

@@ -101,7 +101,10 @@ class Router:
         for model, depths in self._models.items():
             if replica_id in depths.replicas:
                 return model, depths
-        raise NotFoundError(f"No replica {replica_id} adapts its depth: speculation.adaptive is what makes one do so.")
+        raise NotFoundError(
+            f"No replica {replica_id} reports here: `GET /fleet` lists replicas; those whose deployment file has "
+            "speculation.adaptive do, twice a second."
+        )
 
 
 def _checked(limits: DepthLimits | None, depths: ModelDepths) -> DepthLimits | None:

@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 from ray import serve
@@ -27,6 +27,9 @@ from peagle.serve.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_re
 
 # Below Ray Serve's own, which a replica prints from the level of information on.
 logger = logging.getLogger("ray.serve.replica")
+
+LOAD_PERIOD_S = 0.9
+"""So often dispatchers hear of a replica's load whatever its engine does: what is 2 s old they no longer believe."""
 
 STATIC = PlanStatus("static", "the depths are those that were configured", None)
 
@@ -95,13 +98,22 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         self._reporting = asyncio.create_task(keep_reporting(self._report), name="reports")
 
     async def _report(self) -> None:
-        if self._reporter is not None and not self._client.errored:
-            with suppress(TimeoutError):  # an engine that dies now never answers
-                async with asyncio.timeout(TIMEOUT_S):
-                    await self._reporter.report()
-                    return
-        # An engine that is dead, or in a long step, tells nothing of its steps, but dispatchers must hear how it is.
-        async with asyncio.timeout(TIMEOUT_S):
+        if self._reporter is None or self._client.errored:
+            await self._tell_load()
+            return
+        reporting = asyncio.create_task(self._reporter.report())
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                # An engine in a long step tells nothing of its steps, and one that dies now never does. Meanwhile
+                # dispatchers must hear how it is, before they take what they know for old.
+                while not (await asyncio.wait({reporting}, timeout=LOAD_PERIOD_S))[0]:
+                    await self._tell_load()
+                await reporting
+        finally:
+            reporting.cancel()
+
+    async def _tell_load(self) -> None:
+        async with asyncio.timeout(LOAD_PERIOD_S):
             await self._ask_router(None)
 
     async def _ask_router(self, steps: StepReport | None, standing: StandingLimits | None = None) -> DepthPlan:
@@ -259,8 +271,17 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         }
 
     async def _live_depth_stats(self) -> StepStats | None:
-        """The engine's step statistics; None where it does not speculate with live depth."""
-        return await self._read_step_stats() if self._has_live_depth else None
+        """The engine's step statistics; None where it does not speculate with live depth, or cannot say now."""
+        if not self._has_live_depth or self._client.errored:
+            return None
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await self._read_step_stats()
+        except Exception as error:
+            # One in a long step answers late, and one that dies now never does; its load is known here all the same.
+            if isinstance(error, TimeoutError) or self._client.errored:
+                return None
+            raise
 
     @property
     def _has_live_depth(self) -> bool:

@@ -1,5 +1,6 @@
 """Streams: they end with `[DONE]` or with an error event, and always close what is behind them."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 
@@ -20,7 +21,7 @@ ENGINE_ERROR = (
 class Replies:
     """A replica's replies, which note that they were closed."""
 
-    def __init__(self, *replies: str | list[str] | Exception) -> None:
+    def __init__(self, *replies: str | list[str] | Exception | asyncio.Event) -> None:
         self.replies = replies
         self.closed = False
 
@@ -29,6 +30,9 @@ class Replies:
             for reply in self.replies:
                 if isinstance(reply, Exception):
                     raise reply
+                if isinstance(reply, asyncio.Event):
+                    await reply.wait()
+                    continue
                 yield reply
         finally:
             self.closed = True
@@ -60,6 +64,15 @@ def test_an_error_that_quotes_an_answer_is_no_part_of_one() -> None:
 
 async def test_a_whole_stream_passes_unchanged() -> None:
     assert await collect(Replies(TOKEN, TOKEN, DONE)) == TOKEN + TOKEN + DONE
+
+
+async def test_a_replica_lost_after_a_whole_stream_takes_nothing_from_it() -> None:
+    assert await collect(Replies(TOKEN, DONE, ActorDiedError())) == TOKEN + DONE
+
+
+async def test_a_replica_that_is_silent_after_a_whole_stream_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peagle.api.relay._END_S", 0.01)
+    assert await collect(Replies(TOKEN, DONE, asyncio.Event())) == TOKEN + DONE
 
 
 async def test_batched_events_pass_in_order() -> None:

@@ -1,32 +1,76 @@
-"""What a replica says of itself to whoever asks for the fleet."""
+"""What a replica says of itself to whoever asks for the fleet, and to its Router."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from peagle.router.snapshot import DepthTable, StepStats
 from peagle.serve import server
 from peagle.serve.server import STATIC, PeagleServer
 
 
 class Replica(PeagleServer):
-    """One without Ray around it, whose engine is dead or alive."""
+    """One without Ray around it, whose engine answers, fails, dies while it is asked, or is in a step without end."""
 
     _plan = STATIC
 
-    def __init__(self, errored: bool) -> None:
+    def __init__(self, engine: str, errored: bool = False) -> None:
         load = SimpleNamespace(running_requests=1, waiting_requests=0, kv_usage_ratio=0.5, generation_tokens=9)
-        self._listener: Any = SimpleNamespace(load=load)
+        self._listener: Any = SimpleNamespace(load=load, sums=SimpleNamespace(plain=dict))
         self.engine = SimpleNamespace(_engine_client=SimpleNamespace(errored=errored))
+        speculation = SimpleNamespace(live_depth=True)
+        self._deployment: Any = SimpleNamespace(speculates=True, speculation=speculation, devices=1)
+        self._reporter: Any = SimpleNamespace(report=self._read_step_stats, changes={}, status=STATIC)
+        self._behaves, self.told = engine, 0
+
+    async def _read_step_stats(self) -> StepStats:
+        if self._behaves in ("dies", "fails"):
+            self.engine._engine_client.errored = self._behaves == "dies"
+            raise RuntimeError("not now")
+        if self._behaves == "stuck":
+            await asyncio.Event().wait()
+        return StepStats(DepthTable(1, (7,)), 7, ())
+
+    async def _ask_router(self, *_: Any) -> Any:
+        self.told += 1
 
     def __del__(self) -> None:
         """There is nothing to stop."""
 
 
-@pytest.mark.parametrize(("errored", "state"), [(False, "ready"), (True, "dead")])
-def test_a_replica_whose_engine_is_dead_does_not_call_itself_ready(
-    errored: bool, state: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "replica_id", lambda: "r")
     monkeypatch.setattr(server, "get_node_ip_address", lambda: "node")
-    assert Replica(errored)._status(None)["state"] == state
+    monkeypatch.setattr(server, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(server, "LOAD_PERIOD_S", 0.05)
+
+
+@pytest.mark.parametrize(
+    ("engine", "errored", "state"),
+    [("well", False, "ready"), ("stuck", False, "ready"), ("dies", False, "dead"), ("well", True, "dead")],
+)
+async def test_a_replica_tells_how_it_is_whatever_its_engine_does(engine: str, errored: bool, state: str) -> None:
+    for said in (await Replica(engine, errored).replica_status(), await Replica(engine, errored).replica_metrics()):
+        assert (said["state"], said["generation_tokens"]) == (state, 9)
+        assert ("depth_mode" in said) is (engine == "well" and not errored)
+
+
+async def test_a_failure_of_an_engine_that_lives_is_not_hidden() -> None:
+    with pytest.raises(RuntimeError, match="not now"):
+        await Replica("fails").replica_status()
+
+
+async def test_dispatchers_hear_of_a_replica_in_a_long_step_again_and_again() -> None:
+    replica = Replica("stuck")
+    with pytest.raises(TimeoutError):
+        await replica._report()
+    assert replica.told >= 2
+    well = Replica("well")
+    await well._report()
+    assert well.told == 0  # the report itself tells of it
+    dead = Replica("well", errored=True)
+    await dead._report()
+    assert dead.told == 1
