@@ -202,6 +202,7 @@ def _job(
 
     from peagle.drafter.heads import HEAD_PLANS
     from peagle.drafter.prepare import Job
+    from peagle.drafter.pretrained import read_plan
     from peagle.drafter.repository import local_target
     from peagle.errors import ConfigError
 
@@ -213,12 +214,17 @@ def _job(
     if method not in HEAD_PLANS:
         raise ConfigError("--method", method, "there is no such method", f"Write {' or '.join(HEAD_PLANS)}.")
     plan = HEAD_PLANS[method]
-    plan = replace(
-        plan,
-        layers=layers or plan.layers,
-        start=None if start is None else str(start.resolve()),
-        steps=steps or plan.steps,
-    )
+    if start is not None:
+        known = read_plan(start, "--start")
+        plan = replace(
+            plan,
+            layers=known.layers,
+            trained_depth=known.trained_depth,
+            markov_rank=known.markov_rank or plan.markov_rank,
+            tapped_layers=known.tapped_layers,
+            start=str(start.resolve()),
+        )
+    plan = replace(plan, layers=layers or plan.layers, steps=steps or plan.steps)
     return Job(local_target(target, "TARGET"), generated, out, plan)
 
 

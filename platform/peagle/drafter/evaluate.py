@@ -81,9 +81,10 @@ def evaluate(
     """
     head, plan = load_head(target, head_folder)
     vocabulary = head.verifier_lm_head.weight.shape[0]
-    if (written := text.written).min() < 0 or written.max() >= vocabulary:
+    lowest, highest = int(text.written.min()), int(text.written.max())
+    if lowest < 0 or highest >= vocabulary:
         problem = f"the target's tokens go from 0 to {vocabulary - 1}"
-        raise ConfigError("GENERATED", int(written.max()), problem, "Write it with this target.")
+        raise ConfigError("GENERATED", lowest if lowest < 0 else highest, problem, "Write it with this target.")
     depth = _depth(depth, plan, text)
     head.to(device)
     tap = TargetTap(target, plan.tapped_layers or (), device)

@@ -6,6 +6,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 from speculators.models.eagle3 import Eagle3DraftModel
+from torch import Tensor
 from transformers import AutoConfig
 
 from peagle.drafter.export import MARKOV, TRAINING_ONLY
@@ -24,23 +25,14 @@ def load_head(target: Path, folder: Path, field: str = "HEAD") -> tuple[Eagle3Dr
     Raises:
         ConfigError: It is none, or of another target.
     """
+    plan = read_plan(folder, field)
     files = Folder(folder, field, _REMEDY)
-    config = files.read_json("config.json")
-    for key in ("norm_before_residual", "fc_norm", "norm_output"):
-        if config.get(key) is not True:
-            raise files.wrong(f"config.json: {key}", config.get(key), "it was trained in another way", _REMEDY)
-    files.read_tensors()
-    plan = _plan(files, config)
-    if plan.markov_rank:
-        Folder(folder / MARKOV_FOLDER, f"{field}: {MARKOV_FOLDER}", _REMEDY).read_tensors()
-    mask_token = config.get("ptd_token_id")
+    mask_token = files.read_json("config.json").get("ptd_token_id")
     head = make_head(target, AutoConfig.from_pretrained(target), mask_token, plan, plan.tapped_layers or ())
-    weights = load_file(folder / "model.safetensors")
+    weights = _weights(files)
     if plan.markov_rank:
-        weights |= {
-            MARKOV + name: value for name, value in load_file(folder / MARKOV_FOLDER / "model.safetensors").items()
-        }
-    weights = {name: value.float() for name, value in weights.items()}
+        markov = _weights(Folder(folder / MARKOV_FOLDER, f"{field}: {MARKOV_FOLDER}", _REMEDY))
+        weights |= {MARKOV + name: value for name, value in markov.items()}
     if "mask_hidden" in weights:
         weights["mask_hidden"] = weights["mask_hidden"].reshape(1, 1, -1)
     own = {name for name in head.state_dict() if not name.startswith(TRAINING_ONLY)}
@@ -56,6 +48,29 @@ def load_head(target: Path, folder: Path, field: str = "HEAD") -> tuple[Eagle3Dr
     return head.eval(), plan
 
 
+def read_plan(folder: Path, field: str = "HEAD") -> HeadPlan:
+    """What the checkpoint of a head that was trained here tells of its plan; the rest is as it is by default.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    files = Folder(folder, field, _REMEDY)
+    config = files.read_json("config.json")
+    for key in ("norm_before_residual", "fc_norm", "norm_output"):
+        if config.get(key) is not True:
+            raise files.wrong(f"config.json: {key}", config.get(key), "it was trained in another way", _REMEDY)
+    return _plan(files, config)
+
+
+def _weights(files: Folder) -> dict[str, Tensor]:
+    """What is in the one file that training writes, in float32."""
+    files.read_tensors()  # says what is wrong with it
+    file = files.path / "model.safetensors"
+    if not file.is_file():
+        raise files.wrong(file.name, None, "there is no such file", _REMEDY)
+    return {name: value.float() for name, value in load_file(file).items()}
+
+
 def _plan(files: Folder, config: dict[str, Any]) -> HeadPlan:
     taps = config.get("eagle_aux_hidden_state_layer_ids")
     if not isinstance(taps, list) or len(taps) != 3 or not all(isinstance(tap, int) for tap in taps):
@@ -65,7 +80,7 @@ def _plan(files: Folder, config: dict[str, Any]) -> HeadPlan:
         HEAD_PLANS["p-eagle" if "ptd_token_id" in config else "eagle3"],
         layers=_count(files, config, "num_hidden_layers"),
         trained_depth=_count(files, config, "trained_depth"),
-        markov_rank=_count(files, config, MARKOV_RANK_KEY) if MARKOV_RANK_KEY in config else 0,
+        markov_rank=0 if config.get(MARKOV_RANK_KEY) is None else _count(files, config, MARKOV_RANK_KEY),
         tapped_layers=tuple(taps),
     )
 

@@ -151,7 +151,7 @@ def _compare(deployment: Deployment, head: _Contents, target: _Contents | None) 
     }
     if drafter.method == "p-eagle":
         looks["mask token"] = lambda: _mask(head)
-        if MARKOV_RANK_KEY in head.config:
+        if head.config.get(MARKOV_RANK_KEY) is not None:
             looks["Markov head"] = lambda: _markov_head(head)
     return [run_check("drafter", name, look) for name, look in looks.items()]
 

@@ -67,7 +67,8 @@ def chained(logits: Tensor, hidden_states: Tensor, markov: MarkovHead) -> Tensor
     gates = linear(hidden_states[:, 1:], markov.hidden)
     gated = (markov.gates[before] + gates[:, :, None]).sigmoid_().mul_(markov.tokens[before])
     bias = gated @ markov.output[behind].transpose(-1, -2)  # [drafts, depth - 1, before, behind]
-    follows = (bias + alone[:, 1:, None]).argmax(-1)
+    # In bfloat16 a small bias would vanish beside a large logit.
+    follows = (bias.float() + alone[:, 1:, None].float()).argmax(-1)
     chosen = [candidates.new_zeros(len(candidates), 1)]  # the best candidate of the first position
     for depth in range(follows.shape[1]):
         chosen.append(follows[:, depth].gather(1, chosen[-1]))
@@ -86,8 +87,7 @@ def install() -> None:
     @functools.wraps(load)
     def load_model(proposer: Any, target_model: Any) -> None:
         load(proposer, target_model)
-        has_one = proposer.parallel_drafting and getattr(proposer.draft_model_config.hf_config, MARKOV_RANK_KEY, None)
-        proposer.peagle_markov = _load(proposer) if has_one else None
+        proposer.peagle_markov = _load(proposer) if _has_one(proposer) else None
 
     @functools.wraps(sample)
     def greedy_sample(proposer: Any, hidden_states: Tensor) -> Tensor:
@@ -109,13 +109,28 @@ def _by_draft(rows: Tensor, depth: int) -> Tensor:
     return rows.view(-1, depth, rows.shape[-1])
 
 
+def _has_one(proposer: Any) -> bool:
+    """Whether its head has a Markov head to go with it; weights that are made up have none."""
+    rank = getattr(proposer.draft_model_config.hf_config, MARKOV_RANK_KEY, None)
+    return bool(proposer.parallel_drafting and rank and _load_config(proposer).load_format != "dummy")
+
+
+def _load_config(proposer: Any) -> Any:
+    return proposer.speculative_config.draft_load_config or proposer.vllm_config.load_config
+
+
 def _load(proposer: Any) -> MarkovHead:
-    """Read it from where the head's own weights were read, by vLLM's own loader."""
+    """Read it from where the head's own weights were read, by vLLM's loader of safetensors.
+
+    Loaders of other formats know whole models only.
+    """
+    from vllm.config.load import LoadConfig
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
     model = proposer.draft_model_config
     source = DefaultModelLoader.Source(model.model, model.revision, subfolder=MARKOV_FOLDER)
-    loader = DefaultModelLoader(proposer.speculative_config.draft_load_config or proposer.vllm_config.load_config)
+    given = _load_config(proposer)
+    loader = DefaultModelLoader(LoadConfig(load_format="safetensors", download_dir=given.download_dir))
     dtype = torch.float32 if proposer.device.type == "cpu" else proposer.dtype
     return MarkovHead.of(
         {name: weight.to(proposer.device, dtype) for name, weight in loader._get_weights_iterator(source)}

@@ -12,10 +12,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
+from typer.testing import CliRunner
 
+from peagle.cli import app
 from peagle.drafter.corpus import END_OF_TEXT, Corpus
 from peagle.drafter.heads import HEAD_PLANS, HeadPlan, train_head
 from peagle.drafter.prepare import Job, prepare
+from peagle.drafter.pretrained import load_head
 from peagle.drafter.target import Stage, TargetPlan, grown, train_target
 from peagle.drafter.text import GeneratedText
 from peagle.drafter.training import CHECKPOINT, Progress, Rates
@@ -218,6 +221,29 @@ def test_a_head_without_a_markov_head_is_given_one_and_none_loses_its_own(target
     plan = replace(plan, markov_rank=8, start=str(tmp_path / "with"))
     with pytest.raises(ConfigError, match=r"head\.markov_rank = 8: the head in .* has 128"):
         prepare(replace(job, plan=plan, out=tmp_path / "third"))
+
+
+def test_a_start_head_says_how_it_is_shaped(target: Path, tmp_path: Path) -> None:
+    rows = GeneratedText(np.random.default_rng(1).integers(2, 300, (4, 24)).astype(np.int32), np.full(4, 8, np.int32))
+    rows.save(tmp_path / "rows.npz")
+    run_head(target, tmp_path / "first", "p-eagle", markov_rank=8)
+    command = ["drafter", "train", target, tmp_path / "rows.npz", "--start", tmp_path / "first", "--steps", 1]
+    result = CliRunner().invoke(app, [*map(str, command), "--out", str(tmp_path / "second")])
+    assert result.exit_code == 0, result.output
+    first, second = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("first", "second"))
+    assert first == second
+    assert (first["markov_rank"], first["trained_depth"]) == (8, head_plan("p-eagle", 1).trained_depth)
+    result = CliRunner().invoke(app, [*map(str, command[:-3]), str(tmp_path), "--out", str(tmp_path / "third")])
+    assert result.exit_code != 0
+    assert "--start" in str(result.exception)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "markov_head/model.safetensors"])
+def test_a_head_whose_weights_are_in_another_file_is_named(target: Path, tmp_path: Path, file: str) -> None:
+    run_head(target, tmp_path, "p-eagle")
+    (tmp_path / file).rename(tmp_path / file.replace("model", "other"))
+    with pytest.raises(ConfigError, match=r"model\.safetensors.*there is no such file"):
+        load_head(target, tmp_path)
 
 
 def test_a_killed_training_goes_on_without_the_head_it_started_from(target: Path, tmp_path: Path) -> None:

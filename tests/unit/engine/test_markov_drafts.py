@@ -1,5 +1,6 @@
 """Drafts that follow each other: a Markov head's bias, against speculators' own module, and where it is asked."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ torch = pytest.importorskip("torch")
 from peagle.engine import markov_drafts  # noqa: E402
 from peagle.engine.markov_drafts import CANDIDATES, MarkovHead, chained  # noqa: E402
 
+HEAD = Path(__file__).parents[3] / "deployments" / "embedded" / "p-eagle"
 DRAFTS, DEPTH, VOCABULARY, HIDDEN, RANK = 5, 4, 40, 12, 6
 
 
@@ -60,6 +62,39 @@ def test_a_shorter_draft_is_the_beginning_of_a_longer_one() -> None:
 def test_a_head_that_has_learned_nothing_changes_nothing() -> None:
     logits, hidden = passed()
     assert torch.equal(chained(logits, hidden, MarkovHead.of(weights(scale=0.0))), logits.argmax(-1))
+
+
+@pytest.mark.parametrize("favoured", [3, 7])
+def test_a_small_bias_counts_beside_large_logits_in_bfloat16_too(favoured: int) -> None:
+    logits = torch.zeros(DRAFTS, DEPTH, VOCABULARY, dtype=torch.bfloat16)
+    logits[..., [3, 7]] = 32.0  # where 0.1 more is no other number
+    output = torch.zeros(VOCABULARY, RANK, dtype=torch.bfloat16)
+    output[favoured] = 0.1 / RANK
+    none = torch.zeros(VOCABULARY, RANK, dtype=torch.bfloat16)
+    markov = MarkovHead(torch.ones_like(none), none, torch.zeros(RANK, HIDDEN, dtype=torch.bfloat16), output)
+    drafts = chained(logits, torch.zeros(DRAFTS, DEPTH, HIDDEN, dtype=torch.bfloat16), markov)
+    assert (drafts[:, 1:] == favoured).all()
+
+
+@pytest.mark.parametrize(
+    ("load_format", "options", "loads"),
+    [("auto", {}, True), ("runai_streamer", {"concurrency": 16}, True), ("dummy", {}, False)],
+)
+def test_it_is_read_whatever_the_heads_own_weights_are_read_by(
+    load_format: str, options: dict[str, int], loads: bool
+) -> None:
+    load = pytest.importorskip("vllm.config.load")
+    config = load.LoadConfig(load_format=load_format, model_loader_extra_config=options)
+    proposer = SimpleNamespace(
+        parallel_drafting=True,
+        draft_model_config=SimpleNamespace(model=str(HEAD), revision=None, hf_config=SimpleNamespace(markov_rank=128)),
+        speculative_config=SimpleNamespace(draft_load_config=None),
+        vllm_config=SimpleNamespace(load_config=config),
+        device=torch.device("cpu"),
+    )
+    assert markov_drafts._has_one(proposer) is loads
+    if loads:
+        assert markov_drafts._load(proposer).output.shape == (2048, 128)
 
 
 @pytest.mark.parametrize("depth", [1, DEPTH])
