@@ -142,7 +142,7 @@ def test_counts_that_rise_with_the_position_are_noticed() -> None:
 
 
 def test_drafts_that_a_grammar_cuts_bias_nothing() -> None:
-    """Free text is right with 0.9 at each position, constrained text with 0.2, and nine in ten of its drafts are cut."""
+    """Free text is right with 0.9 at each position, constrained text with 0.2, nine in ten of its drafts are cut."""
     rng = random.Random(7)
     sums = CellSums(8, 5, DEPTH_MAX)
     right = reached = 0
