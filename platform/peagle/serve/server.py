@@ -101,14 +101,18 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         if self._reporter is None or self._client.errored:
             await self._tell_load()
             return
-        reporting = asyncio.create_task(self._reporter.report())
+        reporting, load_told = asyncio.create_task(self._reporter.report()), False
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 # An engine in a long step tells nothing of its steps, and one that dies now never does. Meanwhile
                 # dispatchers must hear how it is, before they take what they know for old.
                 while not (await asyncio.wait({reporting}, timeout=LOAD_PERIOD_S))[0]:
                     await self._tell_load()
+                    load_told = True
                 await reporting
+        except TimeoutError:
+            if not load_told:  # it is the Router that is late
+                raise
         finally:
             reporting.cancel()
 
