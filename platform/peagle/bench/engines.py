@@ -85,6 +85,7 @@ class Engine:
         self._rule: _Rule | None = None
         self._calibration: tuple[StepTime, ...] | None = None
         self._version = 0
+        self._step_stats = live_depth.StepStatsReader(llm)
         # What was applied, and of that what counts as a change: trials only if they are kept, from then on.
         self._applied: list[tuple[float, DepthTable]] = []
         self._tables: list[tuple[float, DepthTable]] = []
@@ -172,7 +173,7 @@ class Engine:
             deployment = self.plan.deployment
             seconds = deployment.speculation.calibration_s
             self._calibration = await calibrate(self._llm, *calibration_points(deployment), seconds) if seconds else ()
-            self._version = (await live_depth.read_step_stats(self._llm)).table.version
+            self._version = (await self._step_stats.read()).table.version
             await self.settle()
 
     def _rule_held(self, depth: int | None) -> "_Rule":
@@ -185,9 +186,7 @@ class Engine:
     def _rule_of(self, depths: ModelDepths) -> "_Rule":
         """With a reporter of its own: its trials end neither by another rule nor while others have the engine."""
         rule = _Rule(depths)
-        rule.reporter = DepthReporter(
-            lambda: live_depth.read_step_stats(self._llm), self._apply, self._ask, now_s=lambda: rule.now_s
-        )
+        rule.reporter = DepthReporter(self._step_stats.read, self._apply, self._ask, now_s=lambda: rule.now_s)
         return rule
 
     def settled_s(self, concurrency: int, since_s: float) -> float:

@@ -16,7 +16,7 @@ from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
-from peagle.engine.live_depth import read_step_stats, set_depths
+from peagle.engine.live_depth import StepStatsReader, read_step_stats, set_depths
 from peagle.router.snapshot import DepthTable, StepCell, StepStats, StepTime
 
 # Contexts grow while requests are timed, and a step takes longer over longer ones. So all K that draft take turns on
@@ -182,10 +182,11 @@ async def _timed(client: Any, batch_size: int, depth: int, ends_s: float, ended:
     The first one is left out: it may verify what was drafted for another K, and be slower.
     """
     begun: StepStats | None = None
-    before = await read_step_stats(client)
+    stats = StepStatsReader(client)
+    before = await stats.read()
     while True:
         await asyncio.sleep(_POLL_S)
-        now = await read_step_stats(client)
+        now = await stats.read()
         cell = _cell(now, begun or before, batch_size, depth)
         if begun is None and cell is None and sum(each.steps for each in now.since(before).cells) >= _STEPS_MAX:
             return None

@@ -22,12 +22,52 @@ async def set_depths(engine_client: Any, table: DepthTable) -> None:
 
 
 async def read_step_stats(engine_client: Any) -> StepStats:
-    """Everything an `AsyncLLM` has summed since it started.
+    """Everything an `AsyncLLM` has summed since it started. Who reads again and again keeps a `StepStatsReader`.
 
     Raises:
         ConfigError: The engine runs without live depth.
     """
-    return step_stats_from_plain(await _call(engine_client, STEP_STATS))
+    return await StepStatsReader(engine_client).read()
+
+
+class StepStatsReader:
+    """Reads an `AsyncLLM`'s sums again and again: between two readings only cells that changed travel."""
+
+    def __init__(self, engine_client: Any) -> None:
+        self._client = engine_client
+        self._known = _Known()
+
+    async def read(self) -> StepStats:
+        """Everything summed since the engine started.
+
+        Raises:
+            ConfigError: The engine runs without live depth.
+        """
+        return self._known.updated(await _call(self._client, STEP_STATS, self._known.reading))
+
+
+class _Known:
+    """What an engine's readings have told so far."""
+
+    def __init__(self) -> None:
+        self.reading = 0
+        self._cells: dict[tuple[int, int], StepCell] = {}
+        self._stats: StepStats | None = None
+
+    def updated(self, plain: dict[str, Any]) -> StepStats:
+        """Add what the engine sent as lists and numbers; an answer that another has overtaken has nothing to add."""
+        if self._stats is None or plain["reading"] > self.reading:
+            self.reading = plain["reading"]
+            for each in plain["cells"]:
+                cell = _step_cell(each)
+                self._cells[cell.batch_size, cell.depth] = cell
+            self._stats = StepStats(
+                table=DepthTable(plain["version"], tuple(plain["depths"])),
+                depth_max=plain["depth_max"],
+                cells=tuple(self._cells[key] for key in sorted(self._cells)),
+                prompts=_prompt_stats(**plain["prompts"]),
+            )
+        return self._stats
 
 
 def set_depths_sync(llm: Any, table: DepthTable) -> None:
@@ -37,17 +77,12 @@ def set_depths_sync(llm: Any, table: DepthTable) -> None:
 
 def read_step_stats_sync(llm: Any) -> StepStats:
     """`read_step_stats` for a `vllm.LLM`."""
-    return step_stats_from_plain(_call_sync(llm, STEP_STATS))
+    return step_stats_from_plain(_call_sync(llm, STEP_STATS, 0))
 
 
 def step_stats_from_plain(plain: dict[str, Any]) -> StepStats:
-    """Rebuild what the engine sent as lists and numbers."""
-    return StepStats(
-        table=DepthTable(plain["version"], tuple(plain["depths"])),
-        depth_max=plain["depth_max"],
-        cells=tuple(_step_cell(cell) for cell in plain["cells"]),
-        prompts=_prompt_stats(**plain["prompts"]),
-    )
+    """Rebuild a whole reading from what the engine sent as lists and numbers."""
+    return _Known().updated(plain)
 
 
 def _step_cell(plain: dict[str, Any]) -> StepCell:

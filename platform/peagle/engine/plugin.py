@@ -85,6 +85,6 @@ def _set_depths(core: Any, version: int, depths: list[int]) -> list[Any] | None:
     return None
 
 
-def _step_stats(core: Any) -> dict[str, Any]:
-    stats: dict[str, Any] = core.scheduler.step_stats()
+def _step_stats(core: Any, since: int) -> dict[str, Any]:
+    stats: dict[str, Any] = core.scheduler.step_stats(since)
     return stats

@@ -93,13 +93,15 @@ class LiveDepthScheduler(DraftTakingScheduler):
         """
         self._table = next_table(version, depths, self._table, self.num_spec_tokens, self.max_num_running_reqs)
 
-    def step_stats(self) -> dict[str, Any]:
-        """What `live_depth.step_stats_from_plain` reads."""
+    def step_stats(self, since: int = 0) -> dict[str, Any]:
+        """What `live_depth.StepStatsReader` reads: of the cells, those that changed after reading number `since`."""
+        reading, cells = self._sums.read(since)
         return {
+            "reading": reading,
             "version": self._table.version,
             "depths": list(self._table.depths),
             "depth_max": self.num_spec_tokens,
-            "cells": self._sums.plain(),
+            "cells": cells,
             "prompts": self._prompts.plain(),
         }
 

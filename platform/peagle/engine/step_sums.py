@@ -10,12 +10,24 @@ from typing import Any
 
 
 @dataclass(slots=True)
+class Readings:
+    """How often the sums have been read."""
+
+    count: int = 0
+
+
+@dataclass(slots=True)
 class CellSums:
-    """Growing counterpart of `snapshot.StepCell`; its lists have one entry for each draft position."""
+    """Growing counterpart of `snapshot.StepCell`; its lists have one entry for each draft position.
+
+    `readings` is shared with its `StepSums`, and `changed_at` how many of them there had been when it changed last.
+    """
 
     batch_size: int
     depth: int
     depth_max: int
+    readings: Readings = field(default_factory=Readings)
+    changed_at: int = field(init=False)
     steps: int = 0
     seconds: float = 0.0
     tokens: int = 0
@@ -34,8 +46,10 @@ class CellSums:
         self.tail_drafted = [0] * self.depth_max
         self.tail_matched = [0] * self.depth_max
         self.whole = [0] * self.depth_max
+        self.changed_at = self.readings.count
 
     def add_step(self, seconds: float, tokens: int, rested: int, ended: int) -> None:
+        self.changed_at = self.readings.count
         self.steps += 1
         self.seconds += seconds
         self.tokens += tokens
@@ -44,6 +58,7 @@ class CellSums:
 
     def add_draft(self, drafted: int, accepted: int) -> None:
         """Count one request's verified draft: `accepted` of its first `drafted` tokens were right."""
+        self.changed_at = self.readings.count
         self.drafts += 1
         for position in range(drafted):
             self.drafted[position] += 1
@@ -51,6 +66,14 @@ class CellSums:
             self.accepted[position] += 1
         if drafted and drafted == accepted:
             self.whole[drafted - 1] += 1
+
+    def add_tail(self, verified: int, drafted: int, matched: int) -> None:
+        """Count the tail of a draft cut after `verified`: of its first `drafted` tokens, the first `matched` came."""
+        self.changed_at = self.readings.count
+        for position in range(verified, drafted):
+            self.tail_drafted[position] += 1
+            if position < matched:
+                self.tail_matched[position] += 1
 
     def plain(self) -> dict[str, Any]:
         """By the names of `StepCell`'s fields, of plain values only."""
@@ -125,16 +148,23 @@ class StepSums:
 
     def __init__(self, depth_max: int) -> None:
         self.depth_max = depth_max
+        self._readings = Readings()
         self._cells: dict[tuple[int, int], CellSums] = {}
 
     def cell(self, batch_size: int, depth: int) -> CellSums:
         key = (batch_size, depth)
         if (cell := self._cells.get(key)) is None:
-            cell = self._cells[key] = CellSums(batch_size, depth, self.depth_max)
+            cell = self._cells[key] = CellSums(batch_size, depth, self.depth_max, self._readings)
         return cell
 
-    def plain(self) -> list[dict[str, Any]]:
-        return [self._cells[key].plain() for key in sorted(self._cells)]
+    def read(self, since: int = 0) -> tuple[int, list[dict[str, Any]]]:
+        """Return the number of this reading, and the cells that changed after the one of number `since`; 0 for all.
+
+        A large engine has thousands of cells, of which a load touches few.
+        """
+        changed = [cell.plain() for cell in self._cells.values() if cell.changed_at >= since]
+        self._readings.count += 1
+        return self._readings.count, changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +225,4 @@ def _score(draft: CutDraft, tokens: Sequence[int]) -> None:
     matched = 0
     while matched < len(emitted) and emitted[matched] == draft.tokens[matched]:
         matched += 1
-    for position in range(draft.verified, len(emitted)):
-        draft.cell.tail_drafted[position] += 1
-        if position < matched:
-            draft.cell.tail_matched[position] += 1
+    draft.cell.add_tail(draft.verified, len(emitted), matched)

@@ -19,6 +19,7 @@ from ray.util import get_node_ip_address
 from peagle import tracing
 from peagle.api.errors import told
 from peagle.config import Deployment
+from peagle.engine.live_depth import StepStatsReader, set_depths
 from peagle.router.depth import DepthPlan, StandingLimits
 from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats, StepTime
 from peagle.serve.cores import claim_cores
@@ -63,6 +64,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         self._metrics = metrics
         self._listener: Any = None
         self._series: Any = None
+        self._step_stats: StepStatsReader | None = None
         self._before_serving: StepStats | None = None
         self._reporter: DepthReporter | None = None
         self._reporting: asyncio.Task[None] | None = None
@@ -76,6 +78,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         # Imported here: vLLM takes seconds, and only a replica needs it.
         from peagle.serve.load import LoadListener
 
+        self._step_stats = StepStatsReader(self._client)
         manager = self._client.logger_manager
         # vLLM has put in its own, whose figures nobody could read here. Ours come after what no client has asked for.
         manager.stat_loggers.clear()
@@ -222,14 +225,11 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
                 raise raised from error
 
     async def _apply(self, table: DepthTable) -> None:
-        from peagle.engine.live_depth import set_depths
-
         await set_depths(self._client, table)
 
     async def _read_step_stats(self) -> StepStats:
-        from peagle.engine.live_depth import read_step_stats
-
-        stats: StepStats = await read_step_stats(self._client)
+        assert self._step_stats is not None, "the engine has started"
+        stats = await self._step_stats.read()
         return stats if self._before_serving is None else stats.since(self._before_serving)
 
     async def replica_status(self) -> dict[str, Any]:

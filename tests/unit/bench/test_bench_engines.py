@@ -21,13 +21,15 @@ class Core:
     """Applies tables as an engine core does, at once, and answers a while later."""
 
     def __init__(self) -> None:
-        self.version = 0
+        self.version = self.readings = 0
         self.engine_core = self
 
     async def call_utility_async(self, method: str, version: int = 0, _depths: Any = None) -> Any:
         if method == live_depth.STEP_STATS:
             prompts = {"cells": [], "ended_prompt_tokens": 0, "ended_output_tokens": 0}
-            return {"version": self.version, "depths": [7], "depth_max": 7, "cells": [], "prompts": prompts}
+            self.readings += 1
+            told = {"reading": self.readings, "version": self.version, "depths": [7], "depth_max": 7}
+            return {**told, "cells": [], "prompts": prompts}
         if version <= self.version:
             return ["depth table version", version, "it is applied already", "Send a later one."]
         self.version = version

@@ -35,13 +35,15 @@ class Engine:
         self.places = asyncio.Semaphore(room)
         self.running: set[str] = set()
         self.cells: dict[tuple[int, int], dict[str, Any]] = {}
-        self.resets = 0
+        self.resets = self.readings = 0
 
     async def call_utility_async(self, method: str, version: int = 0, depths: Any = None) -> Any:
         if method == live_depth.STEP_STATS:
             prompts = {"cells": [], "ended_prompt_tokens": 0, "ended_output_tokens": 0}
             cells = [dict(cell) for cell in self.cells.values()]
-            return {"version": self.version, "depths": self.depths, "depth_max": 7, "cells": cells, "prompts": prompts}
+            self.readings += 1
+            told = {"reading": self.readings, "version": self.version, "depths": self.depths, "depth_max": 7}
+            return {**told, "cells": cells, "prompts": prompts}
         assert version > self.version
         self.version, self.depths = version, depths
         return None

@@ -1,8 +1,9 @@
 import random
+from typing import Any
 
 import pytest
 
-from peagle.engine.live_depth import step_stats_from_plain
+from peagle.engine.live_depth import StepStatsReader, step_stats_from_plain
 from peagle.engine.step_sums import CellSums, CutDraft, CutTails, PromptSums, StepSums
 
 DEPTH_MAX = 7
@@ -102,7 +103,8 @@ def test_cells_sum_what_was_added_and_survive_the_way_to_the_client(seed: int) -
             "version": 3,
             "depths": [7, 5],
             "depth_max": DEPTH_MAX,
-            "cells": sums.plain(),
+            "reading": 1,
+            "cells": sums.read()[1],
             "prompts": PromptSums().plain(),
         },
     )
@@ -122,3 +124,55 @@ def test_cells_sum_what_was_added_and_survive_the_way_to_the_client(seed: int) -
             assert cell.drafted[position] == sum(drafted > position for drafted, _ in drafts)
             assert cell.accepted[position] == sum(accepted > position for _, accepted in drafts)
             assert cell.whole[position] == drafts.count((position + 1, position + 1))
+
+
+class Sums:
+    """An engine with nothing but its sums, which counts the cells that it hands out."""
+
+    def __init__(self) -> None:
+        self.sums, self.engine_core, self.sent = StepSums(DEPTH_MAX), self, 0
+
+    async def call_utility_async(self, _method: str, since: int) -> Any:
+        reading, cells = self.sums.read(since)
+        self.sent += len(cells)
+        table = {"version": 0, "depths": [7], "depth_max": DEPTH_MAX}
+        return {**table, "reading": reading, "cells": cells, "prompts": PromptSums().plain()}
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_whoever_reads_again_and_again_knows_all_though_only_what_changed_travels(seed: int) -> None:
+    rng, engine = random.Random(seed), Sums()
+    readers = [StepStatsReader(engine) for _ in range(2)]
+    for _ in range(60):
+        cell = engine.sums.cell(rng.randint(1, 9), rng.randint(0, DEPTH_MAX))
+        match rng.randrange(4):
+            case 0:
+                cell.add_step(rng.random(), rng.randint(1, 40), 0, 0)
+            case 1:
+                cell.add_draft(drafted := rng.randint(1, DEPTH_MAX), rng.randint(0, drafted))
+            case 2:
+                cell.add_tail(verified := rng.randint(0, 6), rng.randint(verified, DEPTH_MAX), rng.randint(0, 6))
+        if rng.random() < 0.5:
+            assert await rng.choice(readers).read() == await StepStatsReader(engine).read()
+    for reader in readers:
+        await reader.read()
+    engine.sent = 0
+    engine.sums.cell(3, 3).add_step(0.1, 1, 0, 0)
+    assert await readers[0].read() == await readers[1].read()
+    assert engine.sent == 2
+
+
+async def test_an_answer_that_a_later_one_has_overtaken_takes_nothing_back() -> None:
+    engine, answers = Sums(), list[Any]()
+    reader = StepStatsReader(engine)
+    await reader.read()
+    cell = engine.sums.cell(2, 1)
+    for _ in range(2):
+        cell.add_step(1.0, 1, 0, 0)
+        answers.append(await engine.call_utility_async("", 1))
+
+    async def late(_method: str, _since: int) -> Any:
+        return answers.pop()
+
+    engine.call_utility_async = late  # type: ignore[method-assign]
+    assert [(await reader.read()).cells[0].steps for _ in range(2)] == [2, 2]
