@@ -57,7 +57,6 @@ class _Known:
     def updated(self, plain: dict[str, Any]) -> StepStats:
         """Add what the engine sent as lists and numbers; an answer that another has overtaken has nothing to add."""
         if self._stats is None or plain["reading"] > self.reading:
-            self.reading = plain["reading"]
             for each in plain["cells"]:
                 cell = _step_cell(each)
                 self._cells[cell.batch_size, cell.depth] = cell
@@ -67,6 +66,7 @@ class _Known:
                 cells=tuple(self._cells[key] for key in sorted(self._cells)),
                 prompts=_prompt_stats(**plain["prompts"]),
             )
+            self.reading = plain["reading"]
         return self._stats
 
 
