@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from peagle.errors import ConfigError, StartupError
 from peagle.serve import processes
 from peagle.serve.arguments import engine_settings
 from peagle.serve.diagnosis import root_cause_in
+from peagle.serve.ports import free_ports
 
 VLLM, PEAGLE, UNMETERED = "vllm", "peagle", "peagle-unmetered"
 SIDES = (VLLM, PEAGLE, UNMETERED)
@@ -104,7 +104,7 @@ class Server:
     def start(cls, name: str, deployment: Deployment, folder: Path) -> Self:
         """Start vLLM's or peagle's; it stays with this process, and what it says goes to a log in `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
-        port = _free_port()
+        (port,) = free_ports(1)
         log = folder / f"{name}.log"
         given = environment(deployment, list(os.sched_getaffinity(0)))
         if name == VLLM:
@@ -162,10 +162,3 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        port: int = listener.getsockname()[1]
-    return port

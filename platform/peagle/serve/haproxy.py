@@ -10,11 +10,9 @@ import json
 import os
 import re
 import resource
-import socket
 import sys
 import sysconfig
 from collections.abc import Mapping
-from contextlib import ExitStack
 from http import HTTPStatus
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from peagle.api.edge import in_openai_form
 from peagle.api.reply import ErrorReply
 from peagle.errors import StartupError
 from peagle.serve import processes
+from peagle.serve.ports import free_ports
 
 PROGRAM, PROGRAM_KEY = "peagle-haproxy", "RAY_SERVE_HAPROXY_BINARY_PATH"
 SWITCH_KEY = "RAY_SERVE_ENABLE_HA_PROXY"
@@ -63,7 +62,7 @@ def environment(folder: Path, host: str) -> dict[str, str]:
         folder: For its files, nobody else's; of at most 20 characters, since paths of sockets are bounded.
         host: Address to listen on.
     """
-    metrics, statistics, fallback = _free_ports(3)
+    metrics, statistics, fallback = free_ports(3)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     connections = (files - _OTHER_FILES) // 2 if files != resource.RLIM_INFINITY else _CONNECTIONS_MAX
     given = {
@@ -164,11 +163,3 @@ def _address(host: str) -> str:
 
 def _program() -> Path:
     return Path(sysconfig.get_path("scripts")) / PROGRAM
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        listeners = [held.enter_context(socket.socket()) for _ in range(count)]
-        for listener in listeners:
-            listener.bind((BEHIND_HOST, 0))
-        return [listener.getsockname()[1] for listener in listeners]
