@@ -4,7 +4,6 @@ import ctypes
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ import httpx
 import psutil
 import yaml
 
+from peagle.serve.ports import free_ports
+
 REPOSITORY = Path(__file__).parent.parent
 DEPLOYMENT = REPOSITORY / "deployments" / "embedded.yaml"
 START_TIMEOUT_S = 420.0
@@ -27,10 +28,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
+    return free_ports(1)[0]
 
 
 def write_deployment(folder: Path, **changes: dict[str, Any]) -> Path:
