@@ -20,6 +20,8 @@ AGAIN = "Download or copy the checkpoint again."
 # A P-EAGLE head's Markov head lies in a folder within the head's own, which `config.json` there gives the rank of.
 MARKOV_FOLDER = "markov_head"
 MARKOV_RANK_KEY = "markov_rank"
+# There as well: what a draft gains for each token of an n-gram that it has followed in the text before.
+NGRAM_BIAS_KEY = "ngram_bias_nats"
 
 # The bound that the safetensors format itself sets.
 MAX_HEADER_BYTES = 100_000_000

@@ -32,7 +32,7 @@ def install() -> None:
 
     @functools.wraps(upstream)
     def set_inputs_first_pass(proposer: Any, **inputs: Any) -> Any:
-        if _drafts_in_parallel_on_cpu(proposer):
+        if lays_out(proposer):
             return set_inputs(proposer, **inputs)
         if proposer.parallel_drafting:
             # The depth that vLLM lays out; it takes what comes of it for one of this depth.
@@ -43,8 +43,9 @@ def install() -> None:
     setattr(SpecDecodeBaseProposer, _MARK, True)
 
 
-def _drafts_in_parallel_on_cpu(proposer: Any) -> bool:
-    return (
+def lays_out(proposer: Any) -> bool:
+    """Whether the rows of this drafter are laid out here."""
+    return bool(
         proposer.device.type == "cpu"
         and proposer.method == "eagle3"
         and proposer.parallel_drafting
@@ -81,11 +82,13 @@ def set_inputs(
     to_sample: list[int] = []
     starts = [0]
     states = []
+    written = []
     for request, wrong in enumerate(rejected):
         first, end = verified[request], verified[request + 1] - wrong
         # The drafter meets each token with the hidden state of the one before.
         ids += tokens[first + 1 : end]
         ids.append(new_tokens[request])
+        written.append((given[first] + 1, ids[starts[-1] :]))
         to_sample += range(len(ids) - 1, len(ids) + masks)
         ids += masked_ids
         span = range(given[first], given[first] + len(ids) - starts[-1])
@@ -94,6 +97,8 @@ def set_inputs(
         states += [target_hidden_states[first:end], masked_states]
         starts.append(len(ids))
 
+    if ngrams := getattr(proposer, "peagle_ngrams", None):
+        ngrams.read(proposer.peagle_runner.input_batch, written)
     count = len(ids)
     proposer.input_ids[:count] = torch.tensor(ids)
     proposer.positions[:count] = torch.tensor(positions)

@@ -5,12 +5,17 @@ right less often than those of a drafter that goes token by token. A Markov head
 that depends on the token chosen before it, as DSpark does: of low rank, and gated by the position's own hidden state.
 The drafter's pass stays one, and the target verifies as ever.
 
+Where it is asked for, a draft also gains by every token of an n-gram that has gone on so in the text before
+(`engine/ngrams.py`). That is a look at one token after the other, which a CPU is quick at and a GPU is not: it is left
+out there.
+
 The weights lie in a folder of their own within the head's, where vLLM does not look: without peagle it serves the same
 head without them.
 """
 
 import functools
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -18,7 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY
+from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY, NGRAM_BIAS_KEY
+from peagle.engine.cpu_draft_inputs import lays_out
+from peagle.engine.ngrams import BatchNgrams, NgramIndex
 
 CANDIDATES = 8
 """Of each position: the bias chooses among its so many most likely tokens."""
@@ -53,12 +60,56 @@ class MarkovHead:
 def chained(logits: Tensor, hidden_states: Tensor, markov: MarkovHead) -> Tensor:
     """The greedy drafts, each token chosen behind the one before: int [drafts, depth].
 
-    Each position's best tokens are its candidates, and the bias between those of neighbours is taken at once, for all
-    pairs: what is left for going from token to token is a look at which one follows.
+    Args:
+        logits, hidden_states: As in `chains_of`.
+    """
+    candidates, scores = chains_of(logits, hidden_states, markov)
+    follows = scores.argmax(-1)
+    chosen = [candidates.new_zeros(len(candidates), 1)]  # the best candidate of the first position
+    for depth in range(follows.shape[1]):
+        chosen.append(follows[:, depth].gather(1, chosen[-1]))
+    return candidates.gather(2, torch.stack(chosen, dim=1)).squeeze(-1)
+
+
+def chained_in_text(
+    logits: Tensor, hidden_states: Tensor, markov: MarkovHead, texts: Sequence[NgramIndex], ngram_bias_nats: float
+) -> Tensor:
+    """The same where a draft gains by what has been written: int [drafts, depth].
+
+    The first draft does not: it follows a token that the drafter has seen.
+
+    Args:
+        texts: What each draft goes on from.
+        ngram_bias_nats: What a token gains for each token of the n-gram that it has followed before.
+    """
+    candidates, scores = chains_of(logits, hidden_states, markov)
+    drafts = []
+    for tokens, follows, text in zip(candidates.tolist(), scores.tolist(), texts, strict=True):
+        best, draft = 0, [tokens[0][0]]
+        for behind, gains in zip(tokens[1:], follows, strict=True):
+            found = gains[best]
+            for followers in text.followers(draft):
+                found = [
+                    gain + ngram_bias_nats if token in followers else gain
+                    for gain, token in zip(found, behind, strict=True)
+                ]
+            best = found.index(max(found))
+            draft.append(behind[best])
+        drafts.append(draft)
+    return candidates.new_tensor(drafts)
+
+
+def chains_of(logits: Tensor, hidden_states: Tensor, markov: MarkovHead) -> tuple[Tensor, Tensor]:
+    """Each position's most likely tokens are its candidates, and the bias between those of neighbours is taken at once,
+    for all pairs: what is left for going from token to token is a look at which one follows.
 
     Args:
         logits: Of each position by itself, [drafts, depth, vocabulary]. The first follows a token that is known.
         hidden_states: What they were made from, [drafts, depth, hidden].
+
+    Returns:
+        The candidates, the best first, int [drafts, depth, candidates]. What each has behind each candidate of the
+        position before, in nats, float32 [drafts, depth - 1, candidates before, candidates].
     """
     # In float32 a CPU sorts several times as quickly.
     logits, hidden_states = logits.to(markov.output.dtype), hidden_states.to(markov.hidden.dtype)
@@ -66,13 +117,9 @@ def chained(logits: Tensor, hidden_states: Tensor, markov: MarkovHead) -> Tensor
     before, behind = candidates[:, :-1], candidates[:, 1:]
     gates = linear(hidden_states[:, 1:], markov.hidden)
     gated = (markov.gates[before] + gates[:, :, None]).sigmoid_().mul_(markov.tokens[before])
-    bias = gated @ markov.output[behind].transpose(-1, -2)  # [drafts, depth - 1, before, behind]
+    bias = gated @ markov.output[behind].transpose(-1, -2)
     # In bfloat16 a small bias would vanish beside a large logit.
-    follows = (bias.float() + alone[:, 1:, None].float()).argmax(-1)
-    chosen = [candidates.new_zeros(len(candidates), 1)]  # the best candidate of the first position
-    for depth in range(follows.shape[1]):
-        chosen.append(follows[:, depth].gather(1, chosen[-1]))
-    return candidates.gather(2, torch.stack(chosen, dim=1)).squeeze(-1)
+    return candidates, bias.float() + alone[:, 1:, None].float()
 
 
 def install() -> None:
@@ -82,12 +129,22 @@ def install() -> None:
 
     if hasattr(SpecDecodeBaseProposer, _MARK):
         return
-    load, sample = SpecDecodeBaseProposer.load_model, SpecDecodeBaseProposer._greedy_sample
+    create, load = SpecDecodeBaseProposer.__init__, SpecDecodeBaseProposer.load_model
+    sample = SpecDecodeBaseProposer._greedy_sample
+
+    @functools.wraps(create)
+    def init(proposer: Any, *args: Any, **kwargs: Any) -> None:
+        create(proposer, *args, **kwargs)
+        bound = inspect.signature(create).bind(proposer, *args, **kwargs)
+        proposer.peagle_runner = bound.arguments.get("runner")
 
     @functools.wraps(load)
     def load_model(proposer: Any, target_model: Any) -> None:
         load(proposer, target_model)
         proposer.peagle_markov = _load(proposer) if _has_one(proposer) else None
+        nats = getattr(proposer.draft_model_config.hf_config, NGRAM_BIAS_KEY, None)
+        if proposer.peagle_markov and nats and lays_out(proposer):
+            proposer.peagle_ngrams, proposer.peagle_ngram_bias_nats = BatchNgrams(), nats
 
     @functools.wraps(sample)
     def greedy_sample(proposer: Any, hidden_states: Tensor) -> Tensor:
@@ -96,9 +153,13 @@ def install() -> None:
             alone: Tensor = sample(proposer, hidden_states)
             return alone
         logits = proposer.model.compute_logits(hidden_states)
-        drafts = chained(_by_draft(logits, depth), _by_draft(hidden_states, depth), markov)
-        return drafts.flatten()
+        made = _by_draft(logits, depth), _by_draft(hidden_states, depth), markov
+        ngrams = getattr(proposer, "peagle_ngrams", None)
+        if ngrams is None:
+            return chained(*made).flatten()
+        return chained_in_text(*made, ngrams.of_each(), proposer.peagle_ngram_bias_nats).flatten()
 
+    SpecDecodeBaseProposer.__init__ = init
     SpecDecodeBaseProposer.load_model = load_model
     SpecDecodeBaseProposer._greedy_sample = greedy_sample
     setattr(SpecDecodeBaseProposer, _MARK, True)

@@ -1,0 +1,88 @@
+"""What has followed what in the texts that are being written: names, calls and whole lines come again.
+
+A parallel drafter reads the text before its drafts, and does not know which of its drafts precedes the next. Once that
+one is chosen, the same few tokens often stand further up, and what followed them there is likely to follow here: what
+prompt lookup drafts from (`ngram` in vLLM). Here it is a bias among the drafter's own candidates, for each token of the
+n-gram that is found, and what it costs is a few looks into a dictionary for each draft.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+NGRAM_TOKENS_MAX = 3
+"""A longer n-gram says no more than one of this many tokens."""
+TEXT_TOKENS_MAX = 8192
+"""Of a prompt its last so many tokens are read: each takes about a kilobyte."""
+
+
+class NgramIndex:
+    """The n-grams of one text, as far as it is written."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        """How many tokens are written: those read, and those before them that were left out."""
+        self._last: tuple[int, ...] = ()
+        self._followers: dict[tuple[int, ...], set[int]] = {}
+
+    def skip_to(self, length: int) -> None:
+        """Leave out the text up to `length` tokens; what is read next follows nothing that is known."""
+        self.length, self._last = length, ()
+
+    def read(self, tokens: Iterable[int]) -> None:
+        """Take in what is written next."""
+        last, followers = self._last, self._followers
+        for token in tokens:
+            for first in range(len(last)):
+                ngram = last[first:]
+                if ngram in followers:
+                    followers[ngram].add(token)
+                else:
+                    followers[ngram] = {token}
+            last = (*last[1 - NGRAM_TOKENS_MAX :], token) if len(last) == NGRAM_TOKENS_MAX else (*last, token)
+            self.length += 1
+        self._last = last
+
+    def followers(self, drafts: Sequence[int]) -> list[set[int]]:
+        """What has followed the last token, the last two, ..., of the text with `drafts` behind it.
+
+        As many sets as n-grams are found, each within the one before it.
+        """
+        last = (*self._last, *drafts[-NGRAM_TOKENS_MAX:])
+        found: list[set[int]] = []
+        for tokens in range(1, min(len(last), NGRAM_TOKENS_MAX) + 1):
+            behind = self._followers.get(last[-tokens:])
+            if behind is None:
+                break
+            found.append(behind)
+        return found
+
+
+class BatchNgrams:
+    """The n-grams of every request in an engine's batch."""
+
+    def __init__(self) -> None:
+        self._indices: dict[str, NgramIndex] = {}
+
+    def read(self, batch: Any, written: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Take in what a step has written, and forget what is no longer in the batch.
+
+        Args:
+            batch: vLLM's `InputBatch`; what a request's index lacks before `written` is read from there.
+            written: Of each request in the batch, the position of the first token that is new to it, and the tokens
+                from there on.
+        """
+        indices = {}
+        for row, (start, tokens) in enumerate(written):
+            request = batch.req_ids[row]
+            index = self._indices.get(request) or NgramIndex()
+            if index.length < start:
+                if index.length < start - TEXT_TOKENS_MAX:
+                    index.skip_to(start - TEXT_TOKENS_MAX)
+                index.read(batch.token_ids_cpu[row, index.length : start].tolist())
+            index.read(tokens[index.length - start :])
+            indices[request] = index
+        self._indices = indices
+
+    def of_each(self) -> list[NgramIndex]:
+        """The requests' indices, in the batch's order."""
+        return list(self._indices.values())
