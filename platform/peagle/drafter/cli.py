@@ -221,6 +221,7 @@ def _job(
             layers=known.layers,
             trained_depth=known.trained_depth,
             markov_rank=known.markov_rank or plan.markov_rank,
+            ngram_bias_nats=known.ngram_bias_nats if known.markov_rank else plan.ngram_bias_nats,
             tapped_layers=known.tapped_layers,
             start=str(start.resolve()),
         )

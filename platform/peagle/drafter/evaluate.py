@@ -95,7 +95,7 @@ def evaluate(
         if _greedy_ratio(head, batch, tokens, prompt_tokens) < GREEDY_RATIO_MIN:
             left_out += 1
         elif len(tokens) >= depth + 2:  # a shorter one ends before its first draft does
-            accepted += walk(drafts_of(head, batch, depth).cpu().numpy(), tokens, prompt_tokens)
+            accepted += walk(drafts_of(head, batch, depth, plan.ngram_bias_nats).cpu().numpy(), tokens, prompt_tokens)
         report(done)
     if not accepted:
         problem = "no row is greedy text of this target with room for a draft"
@@ -124,14 +124,17 @@ def walk(drafts: np.ndarray, tokens: np.ndarray, prompt_tokens: int) -> list[int
 
 
 @torch.no_grad()
-def drafts_of(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], depth: int) -> torch.Tensor:
+def drafts_of(
+    head: Eagle3DraftModel, batch: dict[str, torch.Tensor], depth: int, ngram_bias_nats: float = 0.0
+) -> torch.Tensor:
     """What a head of either method drafts from every position of a row: int, [length, depth].
 
     EAGLE-3 is given the row's tokens where it would draft from its own: the same, as long as they are accepted.
     """
     known = {name: batch[name] for name in ("input_ids", "hidden_states", "document_ids", "position_ids")}
     if isinstance(head, PEagleDraftModel):
-        return draft_tokens(head, known, depth, partial(autocast, batch["input_ids"].device), PARTITIONS)
+        precision = partial(autocast, batch["input_ids"].device)
+        return draft_tokens(head, known, depth, precision, PARTITIONS, ngram_bias_nats)
     with autocast(batch["input_ids"].device):
         steps: Sequence[torch.Tensor] = head(**known, ttt_steps=depth)
     return torch.stack([step[0] for step in steps], dim=1)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from peagle.drafter.compute import CPU
-from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY
+from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY, NGRAM_BIAS_KEY
 
 if TYPE_CHECKING:
     from speculators.models.eagle3 import Eagle3DraftModel
@@ -69,6 +69,8 @@ def export_head(head: "Eagle3DraftModel", out: Path, plan: "HeadPlan", mask_toke
         config["ptd_token_id"] = mask_token
     if plan.markov_rank:
         config[MARKOV_RANK_KEY] = plan.markov_rank
+        if plan.ngram_bias_nats:
+            config[NGRAM_BIAS_KEY] = plan.ngram_bias_nats
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 

@@ -55,14 +55,16 @@ class HeadPlan:
     too long for the memory needs; its gradients are the same. `confidence_floor` weighs positions by what the
     acceptance length gains by them (`drafter/loss.py`); without it all weigh the same. `start` is the folder of a head
     whose weights it goes on from, instead of new ones. `markov_rank` is that of P-EAGLE's Markov head
-    (`engine/markov_drafts.py`); without one, 0, no draft knows the one before it. With `frozen` only that and the
-    output matrix learn, which takes less time and less text.
+    (`engine/markov_drafts.py`); without one, 0, no draft knows the one before it. Beside a Markov head a draft gains
+    `ngram_bias_nats` for each token of an n-gram that it has followed before; nothing learns by it. With `frozen` only
+    the Markov head and the output matrix learn, which takes less time and less text.
     """
 
     method: Method
     layers: int
     trained_depth: int
     markov_rank: int = 0
+    ngram_bias_nats: float = 0.0
     start: str | None = None
     frozen: bool = False
     tapped_layers: tuple[int, ...] | None = None
@@ -90,7 +92,7 @@ class Row:
 # EAGLE-3 passes its one layer over every position, once for each depth, P-EAGLE its four over those sampled, once: a
 # step is about the same work for both. Drafting, P-EAGLE passes once, and so affords the layers.
 HEAD_PLANS = {
-    "p-eagle": HeadPlan("p-eagle", layers=4, trained_depth=8, markov_rank=128),
+    "p-eagle": HeadPlan("p-eagle", layers=4, trained_depth=8, markov_rank=128, ngram_bias_nats=0.85),
     "eagle3": HeadPlan("eagle3", layers=1, trained_depth=7),
 }
 

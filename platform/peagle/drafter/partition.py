@@ -12,7 +12,7 @@ those of depth 0 up to its anchor and to its own chain. So chains share nothing 
 By the chain rule that is the gradient of the row, and only one chunk's chains are in memory at a time.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,8 @@ from speculators.models.peagle.metrics import compute_metrics
 from torch.nn.attention.flex_attention import create_mask
 
 from peagle.drafter.loss import COUNT_EPSILON
-from peagle.engine.markov_drafts import MarkovHead, chained
+from peagle.engine.markov_drafts import MarkovHead, chained, chained_in_text
+from peagle.engine.ngrams import NgramIndex
 
 Precision = Callable[[], AbstractContextManager[object]]
 # The loss over positions, from the anchors and the depths of each, both [positions].
@@ -116,10 +117,14 @@ def draft_tokens(
     num_depths: int,
     precision: Precision,
     partitions: int = 1,
+    ngram_bias_nats: float = 0.0,
 ) -> torch.Tensor:
     """What the head drafts from every position of a row, greedily, as an engine does: int, [length, num_depths].
 
     Takes the same `batch` as `backward_in_chunks`, without what only a loss needs.
+
+    Args:
+        ngram_bias_nats: As in `chained_in_text`; drafts of a head without a Markov head gain nothing by it.
     """
     length = batch["input_ids"].shape[1]
     positions = torch.arange(length, device=batch["input_ids"].device)
@@ -127,6 +132,7 @@ def draft_tokens(
     depths = torch.arange(num_depths, device=positions.device).repeat_interleave(length)
     row = _Row(head, batch, precision)
     markov = MarkovHead.of(head.markov_head.state_dict()) if hasattr(head, "markov_head") else None
+    text = NgramIndex()
     drafts = torch.empty(length, num_depths, dtype=torch.long, device=positions.device)
     for chunk in chunks_of(anchors, depths, length, partitions):
         last, *before = row.leaves(chunk)
@@ -136,9 +142,21 @@ def draft_tokens(
         # Of each chain in its order: [anchors, depths, ...].
         at = (chunk.all_anchors - chunk.start, chunk.all_depths)
         shape = (chunk.end - chunk.start, num_depths)
-        chains = [each.new_empty(*shape, each.shape[-1]).index_put_(at, each) for each in (logits, hidden)]
-        drafts[chunk.start : chunk.end] = chained(chains[0], chains[1], markov) if markov else chains[0].argmax(-1)
+        logits, hidden = (each.new_empty(*shape, each.shape[-1]).index_put_(at, each) for each in (logits, hidden))
+        if markov and ngram_bias_nats:
+            texts = _written_further(text, batch["input_ids"][0, chunk.start : chunk.end].tolist())
+            drafted = chained_in_text(logits, hidden, markov, texts, ngram_bias_nats)
+        else:
+            drafted = chained(logits, hidden, markov) if markov else logits.argmax(-1)
+        drafts[chunk.start : chunk.end] = drafted
     return drafts
+
+
+def _written_further(text: NgramIndex, tokens: Sequence[int]) -> Iterator[NgramIndex]:
+    """The text with one token more each time."""
+    for token in tokens:
+        text.read([token])
+        yield text
 
 
 class _Row:

@@ -9,6 +9,7 @@ from peagle.drafter.compute import DeviceName
 from peagle.drafter.heads import HEAD_PLANS, HEAD_RATES, HeadPlan
 from peagle.drafter.repository import local_target
 from peagle.drafter.training import Rates
+from peagle.engine.checkpoint import NGRAM_BIAS_NATS_MAX
 from peagle.errors import ConfigError
 from peagle.schema import Strict, parse, wrong
 from peagle.yaml_file import read_mapping
@@ -27,8 +28,8 @@ _OWN = HEAD_PLANS["p-eagle"]
 class Head(Strict):
     """What is trained. By default `layers` is 4 for p-eagle, 1 for eagle3; `tapped_layers` an early, a middle, a late
     one; `trained_depth` 8 for p-eagle, 7 for eagle3; `markov_rank` 128 for p-eagle, which drafts without a Markov head
-    where it is 0. `start` is the folder of a head whose weights it goes on from; with `frozen` only its Markov head and
-    its output matrix learn."""
+    where it is 0, and `ngram_bias_nats` 0.85. `start` is the folder of a head whose weights it goes on from; with
+    `frozen` only its Markov head and its output matrix learn."""
 
     method: Literal["p-eagle", "eagle3"] = "p-eagle"
     start: Name | None = None
@@ -37,6 +38,7 @@ class Head(Strict):
     tapped_layers: list[int] | None = None
     mask_token: Name = "<|mask|>"
     markov_rank: int | None = Field(default=None, ge=0, le=4096)
+    ngram_bias_nats: float | None = Field(default=None, ge=0, le=NGRAM_BIAS_NATS_MAX)
     frozen: bool = False
 
     @model_validator(mode="after")
@@ -44,6 +46,11 @@ class Head(Strict):
         if self.method == "eagle3" and self.markov_rank:
             problem = "eagle3 drafts token by token and needs no Markov head"
             raise wrong("markov_rank", self.markov_rank, problem, "Remove it, or write method: p-eagle.")
+        if self.ngram_bias_nats and (self.method == "eagle3" or self.markov_rank == 0):
+            problem = "only drafts of a head with a Markov head gain by n-grams"
+            raise wrong(
+                "ngram_bias_nats", self.ngram_bias_nats, problem, "Remove it, or give a markov_rank to p-eagle."
+            )
         return self
 
     @model_validator(mode="after")
@@ -127,6 +134,7 @@ class TrainingFile(Strict):
             layers=self.head.layers or own.layers,
             trained_depth=self.head.trained_depth or own.trained_depth,
             markov_rank=own.markov_rank if self.head.markov_rank is None else self.head.markov_rank,
+            ngram_bias_nats=own.ngram_bias_nats if self.head.ngram_bias_nats is None else self.head.ngram_bias_nats,
             start=self.head.start,
             frozen=self.head.frozen,
             tapped_layers=None if self.head.tapped_layers is None else tuple(self.head.tapped_layers),

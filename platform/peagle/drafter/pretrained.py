@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from peagle.drafter.export import MARKOV, TRAINING_ONLY
 from peagle.drafter.heads import HEAD_PLANS, HeadPlan, make_head
-from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY, Folder
+from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY, Folder, read_ngram_bias
 
 _REMEDY = "Name a head that `peagle drafter train` wrote for this target."
 
@@ -81,6 +81,7 @@ def _plan(files: Folder, config: dict[str, Any]) -> HeadPlan:
         layers=_count(files, config, "num_hidden_layers"),
         trained_depth=_count(files, config, "trained_depth"),
         markov_rank=0 if config.get(MARKOV_RANK_KEY) is None else _count(files, config, MARKOV_RANK_KEY),
+        ngram_bias_nats=read_ngram_bias(files, config),
         tapped_layers=tuple(taps),
     )
 

@@ -20,7 +20,7 @@ PLAN = "plan.json"
 # In how many chunks a row goes backward changes no gradient.
 _FREE = "partitions"
 # What was so before a plan could say it.
-_BEFORE = {"markov_rank": 0, "frozen": False}
+_BEFORE = {"markov_rank": 0, "frozen": False, "ngram_bias_nats": 0.0}
 
 
 def learned_from(

@@ -22,6 +22,7 @@ MARKOV_FOLDER = "markov_head"
 MARKOV_RANK_KEY = "markov_rank"
 # There as well: what a draft gains for each token of an n-gram that it has followed in the text before.
 NGRAM_BIAS_KEY = "ngram_bias_nats"
+NGRAM_BIAS_NATS_MAX = 10.0
 
 # The bound that the safetensors format itself sets.
 MAX_HEADER_BYTES = 100_000_000
@@ -172,3 +173,16 @@ def fingerprint(folder: Path) -> str:
             content.seek(max(0, size - _TAIL_BYTES))
             known.update(content.read())
     return known.hexdigest()[:16]
+
+
+def read_ngram_bias(files: Folder, config: Mapping[str, Any]) -> float:
+    """`ngram_bias_nats` of a head's `config.json`; 0 where it says none.
+
+    Raises:
+        ConfigError: It is no number from 0 to NGRAM_BIAS_NATS_MAX.
+    """
+    nats = config.get(NGRAM_BIAS_KEY, 0.0)
+    if isinstance(nats, bool) or not isinstance(nats, int | float) or not 0 <= nats <= NGRAM_BIAS_NATS_MAX:
+        problem = f"it must be a number from 0 to {NGRAM_BIAS_NATS_MAX:g}"
+        raise files.wrong(f"config.json: {NGRAM_BIAS_KEY}", nats, problem, "Write 0.85, or remove it.")
+    return float(nats)

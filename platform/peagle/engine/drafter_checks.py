@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from peagle.config import Checkpoint, Deployment
 from peagle.engine.check import Check, raise_problems, run_check
-from peagle.engine.checkpoint import AGAIN, MARKOV_FOLDER, MARKOV_RANK_KEY, Folder, Tensor
+from peagle.engine.checkpoint import AGAIN, MARKOV_FOLDER, MARKOV_RANK_KEY, Folder, Tensor, read_ngram_bias
 from peagle.errors import ConfigError
 from peagle.schema import closest
 
@@ -309,4 +309,5 @@ def _markov_head(head: _Contents) -> str:
             raise folder.wrong(f"tensor {name}", None, "it is missing", AGAIN)
         if found[name].shape != shape:
             raise folder.wrong(f"tensor {name}", list(found[name].shape), f"its shape must be {list(shape)}", AGAIN)
-    return f"rank {rank}"
+    nats = read_ngram_bias(head.folder, head.config)
+    return f"rank {rank}" + (f", {nats:g} nats for each token of an n-gram" if nats else "")

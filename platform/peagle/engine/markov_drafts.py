@@ -15,7 +15,7 @@ head without them.
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -72,14 +72,14 @@ def chained(logits: Tensor, hidden_states: Tensor, markov: MarkovHead) -> Tensor
 
 
 def chained_in_text(
-    logits: Tensor, hidden_states: Tensor, markov: MarkovHead, texts: Sequence[NgramIndex], ngram_bias_nats: float
+    logits: Tensor, hidden_states: Tensor, markov: MarkovHead, texts: Iterable[NgramIndex], ngram_bias_nats: float
 ) -> Tensor:
     """The same where a draft gains by what has been written: int [drafts, depth].
 
     The first draft does not: it follows a token that the drafter has seen.
 
     Args:
-        texts: What each draft goes on from.
+        texts: What each draft goes on from; each is looked at before the next is asked for.
         ngram_bias_nats: What a token gains for each token of the n-gram that it has followed before.
     """
     candidates, scores = chains_of(logits, hidden_states, markov)

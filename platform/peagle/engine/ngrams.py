@@ -6,29 +6,27 @@ prompt lookup drafts from (`ngram` in vLLM). Here it is a bias among the drafter
 n-gram that is found, and what it costs is a few looks into a dictionary for each draft.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 NGRAM_TOKENS_MAX = 3
 """A longer n-gram says no more than one of this many tokens."""
 TEXT_TOKENS_MAX = 8192
-"""Of a prompt its last so many tokens are read: each takes about a kilobyte."""
+"""Of a text its last so many tokens count, or up to twice as many: each takes about a kilobyte."""
 
 
 class NgramIndex:
-    """The n-grams of one text, as far as it is written."""
+    """The n-grams of one text, as far as it is written, from its token `start` on."""
 
-    def __init__(self) -> None:
-        self.length = 0
+    def __init__(self, start: int = 0) -> None:
+        self.length = start
         """How many tokens are written: those read, and those before them that were left out."""
+        self.size = 0
+        """How many were read."""
         self._last: tuple[int, ...] = ()
         self._followers: dict[tuple[int, ...], set[int]] = {}
 
-    def skip_to(self, length: int) -> None:
-        """Leave out the text up to `length` tokens; what is read next follows nothing that is known."""
-        self.length, self._last = length, ()
-
-    def read(self, tokens: Iterable[int]) -> None:
+    def read(self, tokens: Sequence[int]) -> None:
         """Take in what is written next."""
         last, followers = self._last, self._followers
         for token in tokens:
@@ -39,8 +37,9 @@ class NgramIndex:
                 else:
                     followers[ngram] = {token}
             last = (*last[1 - NGRAM_TOKENS_MAX :], token) if len(last) == NGRAM_TOKENS_MAX else (*last, token)
-            self.length += 1
         self._last = last
+        self.length += len(tokens)
+        self.size += len(tokens)
 
     def followers(self, drafts: Sequence[int]) -> list[set[int]]:
         """What has followed the last token, the last two, ..., of the text with `drafts` behind it.
@@ -73,11 +72,11 @@ class BatchNgrams:
         """
         indices = {}
         for row, (start, tokens) in enumerate(written):
-            request = batch.req_ids[row]
-            index = self._indices.get(request) or NgramIndex()
+            request, end = batch.req_ids[row], start + len(tokens)
+            index = self._indices.get(request)
+            if index is None or index.size + end - index.length > 2 * TEXT_TOKENS_MAX:
+                index = NgramIndex(max(0, end - TEXT_TOKENS_MAX))
             if index.length < start:
-                if index.length < start - TEXT_TOKENS_MAX:
-                    index.skip_to(start - TEXT_TOKENS_MAX)
                 index.read(batch.token_ids_cpu[row, index.length : start].tolist())
             index.read(tokens[index.length - start :])
             indices[request] = index

@@ -103,6 +103,20 @@ def test_a_head_drafts_along_its_markov_head() -> None:
     assert not torch.equal(drafts(), unbiased)
 
 
+def test_a_head_drafts_along_the_ngrams_of_the_row_up_to_there() -> None:
+    head, plan = load_head(TARGET, EMBEDDED / "p-eagle")
+    tokens = np.tile(TOKENS[:10], 4)
+    batch = TargetTap(TARGET, plan.tapped_layers or ())(Row(tokens))
+    plain, biased = (drafts_of(head, batch, 5, nats) for nats in (0.0, 5.0))
+    changed = (plain != biased).any(1)
+    assert not changed[:9].any()  # nothing has come again
+    assert changed[10:].any()
+    assert torch.equal(plain[:, 0], biased[:, 0])
+    for known in (5, 17, 30):
+        cut = {name: value[:, :known] for name, value in batch.items()}
+        assert torch.equal(drafts_of(head, cut, 5, 5.0)[-1], biased[known - 1])
+
+
 def test_evaluation_counts_greedy_rows_and_leaves_others_out() -> None:
     rows = greedy_rows(3)
     rows.tokens[2] = TOKENS[: rows.tokens.shape[1]]

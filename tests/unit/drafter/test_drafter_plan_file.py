@@ -78,10 +78,17 @@ def test_a_short_file_takes_the_defaults_of_its_method() -> None:
         ({"training__step": 5}, r"training\.step = 5: there is no such field\. Did you mean steps\?"),
         ({"training__partitions": 0}, r"training\.partitions = 0: it must be at least 1"),
         (
-            {"head__method": "eagle3", "head__markov_rank": 0, "training__partitions": 2},
+            {
+                "head__method": "eagle3",
+                "head__markov_rank": 0,
+                "head__ngram_bias_nats": 0,
+                "training__partitions": 2,
+            },
             r"training\.partitions = 2: eagle3 .*Write 1",
         ),
         ({"head__method": "eagle3"}, r"head\.markov_rank = 128: eagle3 .*Remove it"),
+        ({"head__markov_rank": 0}, r"head\.ngram_bias_nats = 0\.85: only drafts .*Remove it"),
+        ({"head__ngram_bias_nats": 11}, r"head\.ngram_bias_nats = 11: it must be at most 10"),
         ({"head__frozen": True}, r"head\.frozen = True: what would learn .*Name the head as start"),
         ({"text__corpus": None}, r"text\.generated_ratio = 0\.8: there is no corpus"),
         ({"text__corpus": "./no.txt"}, r"text\.corpus = './no\.txt': there is no such file"),

@@ -163,7 +163,8 @@ def test_exported_head_has_the_shapes_that_vllm_loads(
     assert ("mask_hidden" in shapes) is has_mask
     assert not any("markov" in name for name in shapes)
     assert ("markov_w1.weight" in weights(tmp_path)) is has_mask
-    assert ("markov_rank" in json.loads((tmp_path / "config.json").read_text())) is has_mask
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert ("markov_rank" in config) is ("ngram_bias_nats" in config) is has_mask
     assert not any(name.startswith("verifier") for name in shapes)
 
 
@@ -232,6 +233,7 @@ def test_a_start_head_says_how_it_is_shaped(target: Path, tmp_path: Path) -> Non
     assert result.exit_code == 0, result.output
     first, second = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("first", "second"))
     assert first == second
+    assert first["ngram_bias_nats"] == head_plan("p-eagle", 1).ngram_bias_nats > 0
     assert (first["markov_rank"], first["trained_depth"]) == (8, head_plan("p-eagle", 1).trained_depth)
     result = CliRunner().invoke(app, [*map(str, command[:-3]), str(tmp_path), "--out", str(tmp_path / "third")])
     assert result.exit_code != 0

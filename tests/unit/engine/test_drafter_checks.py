@@ -95,6 +95,14 @@ def test_a_markov_head_has_the_rank_and_the_shapes_that_the_head_says(pair: Any)
     write()
     checks = examine_checkpoints(pair.deployment())
     assert ("drafter", "Markov head", "rank 4") in [(check.subject, check.name, check.detail) for check in checks]
+    pair.head.write({"markov_rank": 4, "ngram_bias_nats": 0.5})
+    details = [check.detail for check in examine_checkpoints(pair.deployment()) if check.name == "Markov head"]
+    assert details == ["rank 4, 0.5 nats for each token of an n-gram"]
+    for wrong in (-1, 10.5, "much", True):
+        pair.head.write({"markov_rank": 4, "ngram_bias_nats": wrong})
+        problem = f"config.json: ngram_bias_nats = {wrong!r}: it must be a number from 0 to 10"
+        assert problem in problem_of(pair.deployment())
+    pair.head.write({"markov_rank": 4})
     write(**{"markov_w2.weight": (32, 5)})
     assert "tensor markov_w2.weight = [32, 5]: its shape must be [32, 4]" in problem_of(pair.deployment())
     pair.head.write({"markov_rank": 0})

@@ -9,7 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from peagle.engine import markov_drafts  # noqa: E402
-from peagle.engine.markov_drafts import CANDIDATES, MarkovHead, chained  # noqa: E402
+from peagle.engine.markov_drafts import CANDIDATES, MarkovHead, chained, chained_in_text, chains_of  # noqa: E402
+from peagle.engine.ngrams import BatchNgrams, NgramIndex  # noqa: E402
 
 HEAD = Path(__file__).parents[3] / "deployments" / "embedded" / "p-eagle"
 DRAFTS, DEPTH, VOCABULARY, HIDDEN, RANK = 5, 4, 40, 12, 6
@@ -64,6 +65,41 @@ def test_a_head_that_has_learned_nothing_changes_nothing() -> None:
     assert torch.equal(chained(logits, hidden, MarkovHead.of(weights(scale=0.0))), logits.argmax(-1))
 
 
+def texts() -> list[NgramIndex]:
+    draw = torch.Generator().manual_seed(5)
+    found = []
+    for _ in range(DRAFTS):
+        text = NgramIndex()
+        text.read(torch.randint(VOCABULARY, (400,), generator=draw).tolist())
+        found.append(text)
+    return found
+
+
+def test_ngrams_count_for_what_they_are_said_to_and_for_nothing_without() -> None:
+    logits, hidden = passed()
+    markov = MarkovHead.of(weights())
+    assert torch.equal(chained_in_text(logits, hidden, markov, texts(), 0.0), chained(logits, hidden, markov))
+    for nats in (0.5, 2.0):
+        drafts = chained_in_text(logits, hidden, markov, texts(), nats)
+        candidates, scores = chains_of(logits, hidden, markov)
+        assert torch.equal(drafts[:, 0], candidates[:, 0, 0])
+        for draft, tokens, follows, text in zip(drafts.tolist(), candidates.tolist(), scores, texts(), strict=True):
+            for depth in range(1, DEPTH):
+                before = tokens[depth - 1].index(draft[depth - 1])
+                gains = [
+                    float(score) + nats * sum(token in found for found in text.followers(draft[:depth]))
+                    for token, score in zip(tokens[depth], follows[depth - 1, before], strict=True)
+                ]
+                assert draft[depth] == tokens[depth][gains.index(max(gains))]
+    assert not torch.equal(chained_in_text(logits, hidden, markov, texts(), 2.0), chained(logits, hidden, markov))
+
+
+def test_what_has_followed_is_no_candidate_by_that_alone() -> None:
+    logits, hidden = passed()
+    drafts = chained_in_text(logits, hidden, MarkovHead.of(weights()), texts(), 1000.0)
+    assert (logits.topk(CANDIDATES).indices == drafts[..., None]).any(-1).all()
+
+
 @pytest.mark.parametrize("favoured", [3, 7])
 def test_a_small_bias_counts_beside_large_logits_in_bfloat16_too(favoured: int) -> None:
     logits = torch.zeros(DRAFTS, DEPTH, VOCABULARY, dtype=torch.bfloat16)
@@ -98,8 +134,8 @@ def test_it_is_read_whatever_the_heads_own_weights_are_read_by(
 
 
 @pytest.mark.parametrize("depth", [1, DEPTH])
-@pytest.mark.parametrize("has_one", [True, False])
-def test_vllms_drafter_asks_it_where_there_is_one(has_one: bool, depth: int) -> None:
+@pytest.mark.parametrize(("has_one", "has_ngrams"), [(True, True), (True, False), (False, False)])
+def test_vllms_drafter_asks_it_where_there_is_one(has_one: bool, has_ngrams: bool, depth: int) -> None:
     module = pytest.importorskip("vllm.v1.spec_decode.llm_base_proposer")
     markov_drafts.install()
     markov_drafts.install()
@@ -110,5 +146,10 @@ def test_vllms_drafter_asks_it_where_there_is_one(has_one: bool, depth: int) -> 
     proposer.use_local_argmax_reduction = proposer.use_heterogeneous_vocab = False
     proposer.model = SimpleNamespace(compute_logits=lambda _states: logits.reshape(-1, VOCABULARY))
     proposer.peagle_markov = markov if has_one else None
+    expected = chained(logits, hidden, markov) if has_one else logits.argmax(-1)
+    if has_ngrams:
+        proposer.peagle_ngrams, proposer.peagle_ngram_bias_nats = BatchNgrams(), 2.0
+        proposer.peagle_ngrams.of_each = texts
+        expected = chained_in_text(logits, hidden, markov, texts(), 2.0)
     drafts = proposer._greedy_sample(hidden.reshape(-1, HIDDEN)).view(DRAFTS, depth)
-    assert torch.equal(drafts, chained(logits, hidden, markov) if has_one else logits.argmax(-1))
+    assert torch.equal(drafts, expected)
