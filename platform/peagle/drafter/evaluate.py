@@ -88,6 +88,8 @@ def evaluate(
     depth = _depth(depth, plan, text)
     head.to(device)
     tap = TargetTap(target, plan.tapped_layers or (), device)
+    # As an engine on that device drafts.
+    ngram_bias_nats = plan.ngram_bias_nats if device.type == "cpu" else 0.0
     accepted: list[int] = []
     left_out = 0
     for done, (tokens, prompt_tokens) in enumerate(text.rows(), 1):
@@ -95,7 +97,7 @@ def evaluate(
         if _greedy_ratio(head, batch, tokens, prompt_tokens) < GREEDY_RATIO_MIN:
             left_out += 1
         elif len(tokens) >= depth + 2:  # a shorter one ends before its first draft does
-            accepted += walk(drafts_of(head, batch, depth, plan.ngram_bias_nats).cpu().numpy(), tokens, prompt_tokens)
+            accepted += walk(drafts_of(head, batch, depth, ngram_bias_nats).cpu().numpy(), tokens, prompt_tokens)
         report(done)
     if not accepted:
         problem = "no row is greedy text of this target with room for a draft"
