@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from peagle.drafter.heads import HeadPlan
 
 PLAN = "plan.json"
-# In how many chunks a row goes backward changes no gradient.
-_FREE = "partitions"
+# They change no gradient.
+_FREE = {"partitions", "ngram_bias_nats"}
 # What was so before a plan could say it.
-_BEFORE = {"markov_rank": 0, "frozen": False, "ngram_bias_nats": 0.0}
+_BEFORE = {"markov_rank": 0, "frozen": False}
 
 
 def learned_from(
@@ -48,7 +48,7 @@ def check_record(out: Path, plan: "HeadPlan", learned: dict[str, str | int | Non
     kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     for name, value in _settings(plan).items():
         before = kept.get(name, _BEFORE.get(name))
-        if before != value and name != _FREE:
+        if before != value and name not in _FREE:
             problem = f"the checkpoint in {out} was trained with {before}"
             raise ConfigError(name, value, problem, "Write that, or train into another folder.")
     # An older version did not say.

@@ -17,13 +17,14 @@ import functools
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY, NGRAM_BIAS_KEY
+from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY, Folder, read_ngram_bias
 from peagle.engine.cpu_draft_inputs import lays_out
 from peagle.engine.ngrams import BatchNgrams, NgramIndex
 
@@ -142,9 +143,11 @@ def install() -> None:
     def load_model(proposer: Any, target_model: Any) -> None:
         load(proposer, target_model)
         proposer.peagle_markov = _load(proposer) if _has_one(proposer) else None
-        nats = getattr(proposer.draft_model_config.hf_config, NGRAM_BIAS_KEY, None)
-        if proposer.peagle_markov and nats and lays_out(proposer):
-            proposer.peagle_ngrams, proposer.peagle_ngram_bias_nats = BatchNgrams(), nats
+        proposer.peagle_ngrams = None
+        if proposer.peagle_markov and lays_out(proposer):
+            model = proposer.draft_model_config
+            nats = read_ngram_bias(Folder(Path(model.model), "drafter.source"), model.hf_config.to_dict())
+            proposer.peagle_ngrams, proposer.peagle_ngram_bias_nats = BatchNgrams() if nats else None, nats
 
     @functools.wraps(sample)
     def greedy_sample(proposer: Any, hidden_states: Tensor) -> Tensor:

@@ -66,9 +66,9 @@ class BatchNgrams:
         """Take in what a step has written, and forget what is no longer in the batch.
 
         Args:
-            batch: vLLM's `InputBatch`; what a request's index lacks before `written` is read from there.
-            written: Of each request in the batch, the position of the first token that is new to it, and the tokens
-                from there on.
+            batch: vLLM's `InputBatch`, before this step's tokens are in it; what is in it is read from there.
+            written: Of each request in the batch, the position of the first token that its drafter is given, and the
+                tokens from there on. Where more of a prompt is still to come, the last is not what follows.
         """
         indices = {}
         for row, (start, tokens) in enumerate(written):
@@ -76,8 +76,9 @@ class BatchNgrams:
             index = self._indices.get(request)
             if index is None or index.size + end - index.length > 2 * TEXT_TOKENS_MAX:
                 index = NgramIndex(max(0, end - TEXT_TOKENS_MAX))
-            if index.length < start:
-                index.read(batch.token_ids_cpu[row, index.length : start].tolist())
+            known = min(end, int(batch.num_tokens_no_spec[row]))
+            if index.length < known:
+                index.read(batch.token_ids_cpu[row, index.length : known].tolist())
             index.read(tokens[index.length - start :])
             indices[request] = index
         self._indices = indices

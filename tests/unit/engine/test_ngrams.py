@@ -42,10 +42,10 @@ def test_what_is_left_out_is_followed_by_nothing() -> None:
 
 def batch(**texts: list[int]) -> SimpleNamespace:
     """An engine's batch of requests, with room behind what is known of their texts."""
-    tokens = np.full((len(texts), 64), -1, dtype=np.int32)
+    tokens, lengths = np.full((len(texts), 64), -1, dtype=np.int32), [len(text) for text in texts.values()]
     for row, text in enumerate(texts.values()):
         tokens[row, : len(text)] = text
-    return SimpleNamespace(req_ids=list(texts), token_ids_cpu=tokens)
+    return SimpleNamespace(req_ids=list(texts), token_ids_cpu=tokens, num_tokens_no_spec=np.array(lengths))
 
 
 def test_every_request_has_the_text_of_its_own_wherever_it_stands_in_the_batch() -> None:
@@ -76,6 +76,21 @@ def test_a_cached_prompt_is_read_from_the_batch() -> None:
     known = BatchNgrams()
     known.read(batch(a=text), [(28, [38, 39])])
     assert known.of_each()[0].followers([10]) == [{11}]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5])
+def test_a_prompt_that_comes_in_chunks_is_read_as_it_stands(chunk: int) -> None:
+    text = [1, 2, 3, 4, 5]
+    known = BatchNgrams()
+    for start in range(0, len(text), chunk):
+        # Until its last chunk a drafter is given the prompt's last token for what follows.
+        new = [*text[start + 1 : start + chunk], 9 if start + chunk >= len(text) else text[-1]]
+        known.read(batch(a=text), [(start + 1, new)])
+    (index,) = known.of_each()
+    assert index.length == 6
+    assert [index.followers([token]) for token in (1, 2, 3, 4)] == [[{2}], [{3}], [{4}], [{5}]]
+    assert index.followers([]) == []
+    assert index.followers([4, 5]) == naive([*text, 9], [4, 5])
 
 
 @pytest.mark.parametrize("step", [1, 3, 8, 24])
