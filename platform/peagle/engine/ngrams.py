@@ -12,7 +12,7 @@ from typing import Any
 NGRAM_TOKENS_MAX = 3
 """A longer n-gram says no more than one of this many tokens."""
 TEXT_TOKENS_MAX = 8192
-"""Of a text its last so many tokens count, or up to twice as many: each takes about a kilobyte."""
+"""Of a text its last so many tokens count, or up to twice as many: each takes about 0.4 kilobytes."""
 
 
 class NgramIndex:

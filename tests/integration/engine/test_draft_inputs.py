@@ -1,11 +1,14 @@
 """What a P-EAGLE drafter passes over on a CPU, against vLLM's own layout without the rows that it marks as rejected."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
+from peagle.engine.ngrams import BatchNgrams, NgramIndex
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -178,3 +181,34 @@ def test_other_drafters_keep_vllms_layout() -> None:
     assert count == expected == 11
     assert torch.equal(samples, expected_samples)
     assert torch.equal(autoregressive.input_ids, same.input_ids)
+
+
+def test_ngrams_are_those_of_what_is_written_so_far() -> None:
+    """Over the chunks of a prompt, behind drafts that are wrong, and after steps that drafted nothing."""
+    text = np.random.default_rng(5).integers(2, 9, 60).tolist()
+    prompt = text[:40]
+    ours = proposer()
+    ours.peagle_ngrams = BatchNgrams()
+
+    def step(first: int, tokens: list[int], new: int, *, wrong: int = 0) -> None:
+        known = max(len(prompt), first + 1)
+        written = np.full((1, CONTEXT), -1)
+        written[0, :known] = text[:known]
+        lengths = np.array([known])
+        ours.peagle_runner = SimpleNamespace(
+            input_batch=SimpleNamespace(req_ids=["one"], token_ids_cpu=written, num_tokens_no_spec=lengths)
+        )
+        rows = batch([len(tokens)], [first], [wrong])
+        rows["target_token_ids"], rows["next_token_ids"] = torch.tensor(tokens).int(), torch.tensor([new]).int()
+        ours.set_inputs_first_pass(**rows)
+
+    step(0, prompt[:16], prompt[-1])  # what vLLM has follow a chunk behind which more is to come
+    step(16, prompt[16:], text[40])
+    step(40, [*text[40:44], 99, 99, 99, 99], text[44], wrong=4)
+    step(47, text[47:48], text[48])
+    (index,) = ours.peagle_ngrams.of_each()
+    whole = NgramIndex()
+    whole.read(text[:49])
+    assert index.length == whole.length == 49
+    for end in range(3, 49):
+        assert index.followers(text[end - 3 : end]) == whole.followers(text[end - 3 : end])
