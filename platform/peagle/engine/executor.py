@@ -23,12 +23,15 @@ class InProcessExecutor(UniProcExecutor):  # type: ignore[misc]  # vLLM's execut
     """One worker, called directly. It keeps to the cores that VLLM_CPU_OMP_THREADS_BIND gives it."""
 
     def _init_executor(self) -> None:
+        cores = OMPProcessManager(self.vllm_config).cpu_lists
+        if not cores:
+            super()._init_executor()
+            return
         all_cores = os.sched_getaffinity(0)
-        if cores := OMPProcessManager(self.vllm_config).cpu_lists:
-            # Before any parallel region: OpenMP's threads are made at the first, and inherit where they may run.
-            os.sched_setaffinity(0, cores[0])
-            torch.set_num_threads(len(cores[0]))
-            _LOG.info("The model runs in the engine core's process, on cores %s", cores[0])
+        # Before any parallel region: OpenMP's threads are made at the first, and inherit where they may run.
+        os.sched_setaffinity(0, cores[0])
+        torch.set_num_threads(len(cores[0]))
+        _LOG.info("The model runs in the engine core's process, on cores %s", cores[0])
         super()._init_executor()
         free_group_threads(all_cores)
 
