@@ -15,7 +15,7 @@ from vllm.utils.ompmultiprocessing import OMPProcessManager
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 _LOG = init_logger(__name__)
-# Of gloo, through which workers of several machines would talk: one of each for every process group.
+# Of gloo, through which workers of several machines would talk: some for every process group.
 _GROUP_THREADS = ("gloo_tcp_loop", "pt_gloo_runloop")
 
 
