@@ -79,7 +79,7 @@ class Speculation(Strict):
     depth_max: int = Field(default=7, ge=1, le=64)
     depth_static: Depth = 7
     inter_token_s_max: float | None = Field(default=None, gt=0.0, le=60.0)
-    calibration_s: float = Field(default=20.0, ge=0.0, le=600.0)
+    calibration_s: float = Field(default=25.0, ge=0.0, le=600.0)
 
     @model_validator(mode="after")
     def _static_within_max(self) -> Self:

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from vllm import SamplingParams
@@ -20,14 +21,16 @@ from peagle.engine.live_depth import StepStatsReader, read_step_stats, set_depth
 from peagle.router.snapshot import DepthTable, StepCell, StepStats, StepTime
 
 # Contexts grow while requests are timed, and a step takes longer over longer ones. So all K that draft take turns on
-# the same requests, and K = 0, after which these may draft no more, has others, as long as those were on average. The
-# rule itself finds out what clients' contexts cost.
+# the same requests, there and back, which gives each the same context on average; and K = 0, after which these may
+# draft no more, has others, as long as those were on average. The rule itself finds out what clients' contexts cost.
 _PROMPT_TOKENS, _PROMPT_SHARE_MAX = 64, 0.25
-# How often each K has its turn, where there is time: a machine that is busy for a moment is so for one turn of several.
+# There and back. A machine that is busy for a moment is so for one of a K's two turns.
 _TURNS = 2
+# K = 0 gets as much time as so many others: its prompts are longer.
+_ZERO_WEIGHT = 2
 # A turn has enough with so many steps; with fewer than the least it tells nothing.
 _STEPS_MAX, _STEPS_MIN = 8, 2
-_POLL_S = 0.04
+_POLL_S = 0.02
 # Of all the time; the rest is for what overruns.
 _PLANNED_SHARE = 0.85
 
@@ -80,37 +83,36 @@ class _Points:
         self._zero = len(self._drafting) < len(depths)
 
     async def time_batch(self, batch_size: int, ends_s: float) -> None:
-        """Time all K with so many requests. Each has one turn, and the further ones as long as there is time."""
+        """Time all K with so many requests; one that gets not even a few steps by then has them all the same."""
         prompt_tokens = _prompt_tokens(self._client)
         if self._drafting:
-            share = len(self._drafting) / (len(self._drafting) + self._zero)
+            share = len(self._drafting) / (len(self._drafting) + _ZERO_WEIGHT * self._zero)
             grown = await self._take_turns(batch_size, self._drafting, prompt_tokens, _part(ends_s, share))
-            prompt_tokens = min(prompt_tokens + grown // 2, _context(self._client) // 2)
+            # Those at K = 0 will grow, too.
+            longer = max(0, grown - _TURNS * _STEPS_MAX) // 2
+            prompt_tokens = min(prompt_tokens + longer, _context(self._client) // 2)
         if self._zero:
             await self._take_turns(batch_size, [0], prompt_tokens, ends_s)
 
     async def _take_turns(self, batch_size: int, depths: Sequence[int], prompt_tokens: int, ends_s: float) -> int:
         """Returns by how many tokens each request has grown."""
-        turns = [depth for _ in range(_TURNS) for depth in depths]
+        turns = [*depths, *reversed(depths)]
+        timed: dict[int, list[StepTime]] = {depth: [] for depth in depths}
         await self._use(turns[0])
-        async with _running(self._client, batch_size, prompt_tokens, ends_s) as batch:
-            for number, depth in enumerate(turns):
-                if number >= len(depths) and time.monotonic() >= ends_s:
-                    break
-                await self._take_turn(batch_size, depth, _part(ends_s, 1 / (len(turns) - number)), batch.ended)
-        return batch.tokens // batch_size
+        try:
+            async with _running(self._client, batch_size, prompt_tokens, ends_s) as batch:
+                for number, depth in enumerate(turns):
+                    await self._use(depth)
+                    until_s = _part(ends_s, 1 / (len(turns) - number))
+                    if (found := await _timed(self._client, batch_size, depth, until_s, batch.ended)) is not None:
+                        timed[depth].append(found)
+            return batch.tokens // batch_size
+        finally:
+            self.times |= {(batch_size, depth): _mean(found) for depth, found in timed.items() if found}
 
     async def _use(self, depth: int) -> None:
         self.version += 1
         await set_depths(self._client, DepthTable(self.version, (depth,)))
-
-    async def _take_turn(self, batch_size: int, depth: int, ends_s: float, ended: asyncio.Event) -> None:
-        await self._use(depth)
-        timed = await _timed(self._client, batch_size, depth, ends_s, ended)
-        if timed is not None:
-            earlier = self.times.get((batch_size, depth), StepTime(batch_size, depth, 0, 0.0))
-            steps, seconds = earlier.steps + timed.steps, earlier.seconds + timed.seconds
-            self.times[batch_size, depth] = StepTime(batch_size, depth, steps, seconds)
 
 
 def spread(items: Sequence[int]) -> list[int]:
@@ -198,6 +200,13 @@ async def _timed(client: Any, batch_size: int, depth: int, ends_s: float, ended:
     if cell is None or cell.steps < _STEPS_MIN or not cell.reached:
         return None
     return StepTime(batch_size, depth, cell.steps, cell.seconds)
+
+
+def _mean(turns: Sequence[StepTime]) -> StepTime:
+    """All of one K's turns, each of the same weight: the context of one makes up for that of the other."""
+    steps = sum(each.steps for each in turns)
+    seconds = steps * fmean(each.seconds / each.steps for each in turns)
+    return StepTime(turns[0].batch_size, turns[0].depth, steps, seconds)
 
 
 def _cell(now: StepStats, before: StepStats, batch_size: int, depth: int) -> StepCell | None:

@@ -16,7 +16,8 @@ differ by request, and no worker is patched.
 - K = 0 verifies nothing. Unless `skips_drafter` is set the drafter still runs and keeps its cache in step, so that K
   can rise at any step. With it, a step whose requests all have K = 0 runs no drafter; they then have a gap in its cache
   and stay at K = 0 until they end, while new ones draft again. Prompts too are drafted over only if K is not 0 for as
-  many requests as run and can come in. What is left in the prefix cache with a gap is not used by those that draft.
+  many requests as run and can come in, or just ran: who ends is mostly followed by another, if not in the same instant.
+  What is left in the prefix cache with a gap is not used by those that draft.
 - With `drafts_to_depth` (CPU, where each drafted row costs time) a step drafts what the next one will verify by the
   present table and batch; one in eight drafts Kmax, so that cut tails still tell of what lies beyond K. Where K rises,
   the one step that follows verifies what was drafted for the lower K.
@@ -43,6 +44,8 @@ from peagle.router.snapshot import DepthTable
 
 # Of the steps that draft, one in so many drafts Kmax whatever K is, so that the cut tails tell of what lies beyond K.
 _WHOLE_DRAFT_EVERY = 8
+# Where many of a batch end at once, those who follow them come within so many steps, and the first within so long.
+_FOLLOWED_STEPS, _FOLLOWED_S = 3, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
         self._steps: deque[_Step] = deque(maxlen=self.vllm_config.max_concurrent_batches + 1)
         self._ended_s = 0.0
         self._had_more = False
+        self._batch_sizes: deque[int] = deque(maxlen=_FOLLOWED_STEPS)
         self._may_skip: bool = settings["skips_drafter"]
         self._drafts_to_depth: bool = settings["drafts_to_depth"]
         self._drafting_steps = 0
@@ -118,7 +122,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         scheduled_s = perf_counter()
         depth = self._table.depth_at(len(self.running))
-        prompts_depth = self._depth_to_come()
+        prompts_depth = self._depth_to_come(scheduled_s)
         self._drafts_over_prompts = self._may_skip and prompts_depth > 0
         if self._drafts_over_prompts and (self.waiting or self.skipped_waiting):
             self._gaps.remember()
@@ -134,6 +138,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
         cell = prompts = None
         rested: frozenset[str] = frozenset()
         if output.num_scheduled_tokens:
+            self._batch_sizes.append(len(output.num_scheduled_tokens))
             decodes_only = not prefilling and not admits
             rested = self._gaps.among(output.num_scheduled_tokens)
             none_drafts = len(rested) == len(output.num_scheduled_tokens)
@@ -194,10 +199,11 @@ class LiveDepthScheduler(DraftTakingScheduler):
             self._gaps.uncache_for(request)
         return super()._get_local_prefix_cache_hit(request)
 
-    def _depth_to_come(self) -> int:
+    def _depth_to_come(self, now_s: float) -> int:
         """K of the batch that there will be once those who wait have come in, as far as there are places and blocks.
 
         What they find in the prefix cache takes no new blocks and is left out of account: more may come than counted.
+        Nor is it less than the batch of the last steps: where many end at once, not all who follow them wait already.
         """
         batch_size = len(self.running)
         places = self.max_num_running_reqs - batch_size
@@ -208,7 +214,9 @@ class LiveDepthScheduler(DraftTakingScheduler):
             if blocks < 0:
                 break
             batch_size += 1
-        return self._table.depth_at(batch_size)
+        if not (self._had_more or self._steps or now_s - self._ended_s < _FOLLOWED_S):
+            self._batch_sizes.clear()
+        return self._table.depth_at(max(batch_size, *self._batch_sizes, 0))
 
     def _depth_to_draft(self) -> int:
         """How much the next step will verify of what this one drafts, if nobody ends; now and then all of it."""

@@ -16,7 +16,10 @@ SIZES, DEPTHS = (1, 2, 3, 4, 6, 8), (0, 3, 7)
 
 
 class Engine:
-    """Answers as an `AsyncLLM` does: every `step_s` each running request gets a token; `room` of them can run."""
+    """Answers as an `AsyncLLM` does: each running request gets a token in a millisecond; `room` of them can run.
+
+    Its steps are told to have taken a millisecond for each request, and `token_s` for each token of one's context.
+    """
 
     def __init__(
         self,
@@ -25,8 +28,9 @@ class Engine:
         context_tokens: int = 1024,
         blocks: int = 400,
         step_requests: int = 8,
+        token_s: float = 0.0,
     ) -> None:
-        self.step_requests = step_requests
+        self.step_requests, self.token_s = step_requests, token_s
         self.engine_core = self
         self.model_config = SimpleNamespace(get_vocab_size=lambda: 100, max_model_len=context_tokens)
         cache = SimpleNamespace(num_gpu_blocks=blocks, block_size=16)
@@ -53,7 +57,7 @@ class Engine:
         self.resets += 1
         return True
 
-    async def generate(self, _prompt: Any, parameters: Any, request_id: str) -> AsyncIterator[object]:
+    async def generate(self, prompt: Any, parameters: Any, request_id: str) -> AsyncIterator[object]:
         async with self.places:
             self.running.add(request_id)
             try:
@@ -62,19 +66,19 @@ class Engine:
                     if self.fails == len(self.running):
                         raise RuntimeError("the engine refuses it")
                     if number == 0 or request_id == min(self.running):
-                        self._step()
+                        self._step(len(prompt["prompt_token_ids"]) + number)
                     yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[number])])
             finally:
                 self.running.remove(request_id)
 
-    def _step(self) -> None:
+    def _step(self, context_tokens: int) -> None:
         size, depth = min(len(self.running), self.step_requests), self.depths[0]
         none = [0] * 7
         sums = {"steps": 0, "seconds": 0.0, "tokens": 0, "drafts": 0, "drafted": none, "accepted": none}
         tails = {"tail_drafted": none, "tail_matched": none}
         cell = self.cells.setdefault((size, depth), {"batch_size": size, "depth": depth, **sums, **tails})
         cell["steps"] += 1
-        cell["seconds"] += 0.001 * size
+        cell["seconds"] += 0.001 * size + self.token_s * context_tokens
         cell["drafted"] = [cell["steps"] * size if position < depth else 0 for position in range(7)]
 
 
@@ -84,6 +88,17 @@ async def test_every_point_is_timed_and_the_engine_is_as_before() -> None:
     assert {(each.batch_size, each.depth) for each in times} == {(size, depth) for size in SIZES for depth in DEPTHS}
     assert all(each.seconds / each.steps == pytest.approx(0.001 * each.batch_size) for each in times)
     assert (engine.depths, engine.running, engine.resets) == ([3, 1], set(), 1)
+
+
+async def test_no_k_is_timed_over_longer_contexts_than_another() -> None:
+    engine = Engine(context_tokens=100_000, token_s=1e-4)
+    times = await calibration.calibrate(engine, (1, 8), (0, 1, 3, 7), 8.0)
+    for size in (1, 8):
+        step_s = {each.depth: each.seconds / each.steps for each in times if each.batch_size == size}
+        assert set(step_s) == {0, 1, 3, 7}
+        assert step_s[7] == pytest.approx(step_s[1], rel=0.15)
+        assert step_s[3] == pytest.approx(step_s[1], rel=0.15)
+        assert step_s[0] == pytest.approx(step_s[1], rel=0.3)
 
 
 async def test_batches_for_which_the_cache_has_no_room_are_left_out() -> None:
