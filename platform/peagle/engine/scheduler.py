@@ -44,8 +44,8 @@ from peagle.router.snapshot import DepthTable
 
 # Of the steps that draft, one in so many drafts Kmax whatever K is, so that the cut tails tell of what lies beyond K.
 _WHOLE_DRAFT_EVERY = 8
-# Where many of a batch end at once, those who follow them come within so many steps, and the first within so long.
-_FOLLOWED_STEPS, _FOLLOWED_S = 3, 0.02
+# Where many of a batch end at once, those who follow them come within so long, and a step with prompts may be longer.
+_FOLLOWED_S, _FOLLOWED_STEPS = 0.1, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,8 @@ class LiveDepthScheduler(DraftTakingScheduler):
         self._steps: deque[_Step] = deque(maxlen=self.vllm_config.max_concurrent_batches + 1)
         self._ended_s = 0.0
         self._had_more = False
-        self._batch_sizes: deque[int] = deque(maxlen=_FOLLOWED_STEPS)
+        # When each of the last steps was scheduled, and how many it had.
+        self._batch_sizes: deque[tuple[float, int]] = deque()
         self._may_skip: bool = settings["skips_drafter"]
         self._drafts_to_depth: bool = settings["drafts_to_depth"]
         self._drafting_steps = 0
@@ -138,7 +139,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
         cell = prompts = None
         rested: frozenset[str] = frozenset()
         if output.num_scheduled_tokens:
-            self._batch_sizes.append(len(output.num_scheduled_tokens))
+            self._batch_sizes.append((scheduled_s, len(output.num_scheduled_tokens)))
             decodes_only = not prefilling and not admits
             rested = self._gaps.among(output.num_scheduled_tokens)
             none_drafts = len(rested) == len(output.num_scheduled_tokens)
@@ -214,9 +215,14 @@ class LiveDepthScheduler(DraftTakingScheduler):
             if blocks < 0:
                 break
             batch_size += 1
-        if not (self._had_more or self._steps or now_s - self._ended_s < _FOLLOWED_S):
-            self._batch_sizes.clear()
-        return self._table.depth_at(max(batch_size, *self._batch_sizes, 0))
+        return self._table.depth_at(max(batch_size, self._batch_before(now_s)))
+
+    def _batch_before(self, now_s: float) -> int:
+        """The largest batch of the last moment."""
+        kept = _FOLLOWED_STEPS if now_s - self._ended_s < _FOLLOWED_S else 0
+        while len(self._batch_sizes) > kept and now_s - self._batch_sizes[0][0] >= _FOLLOWED_S:
+            self._batch_sizes.popleft()
+        return max((size for _, size in self._batch_sizes), default=0)
 
     def _depth_to_draft(self) -> int:
         """How much the next step will verify of what this one drafts, if nobody ends; now and then all of it."""

@@ -74,21 +74,29 @@ def test_prompts_are_drafted_over_if_those_who_come_may_draft_together(
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
 @pytest.mark.parametrize(
-    ("before", "steps", "idle_s", "drafts"),
-    [(6, 0, 0.001, False), (6, 8, 0.0, True), (6, 0, 0.1, True), (2, 0, 0.001, True)],
-    ids=["at once", "steps later", "a while later", "of a few"],
+    ("before", "steps", "step_s", "idle_s", "drafts"),
+    [
+        (6, 0, 0.3, 0.001, False),
+        (6, 5, 0.01, 0.0, False),
+        (6, 5, 0.3, 0.0, True),
+        (6, 0, 0.3, 0.2, True),
+        (2, 0, 0.3, 0.001, True),
+    ],
+    ids=["at once", "after quick steps", "after slow steps", "a while later", "of a few"],
 )
 def test_who_follows_a_batch_that_has_just_ended_counts_on_as_many(
     folder: Path,
     overlapped: bool,
     before: int,
     steps: int,
+    step_s: float,
     idle_s: float,
     drafts: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     core = Core(scheduler_of(folder, overlapped, blocks=200, skips_drafter=True), overlapped, random.Random(1))
     monkeypatch.setattr("peagle.engine.scheduler.perf_counter", lambda: core.now_s)
+    monkeypatch.setattr("scheduler_core.STEP_S", step_s)
     core.scheduler.set_depths(1, [DEPTH_MAX, DEPTH_MAX, DEPTH_MAX, 0])
     for index in range(before):
         add(core, f"r{index}", [1, 2, 3], 20, [])
