@@ -36,13 +36,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("skips_drafter", [False, True], ids=["drafting", "skipping"])
 @pytest.mark.parametrize("seed", range(6))
 def test_output_is_the_targets_own_while_depth_changes(
-    folder: Path, overlapped: bool, to_depth: bool, blocks: int, skips_drafter: bool, seed: int
+    folder: Path,
+    overlapped: bool,
+    to_depth: bool,
+    blocks: int,
+    skips_drafter: bool,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from vllm.v1.request import RequestStatus
 
     rng = random.Random(seed)
     built = scheduler_of(folder, overlapped, blocks, skips_drafter=skips_drafter, drafts_to_depth=to_depth)
     core = Core(built, overlapped, rng)
+    monkeypatch.setattr("peagle.engine.scheduler.perf_counter", lambda: core.now_s)
     wanted: dict[str, list[int]] = {}
     aborted: set[str] = set()
     version = preemptions = 0
