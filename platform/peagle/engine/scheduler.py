@@ -44,7 +44,7 @@ from peagle.router.snapshot import DepthTable
 
 # Of the steps that draft, one in so many drafts Kmax whatever K is, so that the cut tails tell of what lies beyond K.
 _WHOLE_DRAFT_EVERY = 8
-# Where many of a batch end at once, those who follow them come within so long, and a step with prompts may be longer.
+# Where many of a batch end at once, those who follow come within so long, or so many steps where these take longer.
 _FOLLOWED_S, _FOLLOWED_STEPS = 0.1, 3
 
 
