@@ -51,14 +51,20 @@ def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:
     """Tokens of a prompt; of a chat, as the chat template of this Hugging Face `tokenizer` writes it for an answer.
 
     Raises:
-        ConfigError: It is a chat, and there is no template.
+        ConfigError: It is a chat, and there is no template, or it refuses this one.
     """
     if isinstance(prompt, str):
         return list(tokenizer.encode(prompt))
     if not getattr(tokenizer, "chat_template", None):
         problem = "the target's tokenizer has no chat template"
         raise ConfigError("prompts", "a chat", problem, 'Write {"prompt": "..."} lines of plain text.')
-    return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False))
+    from jinja2 import TemplateError  # what reads templates; nothing else here needs it
+
+    try:
+        return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False))
+    except TemplateError as error:  # some take no system message, or roles in one order only
+        problem = f"the target's chat template refuses a chat of {', '.join(each['role'] for each in prompt)}: {error}"
+        raise ConfigError("prompts", "a chat", problem, "Write its messages as that model takes them.") from None
 
 
 def _prompt_in(line: str) -> Prompt | None:

@@ -72,6 +72,9 @@ def test_a_chat_is_encoded_by_the_chat_template() -> None:
     text = tokenizer.apply_chat_template([user("import os")], add_generation_prompt=True, tokenize=False)
     assert encode_prompt([user("import os")], tokenizer) == tokenizer.encode(text)
     assert encode_prompt("import os", tokenizer) == tokenizer.encode("import os")
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(ConfigError, match="refuses a chat of user: roles must alternate"):
+        encode_prompt([user("import os")], tokenizer)
     tokenizer.chat_template = None
     with pytest.raises(ConfigError, match="chat template"):
         encode_prompt([user("import os")], tokenizer)

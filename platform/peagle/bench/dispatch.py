@@ -21,9 +21,10 @@ from peagle.bench.dispatch_report import (
 )
 from peagle.bench.dispatchers import POLICIES, SOONEST, FleetPlan, run, start
 from peagle.bench.fleet_load import mixed_arrivals
-from peagle.bench.journal import RESULT
+from peagle.bench.journal import JOURNAL, RESULT
 from peagle.bench.output import REPORT, replace
 from peagle.bench.plan import rotated
+from peagle.errors import ConfigError
 from peagle.serve import cluster, processes
 from peagle.serve.terminal import Terminal
 
@@ -47,7 +48,14 @@ class DispatchOptions:
 
 
 def compare_dispatch(options: DispatchOptions, folder: Path, terminal: Terminal) -> None:
-    """Run the comparison on a Ray cluster of its own, print its table and write `result.json` and `report.md`."""
+    """Run the comparison on a Ray cluster of its own, print its table and write `result.json` and `report.md`.
+
+    Raises:
+        ConfigError: `folder` holds a result, or a run that goes on there.
+    """
+    for name in (RESULT, JOURNAL):
+        if (folder / name).exists():
+            raise ConfigError("--out", str(folder), f"it holds another {name}", "Name a new folder.")
     context: dict[str, Any] = {"hardware": machine.hardware(), "commit": machine.commit()}
     with terminal.stage("Time decisions over a thousand replicas"):
         context["decision"] = asdict(time_decisions())

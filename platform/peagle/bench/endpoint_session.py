@@ -85,6 +85,8 @@ async def measure_endpoints(
         StartupError: A server fails.
     """
     with Journal.open(folder, job.settings) as journal:
+        if journal.served and job.remaining(journal):
+            terminal.say("If these are not the servers that it began with, stop, and name a new folder with --out.")
         await measure_until_done(job, journal, folder, terminal, lambda: _measure(job, journal, terminal))
         result = _result(job, journal, price_per_hour)
     write_endpoints(result, folder, terminal)

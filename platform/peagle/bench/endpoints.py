@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from peagle.bench.completions import Completions
 from peagle.bench.statistics import NO_DRAFTS, DraftCounts
-from peagle.errors import ConfigError, StartupError
+from peagle.errors import ConfigError, PeagleError, StartupError
 
 AS_SERVED = "as served"
 PIN_S, POLL_S = 20.0, 0.1
@@ -101,7 +101,12 @@ class EndpointClient:
             StartupError: Some replica does not follow.
         """
         path = f"models/{self.endpoint.model}/depth"
-        await self._fleet("PUT", path, {"pin": depth})
+        try:
+            await self._fleet("PUT", path, {"pin": depth})
+        except BaseException:  # Ctrl-C, too: whether it was heard is not known
+            with suppress(PeagleError):
+                await self._fleet("DELETE", path)
+            raise
         try:
             await self._wait(lambda mode, depths: mode == "pinned" and set(depths) == {depth}, f"K = {depth}")
             yield

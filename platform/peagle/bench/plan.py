@@ -78,8 +78,8 @@ def plan_engines(
     deployment of that K does not make, so it gets an engine for each K.
 
     Raises:
-        ConfigError: A method that no file offers, a K above the trained depth, a fixed K above all others, files with
-            different targets, or two files of one method.
+        ConfigError: A method that no file offers, a K above the trained depth, or above depth_max where depth is
+            adaptive, a fixed K above all others, files with different targets, or two files of one method.
     """
     offered = {file.drafter.method: file for file in (baseline, deployment) if file is not None and file.drafter}
     if baseline is not None and baseline.target != deployment.target:
@@ -102,7 +102,10 @@ def plan_engines(
         file = offered[method]
         if method == PEAGLE and file.speculation.live_depth:
             # Adaptive depth is measured on the engine that is served, whichever K it is held against.
-            deepest = max(*depths, file.speculation.depth_max if adaptive else 0)
+            deepest = file.speculation.depth_max if adaptive else max(depths)
+            if max(depths) > deepest:
+                problem = f"the engine that is served drafts {deepest} tokens at most"
+                raise ConfigError("--depths", max(depths), problem, "Lower it, or raise speculation.depth_max.")
             derived = _derive(file, deepest, eager, adaptive)
             plans.append(EnginePlan(method, derived, tuple(depths), live=True))
         else:

@@ -18,6 +18,7 @@ from peagle.bench.rows import best_rows, fastest_rows, result_rows
 from peagle.bench.settings import digest, settings_of, weights_of
 from peagle.bench.shifting import (
     MOST_AT_ONCE,
+    Phase,
     TakeKey,
     assemble_takes,
     make_phases,
@@ -57,9 +58,6 @@ class Job:
         """Raises ConfigError where the options do not fit the files or the prompts."""
         load = comparison.load
         load.check(comparison.concurrencies)
-        for file in (deployment, baseline):
-            if file is not None:
-                check_checkpoints(file)
         plans = plan_engines(
             deployment,
             baseline,
@@ -69,6 +67,8 @@ class Job:
             adaptive=comparison.adaptive,
             fixed=comparison.fixed,
         )
+        for plan in plans:
+            check_checkpoints(plan.deployment)
         if load.skip_loops is not None and all(plan.method != NONE for plan in plans):
             asked = ",".join(comparison.methods)
             raise ConfigError("--methods", asked, "--skip-loops asks the engine none", "Add none.")
@@ -139,10 +139,12 @@ async def _measure(job: Job, journal: Journal, terminal: Terminal) -> None:
         journal.sit(Sitting(load_before, idle_cores))
         if idle_cores > IDLE_CORES_ALLOWED:
             terminal.say(f"Idle engines keep {idle_cores:.2f} cores busy, which slows the one that is timed.")
+        # Prompts that do not fit are said before the long part.
+        phases = _phases(job, engines[0]) if job.comparison.shifting else []
         await _choose_prompts(job, journal, engines, terminal)
         await _time_passes(job, journal, engines, terminal)
-        if job.comparison.shifting:
-            await _time_takes(job, journal, engines, terminal)
+        if phases:
+            await _time_takes(job, journal, engines, phases, terminal)
     except ExceptionGroup as failures:
         problem = f"an engine failed under load ({failures.exceptions[0]!r})"
         raise StartupError(problem, f"{terminal.log} says why.") from failures
@@ -188,12 +190,16 @@ async def _time_passes(job: Job, journal: Journal, engines: "Sequence[Engine]", 
         await measure(engines, job.variants, prompts, warmup=warmup, todo=todo, begin=begin, keep=journal.keep_pass)
 
 
-async def _time_takes(job: Job, journal: Journal, engines: "Sequence[Engine]", terminal: Terminal) -> None:
+def _phases(job: Job, engine: "Engine") -> list[Phase]:
+    longest = engine.context_tokens - job.comparison.load.tokens
+    return make_phases(job.texts, engine.encode, engine.vocabulary, longest)
+
+
+async def _time_takes(
+    job: Job, journal: Journal, engines: "Sequence[Engine]", phases: Sequence[Phase], terminal: Terminal
+) -> None:
     """Measure every variant while load and prompts shift."""
     _, todo = job.next(journal)
-    engine = engines[0]
-    longest = engine.context_tokens - job.comparison.load.tokens
-    phases = make_phases(job.texts, engine.encode, engine.vocabulary, longest)
     with progress_bar(terminal, len(journal.takes) * len(phases), len(todo) * len(phases)) as begin:
         await measure_shifting(engines, job.shifting_variants, phases, todo=todo, begin=begin, keep=journal.keep_take)
 

@@ -84,7 +84,7 @@ def _of_load(load: LoadOptions, texts: Sequence[Prompt]) -> dict[str, Any]:
 def _of_deployment(deployment: Deployment) -> dict[str, Any]:
     return deployment.model_dump(mode="json") | {
         "target": weights_of(deployment.target),
-        "drafter": deployment.drafter and weights_of(deployment.drafter),
+        "drafter": weights_of(deployment.drafter) if deployment.drafter and deployment.speculates else None,
     }
 
 

@@ -41,6 +41,7 @@ def target(out: OUT, threads: THREADS = 0) -> None:
     from peagle.drafter.corpus import standard_library
     from peagle.drafter.target import TargetPlan, train_target
 
+    make_folder("--out", out)
     _use_threads(threads)
     plan = TargetPlan()
     corpus = standard_library()

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from peagle.drafter.compute import CPU
-from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY, NGRAM_BIAS_KEY
+from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY, NGRAM_BIAS_KEY, TAPS_KEY
 
 if TYPE_CHECKING:
     from speculators.models.eagle3 import Eagle3DraftModel
@@ -61,8 +61,8 @@ def export_head(head: "Eagle3DraftModel", out: Path, plan: "HeadPlan", mask_toke
         "norm_before_residual": head.config.norm_before_residual,
         "fc_norm": head.config.fc_norm,
         "norm_output": head.config.norm_output,
-        "eagle_aux_hidden_state_layer_ids": taps,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": taps},
+        TAPS_KEY: taps,
+        "eagle_config": {TAPS_KEY: taps},
         "trained_depth": plan.trained_depth,
     }
     if plan.method == "p-eagle":

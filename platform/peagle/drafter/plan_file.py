@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from peagle.drafter.compute import DeviceName
 from peagle.drafter.heads import HEAD_PLANS, HEAD_RATES, HeadPlan
 from peagle.drafter.repository import local_target
-from peagle.drafter.training import Rates
+from peagle.drafter.training import CHECKPOINT, Rates
 from peagle.engine.checkpoint import NGRAM_BIAS_NATS_MAX
 from peagle.errors import ConfigError
 from peagle.schema import Strict, parse, wrong
@@ -21,6 +21,7 @@ Ratio = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 Steps = Annotated[int, Field(ge=1, le=100_000_000)]
 
+_THERE = "Name a {} that is there, from where the plan lies."
 # In what a file says beside its head, the methods' plans are alike.
 _OWN = HEAD_PLANS["p-eagle"]
 
@@ -166,21 +167,28 @@ def load_training(path: Path) -> TrainingFile:
     text = file.text.model_copy(
         update={"generated": _there(path, "text.generated", file.text.generated), "corpus": corpus}
     )
+    out = _place(path, "out", file.out)
     head = file.head
     if head.start is not None:
-        head = head.model_copy(update={"start": _there(path, "head.start", head.start, folder=True)})
-    out = str(_place(path, "out", file.out))
+        # What has begun goes on without it.
+        find = _place if (out / CHECKPOINT).exists() else _folder
+        head = head.model_copy(update={"start": str(find(path, "head.start", head.start))})
     target = str(local_target(file.target, f"{path}: target", path.parent))
-    return file.model_copy(update={"target": target, "out": out, "text": text, "head": head})
+    return file.model_copy(update={"target": target, "out": str(out), "text": text, "head": head})
 
 
-def _there(origin: Path, field: str, name: str, folder: bool = False) -> str:
+def _there(origin: Path, field: str, name: str) -> str:
     place = _place(origin, field, name)
-    if not (place.is_dir() if folder else place.is_file()):
-        what = "folder" if folder else "file"
-        fix = f"Name a {what} that is there, from where the plan lies."
-        raise ConfigError(f"{origin}: {field}", name, f"there is no such {what}", fix)
+    if not place.is_file():
+        raise ConfigError(f"{origin}: {field}", name, "there is no such file", _THERE.format("file"))
     return str(place)
+
+
+def _folder(origin: Path, field: str, name: str) -> Path:
+    place = _place(origin, field, name)
+    if not place.is_dir():
+        raise ConfigError(f"{origin}: {field}", name, "there is no such folder", _THERE.format("folder"))
+    return place
 
 
 def _place(origin: Path, field: str, name: str) -> Path:

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from peagle.drafter.compute import ALONE, Compute, DeviceName, target_dtype
 from peagle.drafter.corpus import END_OF_TEXT, MASK, standard_library, token_stream
 from peagle.drafter.export import TRAINING_ONLY
-from peagle.drafter.heads import TARGET_TYPES, HeadPlan, tapped_layers_of
+from peagle.drafter.heads import HeadPlan, tapped_layers_of
 from peagle.drafter.plan_file import STANDARD_LIBRARY, TrainingFile
-from peagle.drafter.pretrained import load_head
+from peagle.drafter.pretrained import load_head, read_size
 from peagle.drafter.readiness import TargetShape, check_training
 from peagle.drafter.text import GeneratedText
 from peagle.drafter.training import CHECKPOINT
@@ -136,16 +136,8 @@ def target_shape(folder: Folder, tokenizer: Tokenizer, dtype: torch.dtype = torc
     Raises:
         ConfigError: A size is missing, or there are no weights.
     """
-    config = folder.read_json("config.json")
-    if (kind := config.get("model_type")) not in TARGET_TYPES:
-        problem = f"heads can be trained for {', '.join(TARGET_TYPES)}"
-        raise folder.wrong("config.json: model_type", kind, problem, "Name such a target, or serve a head that exists.")
-    sizes = {}
-    for key in ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings"):
-        value = config.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise folder.wrong(f"config.json: {key}", value, "it must be a whole number from 1", "Copy it again.")
-        sizes[key] = value
+    keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
+    sizes = {key: read_size(folder, key) for key in keys}
     tensors = folder.read_tensors() or {}
     return TargetShape(
         layers=sizes["num_hidden_layers"],

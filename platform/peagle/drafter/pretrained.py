@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from peagle.drafter.export import MARKOV, TRAINING_ONLY
-from peagle.drafter.heads import HEAD_PLANS, HeadPlan, make_head
-from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY, Folder, read_ngram_bias
+from peagle.drafter.heads import HEAD_PLANS, TARGET_TYPES, HeadPlan, make_head
+from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY, TAPS_KEY, Folder, read_ngram_bias
 
 _REMEDY = "Name a head that `peagle drafter train` wrote for this target."
 
@@ -28,6 +28,10 @@ def load_head(target: Path, folder: Path, field: str = "HEAD") -> tuple[Eagle3Dr
     plan = read_plan(folder, field)
     files = Folder(folder, field, _REMEDY)
     mask_token = files.read_json("config.json").get("ptd_token_id")
+    layers = read_size(Folder(target, "target"), "num_hidden_layers")
+    if plan.tapped_layers and max(plan.tapped_layers) >= layers:
+        problem = f"the target's layers go from 0 to {layers - 1}"
+        raise files.wrong(f"config.json: {TAPS_KEY}", list(plan.tapped_layers), problem, _REMEDY)
     head = make_head(target, AutoConfig.from_pretrained(target), mask_token, plan, plan.tapped_layers or ())
     weights = _weights(files)
     if plan.markov_rank:
@@ -46,6 +50,19 @@ def load_head(target: Path, folder: Path, field: str = "HEAD") -> tuple[Eagle3Dr
             raise files.wrong(f"tensor {name}", list(value.shape), problem, _REMEDY)
     head.load_state_dict(weights, strict=False)
     return head.eval(), plan
+
+
+def read_size(target: Folder, key: str) -> int:
+    """A size in the `config.json` of a target.
+
+    Raises:
+        ConfigError: There is none, or heads cannot be trained for a target of this kind.
+    """
+    config = target.read_json("config.json")
+    if (kind := config.get("model_type")) not in TARGET_TYPES:
+        problem = f"heads can be trained for {', '.join(TARGET_TYPES)}"
+        raise target.wrong("config.json: model_type", kind, problem, "Name such a target, or serve a head that exists.")
+    return _count(target, config, key, "Copy it again.")
 
 
 def read_plan(folder: Path, field: str = "HEAD") -> HeadPlan:
@@ -72,10 +89,10 @@ def _weights(files: Folder) -> dict[str, Tensor]:
 
 
 def _plan(files: Folder, config: dict[str, Any]) -> HeadPlan:
-    taps = config.get("eagle_aux_hidden_state_layer_ids")
+    taps = config.get(TAPS_KEY)
     if not isinstance(taps, list) or len(taps) != 3 or not all(isinstance(tap, int) for tap in taps):
         problem = "it must list three layers"
-        raise files.wrong("config.json: eagle_aux_hidden_state_layer_ids", taps, problem, _REMEDY)
+        raise files.wrong(f"config.json: {TAPS_KEY}", taps, problem, _REMEDY)
     return replace(
         HEAD_PLANS["p-eagle" if "ptd_token_id" in config else "eagle3"],
         layers=_count(files, config, "num_hidden_layers"),
@@ -86,8 +103,8 @@ def _plan(files: Folder, config: dict[str, Any]) -> HeadPlan:
     )
 
 
-def _count(files: Folder, config: dict[str, Any], key: str) -> int:
+def _count(files: Folder, config: dict[str, Any], key: str, fix: str = _REMEDY) -> int:
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise files.wrong(f"config.json: {key}", value, "it must be a whole number from 1", _REMEDY)
+        raise files.wrong(f"config.json: {key}", value, "it must be a whole number from 1", fix)
     return value

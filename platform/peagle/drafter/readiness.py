@@ -135,6 +135,9 @@ def _tap_problems(plan: HeadPlan, shape: TargetShape) -> Iterator[ConfigError]:
         yield ConfigError("head.tapped_layers", taps, "three different layers are tapped", fix)
     elif min(taps) < 0 or max(taps) >= shape.layers:
         yield ConfigError("head.tapped_layers", taps, f"the target's layers go from 0 to {shape.layers - 1}", fix)
+    elif taps != sorted(taps):
+        problem = "vLLM gives a head the states of the layers that it taps from the first to the last"
+        yield ConfigError("head.tapped_layers", taps, problem, f"Write {sorted(taps)}.")
 
 
 def _step_problems(plan: HeadPlan, row_tokens: int, processes: int) -> Iterator[ConfigError]:

@@ -45,7 +45,11 @@ def check_record(out: Path, plan: "HeadPlan", learned: dict[str, str | int | Non
     path = out / PLAN
     if not (path.exists() and (out / CHECKPOINT).exists()):
         return
-    kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        problem = f"what the checkpoint beside it was trained with cannot be read ({error})"
+        raise ConfigError("out", str(path), problem, "Put it back from a copy, or train into another folder.") from None
     for name, value in _settings(plan).items():
         before = kept.get(name, _BEFORE.get(name))
         if before != value and name not in _FREE:
@@ -61,7 +65,9 @@ def check_record(out: Path, plan: "HeadPlan", learned: dict[str, str | int | Non
 def write_record(out: Path, plan: "HeadPlan", learned: dict[str, str | int | None]) -> None:
     """Write down what the folder's checkpoint is trained by and from."""
     record = _settings(plan) | {"learned_from": learned}
-    (out / PLAN).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    partial = out / f"{PLAN}.partial"  # a kill while writing leaves what the checkpoint needs to go on
+    partial.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    partial.replace(out / PLAN)
 
 
 def _settings(plan: "HeadPlan") -> dict[str, Any]:

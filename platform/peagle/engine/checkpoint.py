@@ -17,6 +17,8 @@ from peagle.errors import ConfigError
 INDEX = "model.safetensors.index.json"
 OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 AGAIN = "Download or copy the checkpoint again."
+# Which layers of the target a head sees, in its `config.json`.
+TAPS_KEY = "eagle_aux_hidden_state_layer_ids"
 # A P-EAGLE head's Markov head lies in a folder within the head's own, which `config.json` there gives the rank of.
 MARKOV_FOLDER = "markov_head"
 MARKOV_RANK_KEY = "markov_rank"

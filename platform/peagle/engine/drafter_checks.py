@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from peagle.config import Checkpoint, Deployment
 from peagle.engine.check import Check, raise_problems, run_check
-from peagle.engine.checkpoint import AGAIN, MARKOV_FOLDER, MARKOV_RANK_KEY, Folder, Tensor, read_ngram_bias
+from peagle.engine.checkpoint import AGAIN, MARKOV_FOLDER, MARKOV_RANK_KEY, TAPS_KEY, Folder, Tensor, read_ngram_bias
 from peagle.errors import ConfigError
 from peagle.schema import closest
 
@@ -32,7 +32,6 @@ SPECULATORS_TYPES: Mapping[str, str] = {"p-eagle": "peagle", "eagle3": "eagle3"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "tiktoken.model")
 # Where vLLM looks for the mask token, in its order.
 MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
-TAPS_KEY = "eagle_aux_hidden_state_layer_ids"
 FLOATS = frozenset({"F16", "BF16", "F32"})
 
 

@@ -2,12 +2,16 @@
 
 import random
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from peagle.bench.dispatch import DispatchOptions, compare_dispatch
 from peagle.bench.dispatch_report import dispatch_markdown, dispatch_rows, dispatch_table
 from peagle.bench.fleet_load import PREFIX_TOKENS, Sample, burst, mixed_arrivals
+from peagle.errors import ConfigError
+from peagle.serve.terminal import Terminal
 
 
 def samples(ttft_s: float, replicas: int = 2) -> list[Sample]:
@@ -75,3 +79,11 @@ def test_arrivals_repeat_for_a_seed_and_share_beginnings() -> None:
     assert one.prompt[:PREFIX_TOKENS] == [one.prefix] * PREFIX_TOKENS
     assert (one.prompt[0] == other.prompt[0]) == (one.prefix == other.prefix)
     assert {each.at_s for each in burst(20, seed=1)} == {0.0}
+
+
+@pytest.mark.parametrize("kept", ["result.json", "passes.jsonl"])
+def test_a_folder_that_holds_another_run_is_refused_before_anything_starts(kept: str, tmp_path: Path) -> None:
+    (tmp_path / kept).touch()
+    with Terminal(tmp_path / "log") as terminal, pytest.raises(ConfigError, match=f"it holds another {kept}"):
+        compare_dispatch(DispatchOptions(1, 0, 1, 1, 1.0, 1), tmp_path, terminal)
+    assert not (tmp_path / kept).read_bytes()

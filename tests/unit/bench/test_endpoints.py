@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from peagle.bench.completions import Completions, client_session
 from peagle.bench.endpoint_session import EndpointJob, measure_endpoints
-from peagle.bench.endpoints import read_counts
+from peagle.bench.endpoints import Endpoint, EndpointClient, read_counts
 from peagle.bench.options import EndpointOptions, LoadOptions
 from peagle.bench.statistics import NO_DRAFTS, DraftCounts
 from peagle.errors import ConfigError, PeagleError, StartupError
@@ -32,6 +33,7 @@ class Server:
     depth_max: int = 7
     exposition: str | None = None
     depth: int = OWN_DEPTH
+    pin_s: float = 0.0
     pins: list[int | None] = field(default_factory=list)
     asked: list[tuple[str, int]] = field(default_factory=list)
     url: str = ""
@@ -97,6 +99,7 @@ class Server:
             return web.json_response({"error": {"message": f"pin: {pin} is above {self.depth_max}"}}, status=400)
         self.pins.append(pin)
         self.limits["pin"], self.depth = pin, OWN_DEPTH if pin is None else pin
+        await asyncio.sleep(self.pin_s if pin is not None else 0)
         return web.json_response(self.limits)
 
 
@@ -210,6 +213,19 @@ def test_a_failure_gives_the_depth_back_and_the_next_start_goes_on(tmp_path: Pat
         server.fails_after = None
         measure(job(server.url, depths=(3,)), tmp_path / "run")
     assert len(server.asked) < 7 + 12
+
+
+def test_a_depth_is_given_back_by_whoever_stops_before_it_is_confirmed() -> None:
+    async def stopped(url: str) -> None:
+        async with client_session({}, trust_env=False) as http:
+            client = EndpointClient(Endpoint("a", url, "m"), http, Completions(http, url, "m", TOKENS))
+            async with asyncio.timeout(0.3), client.pinned(3):
+                pytest.fail("it was never confirmed")
+
+    with running(Server(pin_s=1.0)) as server:
+        with pytest.raises(TimeoutError):
+            asyncio.run(stopped(server.url))
+        assert server.pins == [3, None]
 
 
 @pytest.mark.parametrize(

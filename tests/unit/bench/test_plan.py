@@ -40,11 +40,13 @@ def test_p_eagle_takes_every_depth_in_one_engine_and_eagle3_an_engine_for_each()
 def test_an_adaptive_engine_keeps_what_else_the_served_rule_is_given() -> None:
     served = {"adaptive": True, "depth_max": 7, "depth_static": 5, "inter_token_s_max": 0.02}
     file = deployment(speculation=served)
-    for depths, deepest in (([0, 7], 7), ([0, 3], 7), ([0, 8], 8)):
+    for depths in ([0, 7], [0, 3]):
         plans = plan_engines(file, None, ["p-eagle"], depths, eager=False, adaptive=True)
         ruled = plans[0].deployment.speculation
-        assert (ruled.depth_max, ruled.depth_static, ruled.inter_token_s_max) == (deepest, 5, 0.02)
-        assert variants_of(plans, adaptive=True)[-1] == Variant(0, "p-eagle", deepest, adaptive=True)
+        assert (ruled.depth_max, ruled.depth_static, ruled.inter_token_s_max) == (7, 5, 0.02)
+        assert variants_of(plans, adaptive=True)[-1] == Variant(0, "p-eagle", 7, adaptive=True)
+    with pytest.raises(ConfigError, match=r"--depths = 8: the engine that is served drafts 7"):
+        plan_engines(file, None, ["p-eagle"], [0, 8], eager=False, adaptive=True)
     swept = plan_engines(file, None, ["p-eagle"], [0, 7], eager=False)[0].deployment.speculation
     assert (swept.depth_static, swept.inter_token_s_max) == (7, None)
 

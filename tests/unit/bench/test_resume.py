@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from generator_engine import OUTPUT_TOKENS, started
+from generator_engine import OUTPUT_TOKENS, Generator, started
 from peagle.bench import session
 from peagle.bench.journal import JOURNAL, Journal, unfinished
-from peagle.bench.options import Comparison, LoadOptions
+from peagle.bench.options import Comparison, LoadOptions, OverheadOptions
 from peagle.bench.session import Job, compare
-from peagle.bench.settings import refuse_other
+from peagle.bench.settings import overhead_settings, refuse_other
 from peagle.config import parse_deployment
 from peagle.errors import ConfigError
 from peagle.serve.terminal import Terminal
@@ -35,6 +35,15 @@ def test_a_checkpoint_that_is_not_there_is_named_before_anything_starts(tmp_path
     raw = RAW | {"target": {"source": str(tmp_path / "target")}}
     with pytest.raises(ConfigError, match=r"target\.source"):
         Job.of(parse_deployment(raw, origin="x"), None, Comparison((), (7,), (1,), LoadOptions(prompts_from=prompts)))
+
+
+def test_a_head_that_is_not_speculated_with_need_not_be_there(tmp_path: Path, prompts: Path) -> None:
+    raw = RAW | {"drafter": RAW["drafter"] | {"source": str(tmp_path / "none")}, "speculation": {"enabled": False}}
+    file, load = parse_deployment(raw, origin="x"), LoadOptions(prompts_from=prompts)
+    overhead_settings(file, OverheadOptions(("vllm",), (1,), load), [], {})
+    assert [plan.name for plan in Job.of(file, None, Comparison(("none",), (7,), (1,), load)).plans] == ["none"]
+    with pytest.raises(ConfigError, match=r"drafter\.source"):
+        Job.of(file, None, Comparison(("p-eagle",), (7,), (1,), load))
 
 
 def job(prompts_from: Path, adaptive: bool = False, **load: Any) -> Job:
@@ -159,6 +168,17 @@ def test_a_folder_with_other_settings_is_refused_and_the_setting_named(
     other = Job.of(parse_deployment(RAW, origin="model.yaml"), None, Comparison((), (3, 7), (1, 2), options))
     with pytest.raises(ConfigError, match=named):
         run(other, tmp_path / "out", monkeypatch)
+
+
+def test_prompts_too_long_to_shift_between_are_said_before_anything_is_measured(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Generator, "encode", lambda _, text: [1] * len(text))
+    options = LoadOptions(prompts=5, tokens=OUTPUT_TOKENS, repeats=2, prompts_from=prompts)
+    comparison = Comparison((), (3,), (1,), options, shifting=True)
+    with pytest.raises(ConfigError, match=r"--shifting.*--tokens"):
+        run(Job.of(parse_deployment(RAW, origin="model.yaml"), None, comparison), tmp_path / "out", monkeypatch)
+    assert not measured(tmp_path / "out")
 
 
 def test_more_at_once_than_there_are_prompts_is_refused(prompts: Path) -> None:

@@ -160,3 +160,8 @@ def test_what_cannot_be_evaluated_is_named(tmp_path: Path) -> None:
         load_head(TARGET, TARGET)
     with pytest.raises(ConfigError, match="no such file"):
         load_head(TARGET, tmp_path)
+    with pytest.raises(ConfigError, match=r"eagle_aux_hidden_state_layer_ids.*the target's layers go from 0 to 3"):
+        load_head(EMBEDDED / "p-eagle", EMBEDDED / "p-eagle")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ConfigError, match=r"target.*model_type = 'bert': heads can be trained for"):
+        load_head(tmp_path, EMBEDDED / "p-eagle")

@@ -141,7 +141,18 @@ def test_what_cannot_work_is_said_before_the_long_part() -> None:
     assert "corpus holds it 5000 times" in complaints(mask_token=9)
     assert "three different layers" in complaints(replace(PLAN, tapped_layers=(2, 2, 3)))
     assert "from 0 to 23" in complaints(replace(PLAN, tapped_layers=(2, 3, 24)))
+    # In service the matrix that joins them would meet each where it has learned another.
+    assert "Write [2, 12, 23]." in complaints(replace(PLAN, tapped_layers=(23, 12, 2)))
     assert "too shallow" in complaints(shape=replace(SHAPE, layers=4))
+
+
+def test_what_has_begun_needs_no_head_to_start_from(tmp_path: Path) -> None:
+    path = write(tmp_path, head__start="./gone", out="./out")
+    with pytest.raises(ConfigError, match=r"head\.start = '\./gone': there is no such folder"):
+        load_training(path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "checkpoint.pt").touch()
+    assert load_training(path).plan.start == str(tmp_path / "gone")
 
 
 def test_everything_wrong_is_named_at_once() -> None:

@@ -240,6 +240,15 @@ def test_a_start_head_says_how_it_is_shaped(target: Path, tmp_path: Path) -> Non
     assert "--start" in str(result.exception)
 
 
+def test_a_record_that_cannot_be_read_is_named(target: Path, tmp_path: Path) -> None:
+    with pytest.raises(KilledError):
+        run_head(target, tmp_path, "p-eagle", killed_at(3))
+    assert not list(tmp_path.glob("*.partial"))
+    (tmp_path / "plan.json").write_text("")
+    with pytest.raises(ConfigError, match=r"plan\.json.*what the checkpoint beside it was trained with"):
+        run_head(target, tmp_path, "p-eagle")
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "markov_head/model.safetensors"])
 def test_a_head_whose_weights_are_in_another_file_is_named(target: Path, tmp_path: Path, file: str) -> None:
     run_head(target, tmp_path, "p-eagle")
