@@ -3,6 +3,7 @@
 Answers go to stdout and everything else to stderr, so that a pipe holds nothing but answers.
 """
 
+import io
 import json
 import signal
 import sys
@@ -234,6 +235,8 @@ def run_chat(url: str, model: str | None, *, max_tokens: int, temperature: float
 
 def _lines(interactive: bool) -> Iterator[str]:
     """Lines typed or piped, until the input ends. Ctrl-C at the prompt clears the line."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # what is not UTF-8 could not be sent
     if not interactive:
         for line in sys.stdin:
             yield line.rstrip("\n")

@@ -10,10 +10,11 @@ from peagle.errors import StartupError
 API_KEY = "PEAGLE_API_KEY"
 
 
-def key_headers() -> dict[str, str]:
+def key_headers() -> httpx.Headers:
     """The headers of each request: the key from the environment, if there is one."""
     key = os.environ.get(API_KEY)
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    # What httpx is given as a plain mapping it takes for ASCII.
+    return httpx.Headers({"Authorization": f"Bearer {key}"} if key else {}, encoding="utf-8")
 
 
 def choose_model(answer: httpx.Response, url: str, wanted: str | None) -> str:

@@ -1,6 +1,6 @@
 """Addresses of servers, as the command line takes them."""
 
-from peagle.errors import ConfigError
+from peagle.errors import ConfigError, StartupError
 
 
 def http_url(text: str) -> str:
@@ -30,10 +30,21 @@ def base_url(text: str) -> str:
 
 
 def heeds_proxies(url: str) -> bool:
-    """Whether the environment's proxies apply to `url`; httpx's `trust_env`. Nobody else reaches this machine's own."""
+    """Whether the environment's proxies apply to `url`; httpx's `trust_env`. Nobody else reaches this machine's own.
+
+    Raises:
+        StartupError: They apply, and one of them is of no kind that httpx knows.
+    """
     import httpx
 
     from peagle.api.loopback import is_loopback
 
     host = httpx.URL(url).host
-    return host != "localhost" and not is_loopback(host)
+    if host == "localhost" or is_loopback(host):
+        return False
+    try:
+        httpx.Client(trust_env=True).close()
+    except (ValueError, ImportError) as error:
+        problem = f"a proxy of the environment cannot be used ({str(error).partition('. ')[0].rstrip('.')})"
+        raise StartupError(problem, "Correct or unset ALL_PROXY, HTTPS_PROXY and HTTP_PROXY.") from None
+    return True

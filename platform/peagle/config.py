@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from peagle.errors import ConfigError
-from peagle.schema import Strict, parse, wrong
+from peagle.schema import Strict, closest, parse, wrong
 from peagle.yaml_file import read_mapping
 
 # What the platform sets itself, and the field that sets it.
@@ -106,6 +106,17 @@ class Replicas(Strict):
         return self
 
 
+# GPUs that vLLM runs on, by the names that Ray knows them by.
+ACCELERATOR_TYPES = (
+    *("V100", "P100", "T4", "P4", "K80", "A10G", "L4", "L40S", "A100", "A100-40G", "A100-80G"),
+    *("H100", "H200", "H20", "B200", "B300", "GB200", "GB300", "RTX-PRO-6000"),
+    *("AMD-Instinct-MI100", "AMD-Instinct-MI250X", "AMD-Instinct-MI250X-MI250", "AMD-Instinct-MI210"),
+    *("AMD-Instinct-MI300A", "AMD-Instinct-MI300X-OAM", "AMD-Instinct-MI300X-HF", "AMD-Instinct-MI308X"),
+    *("AMD-Instinct-MI325X-OAM", "AMD-Instinct-MI350X-OAM", "AMD-Instinct-MI355X-OAM"),
+    *("Intel-GPU-Max-1550", "Intel-GPU-Max-1100"),
+)
+
+
 class Resources(Strict):
     """What one replica takes. `accelerator_type` is Ray's name for a GPU model, such as `B200`."""
 
@@ -113,6 +124,15 @@ class Resources(Strict):
     accelerator_type: str | None = Field(default=None, min_length=1, max_length=64)
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     cpus: float = Field(default=1.0, gt=0, le=1024)
+
+    @field_validator("accelerator_type")
+    @classmethod
+    def _known_to_ray(cls, value: str | None) -> str | None:
+        if value is None or value in ACCELERATOR_TYPES:
+            return value
+        near = closest(value.upper(), ACCELERATOR_TYPES)
+        fix = f"Did you mean {near}?" if near else "Write one such as H100 or B200."
+        raise wrong("", value, "Ray knows no such GPU", f"{fix} Without it any GPU will do.")
 
     @model_validator(mode="after")
     def _cpu_needs_no_gpu(self) -> Self:

@@ -56,7 +56,7 @@ class ConfigError(PeagleError):
     def __init__(self, field: str, value: object, problem: str, fix: str) -> None:
         Exception.__init__(self, field, value, problem, fix)
         self.field, self.value, self.problem, self.fix = field, value, problem, fix
-        stands = "" if value is None else f" = {_show.repr(value)}"
+        stands = "" if value is None else f" = {_shown(value)}"
         self.message = f"{_printable(field)}{stands}: {_printable(problem)}. {_printable(fix)}"
 
     @property
@@ -93,6 +93,13 @@ class CombinedConfigError(ConfigError):
     def of(cls, problems: Sequence[ConfigError]) -> ConfigError:
         """Return `problems` (at least one) as one exception to raise."""
         return problems[0] if len(problems) == 1 else cls(*problems)
+
+
+def _shown(value: object) -> str:
+    try:
+        return _show.repr(value)
+    except ValueError:  # Python writes out no number of so many digits
+        return "a number of thousands of digits"
 
 
 def _printable(text: str) -> str:

@@ -33,6 +33,9 @@ def read_mapping(path: Path) -> dict[Any, Any]:
     except (yaml.YAMLError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(str(path), None, f"it is not YAML: {reason}", "Correct that place.") from None
+    except (KeyError, IndexError, AttributeError):  # of what makes a value of a tag's kind
+        problem = "a value is not of the kind that the tag before it names"
+        raise ConfigError(str(path), None, problem, "Leave out tags such as !!int.") from None
     if not isinstance(value, dict):
         problem = "it is empty" if value is None else f"it holds a {type(value).__name__}, not fields"
         raise ConfigError(str(path), None, problem, _START)

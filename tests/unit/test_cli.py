@@ -1,5 +1,6 @@
 """The command line: instant help, one line for what a user can mend, and what chat and status make of answers."""
 
+import io
 import json
 import socket
 import subprocess
@@ -13,10 +14,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from peagle import cli
-from peagle.cli_chat import Answer, Piece, acceptance_between, draft_counts, parse_event
-from peagle.cli_server import choose_model
+from peagle.cli_chat import Answer, Piece, _lines, acceptance_between, draft_counts, parse_event
+from peagle.cli_server import choose_model, key_headers
 from peagle.cli_status import fleet_table, read_fleet
-from peagle.cli_url import http_url
+from peagle.cli_url import heeds_proxies, http_url
 from peagle.errors import ConfigError, RequestError, StartupError
 from peagle.serve import launch
 from served import DEPLOYMENT
@@ -188,6 +189,23 @@ def test_an_address_that_is_none_is_one_line_and_exit_2(command: str) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("peagle: URL = 'http://127.0.0.1:80a0'")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("proxy", ["socks://127.0.0.1:9/", "socks5://127.0.0.1:9/"])
+def test_a_proxy_that_cannot_be_used_is_named(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(StartupError, match=r"proxy.* cannot be used.*unset ALL_PROXY"):
+        heeds_proxies("http://example.org:8000")
+    assert not heeds_proxies("http://127.0.0.1:8000"), "nobody asks a proxy for this machine's own"
+
+
+def test_a_key_and_a_line_of_any_letters_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEAGLE_API_KEY", "schlüssel")
+    request = httpx.Client(headers=key_headers()).build_request("GET", "http://127.0.0.1")
+    assert (b"Authorization", "Bearer schlüssel".encode()) in request.headers.raw
+    typed = io.TextIOWrapper(io.BytesIO(b"a\xff\n"), encoding="utf-8", errors="surrogateescape")
+    monkeypatch.setattr(sys, "stdin", typed)
+    assert list(_lines(interactive=False)) == ["a\ufffd"]
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:8000", "ftp://a", "http://", "http://a:b", "http://a:99999999", "a\n"])

@@ -30,6 +30,9 @@ Write = Callable[[str], Path]
         ("a: \x01\n", "", "it is not YAML"),
         ("? [a]\n: 1\n", ", line 1", "it is not YAML"),
         ("a: " + "9" * 5000, "", "it is not YAML"),
+        ("a: !!bool maybe", "", "not of the kind that the tag"),
+        ("a: !!int ''", "", "not of the kind that the tag"),
+        ("a: !!timestamp z", "", "not of the kind that the tag"),
     ],
 )
 def test_what_is_no_plain_mapping_is_refused(deployment_file: Write, text: str, place: str, words: str) -> None:

@@ -38,6 +38,8 @@ UNSUPPORTED: Mapping[str, str] = {
     "kv_transfer_params": "it is internal to the platform",
     "suffix": "this server completes at the end only",
 }
+# What vLLM reads from `vllm_xargs`, where a client may write anything, and takes for its own.
+INTERNAL_XARGS = ("ec_transfer_params", "kv_cache_report_mode", "kv_transfer_params")
 
 
 async def read_json(request: Request, settings: ApiSettings) -> dict[str, Any]:
@@ -127,8 +129,13 @@ def validate(model: type[T], data: dict[str, Any]) -> T:
     """
     for field, instead in UNSUPPORTED.items():
         # A best_of that equals n asks for nothing more.
-        if data.get(field) and not (field == "best_of" and data[field] == data.get("n", 1)):
+        if data.get(field) and not (field == "best_of" and data[field] == (data.get("n") or 1)):
             raise RequestError(f"{field} is not supported: {instead}.", param=field, code="unsupported_parameter")
+    if isinstance(extra := data.get("vllm_xargs"), dict):
+        for name in INTERNAL_XARGS:
+            if name in extra:
+                problem = f"vllm_xargs.{name} is not supported: it is internal to the platform."
+                raise RequestError(problem, param=f"vllm_xargs.{name}", code="unsupported_parameter")
     try:
         return model.model_validate(data)
     except ValidationError as error:

@@ -169,7 +169,7 @@ def replica_count(deployment: Deployment) -> dict[str, Any]:
     max_num_seqs = deployment.engine.get("max_num_seqs")
     limit = deployment.routing.max_ongoing_requests
     # Full batches before a new replica: one more engine costs more than a longer batch.
-    target = min(limit, max_num_seqs) if isinstance(max_num_seqs, int) else limit
+    target = max(1, min(limit, max_num_seqs)) if isinstance(max_num_seqs, int) else limit
     return {
         "autoscaling_config": {
             "min_replicas": replicas.min,

@@ -99,6 +99,32 @@ def connect(deployments: Sequence[Deployment], address: str | None) -> None:
         raise StartupError(f"{where} ({first_line(str(error))})", f"{fix}.") from None
 
 
+def resources() -> Mapping[str, float]:
+    """What the cluster has, by Ray's names."""
+    import ray
+
+    found: Mapping[str, float] = ray.cluster_resources()
+    return found
+
+
+def check_accelerators(deployments: Sequence[Deployment], resources: Mapping[str, float]) -> None:
+    """The kinds of GPU that are asked for are among a cluster's `resources`, as Ray tells them.
+
+    Raises:
+        StartupError: One is not, so that its replicas would wait for it for ever.
+    """
+    prefix = "accelerator_type:"
+    present = [name.removeprefix(prefix) for name in resources if name.startswith(prefix)]
+    for deployment in deployments:
+        wanted = deployment.resources.accelerator_type
+        if wanted is not None and wanted not in present:
+            found = " and ".join(sorted(present)) or "no GPU that Ray knows"
+            raise StartupError(
+                f"{deployment.name} asks for {wanted}, and this machine has {found}",
+                "Write that as resources.accelerator_type, or leave it out.",
+            )
+
+
 def write_agents(path: Path) -> None:
     """Write where Ray's agents export vLLM's series and Ray's own, for Prometheus' file discovery."""
     import ray

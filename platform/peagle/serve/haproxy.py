@@ -34,6 +34,8 @@ BEHIND_HOST = "127.0.0.1"
 _LONGEST_ANSWER_S = 86_400
 # Until HAProxy has been told that an ingress process leaves.
 _DEREGISTERED_S = 2
+# For a request's headers, from the connection on; a body has a time of its own, where it is read.
+_HEADERS_S = 30
 _CONNECTIONS_MAX, _HEADERS_BYTES = 4096, 65_536
 # Each connection has two sides; the rest is for listeners, health checks and logs.
 _OTHER_FILES = 200
@@ -115,6 +117,7 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
       on this machine, such as one for TLS, is believed whom it asks for.
     - What HAProxy itself answers has OpenAI's form.
     - Only callers on this machine reach its statistics.
+    - Who connects and sends no request, or only half of its headers, is let go: there are so many places.
     - Nothing is spliced: where a body comes behind its headers, HAProxy 2.8 then does not see that its client leaves.
       Splicing takes files, too, which are counted neither here nor by Serve.
 
@@ -128,6 +131,7 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
         (r"^(frontend http_frontend\n    bind )\S+(:\d+)$", listened + told),
         (r"(^    errorfile .*\n)+", files),
         (r"(^    option splice-.*\n)+", ""),
+        (r"^(defaults\n)", rf"\g<1>    timeout http-request {_HEADERS_S}s\n"),
         (r"^(frontend prometheus\n    bind ):", r"\g<1>127.0.0.1:"),
         (r"^(listen stats\n  bind )\*:", r"\g<1>127.0.0.1:"),
     ):

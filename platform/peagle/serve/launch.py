@@ -22,6 +22,7 @@ from rich.markup import escape
 from peagle import tracing
 from peagle.api.loopback import is_loopback
 from peagle.api.settings import ApiSettings
+from peagle.cli_server import API_KEY
 from peagle.config import Deployment
 from peagle.errors import ConfigError, StartupError
 from peagle.serve import cluster, haproxy, processes
@@ -107,7 +108,7 @@ def run(
         try:
             terminal.say(f"Logs of Ray and vLLM: {terminal.log}")
             _start(deployments, settings, (host, port, address), terminal, signals)
-            _announce(deployments, base_url(host, port, address), terminal)
+            _announce(deployments, settings, base_url(host, port, address), terminal)
             threading.Event().wait()
         except (Interrupted, SystemExit):
             terminal.say("Stopping. Press Ctrl-C again to stop at once.")
@@ -166,6 +167,8 @@ def _start(
     try:
         with terminal.stage("Start Ray" if address is None else f"Join Ray at {address}"):
             _connect(deployments, address)
+            if address is None:  # another cluster may get such nodes when they are asked for
+                cluster.check_accelerators(deployments, cluster.resources())
             signals.install()
             # Imported here: Ray's LLM library takes seconds, in which the operator should see something.
             from peagle.serve.app import compose
@@ -235,7 +238,7 @@ def _wait_until_all_answer(url: str, deployments: Sequence[Deployment], timeout_
         time.sleep(POLL_S)
 
 
-def _announce(deployments: Sequence[Deployment], url: str | None, terminal: Terminal) -> None:
+def _announce(deployments: Sequence[Deployment], settings: ApiSettings, url: str | None, terminal: Terminal) -> None:
     if url is None:
         terminal.say(
             "Ready, for callers on the cluster's own machines: --host 0.0.0.0 lets others in. Ctrl-C stops it."
@@ -243,7 +246,9 @@ def _announce(deployments: Sequence[Deployment], url: str | None, terminal: Term
         return
     body = {"model": deployments[0].name, "prompt": EXAMPLE_PROMPT, "max_tokens": 64, "temperature": 0}
     terminal.console.print(f"\n[bold green]Ready[/bold green] at [bold]{escape(url)}[/bold]. Try it:\n")
-    terminal.say(f"curl {url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}\n")
+    key = f'-H "Authorization: Bearer ${API_KEY}" ' if settings.keys_file else ""
+    json_type = "-H 'Content-Type: application/json'"
+    terminal.say(f"curl {url}/v1/completions {key}{json_type} -d {shlex.quote(json.dumps(body))}\n")
     terminal.say("Ctrl-C stops it.")
 
 

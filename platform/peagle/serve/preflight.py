@@ -3,6 +3,7 @@
 import errno
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import shutil
@@ -11,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from peagle.config import Checkpoint, Deployment
+from peagle.engine.argument_checks import examine_arguments
+from peagle.engine.check import raise_problems
 from peagle.engine.drafter_checks import check_checkpoints
 from peagle.engine.plugin import KNOWN_TEXT, is_known
 from peagle.errors import ConfigError, StartupError
@@ -30,12 +33,13 @@ def check_machine(deployments: Sequence[Deployment], host: str, port: int) -> No
     """Check everything that a local start needs.
 
     Raises:
-        ConfigError: A checkpoint, the host or the port cannot work anywhere.
+        ConfigError: An engine argument, a checkpoint, the host or the port cannot work anywhere.
         StartupError: This machine cannot run it now.
     """
     check_port(host, port)
     check_engine(deployments)
     for deployment in deployments:
+        raise_problems(examine_arguments(deployment))
         check_checkpoints(deployment)
     check_gpus(deployments)
     check_memory(deployments, available_memory_bytes())
@@ -155,7 +159,11 @@ def visible_gpus(devices: Path = Path("/dev")) -> int:
     """NVIDIA GPUs that processes here may use."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     present = len(list(devices.glob("nvidia[0-9]*")))
-    return present if chosen is None else min(present, len([part for part in chosen.split(",") if part.strip()]))
+    if chosen is None:
+        return present
+    # As CUDA reads it: what stands behind the first that is none does not count.
+    named = itertools.takewhile(lambda part: part not in ("", "-1"), map(str.strip, chosen.split(",")))
+    return min(present, len(list(named)))
 
 
 def check_memory(deployments: Iterable[Deployment], available_bytes: int) -> None:

@@ -146,6 +146,22 @@ def test_an_unsupported_field_that_asks_for_nothing_is_accepted(extra: dict[str,
     validate(Chat, {"messages": [], **extra})
 
 
+@pytest.mark.parametrize("name", ["kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode"])
+def test_what_the_engine_takes_for_its_own_is_not_taken_from_a_client(name: str) -> None:
+    error = mistake({"messages": [], "vllm_xargs": {name: "x"}})
+    assert (error.param, error.code) == (f"vllm_xargs.{name}", "unsupported_parameter")
+    validate(Chat, {"messages": [], "vllm_xargs": {"of_its_own": 1}})
+
+
+def test_one_answer_by_default_is_the_best_of_one() -> None:
+    class Completion(BaseModel):
+        n: int | None = 1
+
+    validate(Completion, {"n": None, "best_of": 1})
+    with pytest.raises(RequestError, match="best_of"):
+        validate(Completion, {"n": None, "best_of": 2})
+
+
 def test_a_validator_that_trips_over_a_type_is_the_clients_mistake() -> None:
     class Trips(BaseModel):
         tools: list[str]

@@ -172,6 +172,16 @@ async def test_an_ingress_that_ends_before_it_answers_is_a_server_error(
         assert set(answer.json()["error"]) == OPENAI
 
 
+async def test_who_sends_no_request_does_not_keep_a_place(
+    folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with in_front(folder, [ingress], monkeypatch) as (http, api):
+        assert (await http.get("/v1/models")).status_code == 200
+        written = await asyncio.to_thread(Path(api.config_file_path).read_text)
+        defaults = written.partition("\ndefaults\n")[2].partition("\n\n")[0]
+        assert f"    timeout http-request {haproxy._HEADERS_S}s\n" in defaults
+
+
 async def test_long_headers_pass(folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch) -> None:
     async with in_front(folder, [ingress], monkeypatch) as (http, _):
         told = (await http.get("/v1/models", headers={"cookie": "x" * 50_000})).json()

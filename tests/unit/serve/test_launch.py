@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from peagle.api.settings import ApiSettings
 from peagle.config import Deployment, parse_deployment
 from peagle.errors import StartupError
 from peagle.serve import launch
@@ -83,5 +84,13 @@ def test_it_is_ready_when_as_many_replicas_are_well_as_are_wanted(health: str, m
 def test_the_address_is_shown_whole(url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     terminal = Terminal(tmp_path / "log")
     terminal.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    launch._announce([model(1)], url, terminal)
+    launch._announce([model(1)], ApiSettings(), url, terminal)
     assert f"Ready at {url}. Try it:" in capsys.readouterr().out
+
+
+def test_the_line_to_try_has_the_key_where_one_is_asked_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path / "log")
+    terminal.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    for settings, shown in ((ApiSettings(), False), (ApiSettings(keys_file="keys"), True)):
+        launch._announce([model(1)], settings, "http://127.0.0.1:8000", terminal)
+        assert ('-H "Authorization: Bearer $PEAGLE_API_KEY"' in capsys.readouterr().out) is shown

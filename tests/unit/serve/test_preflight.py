@@ -8,10 +8,12 @@ import pytest
 from peagle.config import Deployment, parse_deployment
 from peagle.errors import ConfigError, StartupError
 from peagle.serve import preflight
+from peagle.serve.cluster import check_accelerators
 from peagle.serve.preflight import (
     GIB,
     check_engine,
     check_gpus,
+    check_machine,
     check_memory,
     check_port,
     replica_memory_bytes,
@@ -98,8 +100,9 @@ def test_visible_gpus_follow_the_environment(tmp_path: Path, monkeypatch: pytest
     assert visible_gpus(tmp_path) == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert visible_gpus(tmp_path) == 1
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert visible_gpus(tmp_path) == 0
+    for hidden, left in (("", 0), ("-1", 0), ("1,-1,0", 1)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert visible_gpus(tmp_path) == left
 
 
 def test_too_little_memory_names_need_and_rest() -> None:
@@ -124,3 +127,21 @@ def test_weights_and_cache_count_as_memory(tmp_path: Path) -> None:
         - replica_memory_bytes(_deployment(engine=engine))
         == 200
     )
+
+
+def test_wrong_engine_arguments_are_named_before_memory_is_counted() -> None:
+    deployment = _deployment(engine={"kv_cache_memory_bytes": "512MiB"})
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    with pytest.raises(ConfigError, match=r"engine\.kv_cache_memory_bytes = '512MiB': vLLM takes"):
+        check_machine([deployment], "127.0.0.1", port)
+
+
+def test_a_kind_of_gpu_that_is_not_here_is_named() -> None:
+    wanted = _deployment(resources={"accelerator": "gpu", "accelerator_type": "B200"})
+    check_accelerators([wanted, _deployment()], {"GPU": 1.0, "accelerator_type:B200": 1.0})
+    with pytest.raises(StartupError, match="m asks for B200, and this machine has H100"):
+        check_accelerators([wanted], {"GPU": 1.0, "accelerator_type:H100": 1.0})
+    with pytest.raises(StartupError, match="no GPU that Ray knows"):
+        check_accelerators([wanted], {"CPU": 2.0})
