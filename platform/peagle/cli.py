@@ -98,9 +98,9 @@ def serve(
 def validate(files: Files) -> None:
     """Check deployment files.
 
-    Needs no GPU and downloads nothing. Reads every field and engine argument, and for local checkpoints compares the
-    drafter with its target: hidden size, vocabulary, mask token, tapped layers, trained depth. Lists what was checked
-    and everything that is wrong; exits with 2 if anything is.
+    Needs no GPU and downloads nothing. Reads every field, names and types of engine arguments, whose values vLLM checks
+    itself, and for local checkpoints compares the drafter with its target: hidden size, vocabulary, mask token, tapped
+    layers, trained depth. Lists what was checked and what is wrong; exits with 2 if anything is.
 
     Example: peagle validate deployments/*.yaml
     """
@@ -133,7 +133,8 @@ def chat(
     """Talk to a served model in the terminal.
 
     After each answer: tokens per second, time to first token, and how many tokens each verification step gave
-    (acceptance length). Ctrl-C stops an answer, Ctrl-D leaves. Reads lines from a pipe as well.
+    (acceptance length). Ctrl-C stops an answer, Ctrl-D leaves. Reads lines from a pipe as well. PEAGLE_API_KEY is the
+    key where the server asks for one.
 
     Example: echo 'def fibonacci(n):' | peagle chat --temperature 0
     """
@@ -175,7 +176,7 @@ def load(
     """Send requests at random times, so that there is something to look at.
 
     Streams completions of the prompts that the benchmarks use, whether or not earlier ones are answered, and prints
-    what came of them.
+    what came of them. PEAGLE_API_KEY is the key where the server asks for one.
 
     Example: peagle load --per-second 1,8,2 --seconds 60
     """

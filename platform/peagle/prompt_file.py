@@ -25,9 +25,10 @@ def read_prompt_file(path: Path, *, as_chat: bool = False) -> list[Prompt]:
         ConfigError: The file cannot be read, holds no prompt, or a line is no such object.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("prompts", str(path), f"it cannot be read ({error})", "Name a JSON-lines file.") from None
+        problem = f"it cannot be read ({error})"
+        raise ConfigError("--prompts-from", str(path), problem, "Name a file of JSON lines.") from None
     prompts = []
     # JSON may hold what Python takes for the end of a line, too.
     for number, line in enumerate(text.split("\n"), start=1):
@@ -38,7 +39,7 @@ def read_prompt_file(path: Path, *, as_chat: bool = False) -> list[Prompt]:
             raise ConfigError(f"{path}:{number}", line[:60], "it holds no prompt", FORMS)
         prompts.append(in_chat_form(prompt) if as_chat else prompt)
     if not prompts:
-        raise ConfigError("prompts", str(path), "it is empty", FORMS)
+        raise ConfigError("--prompts-from", str(path), "it is empty", FORMS)
     return prompts
 
 
@@ -57,20 +58,20 @@ def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:
         return list(tokenizer.encode(prompt))
     if not getattr(tokenizer, "chat_template", None):
         problem = "the target's tokenizer has no chat template"
-        raise ConfigError("prompts", "a chat", problem, 'Write {"prompt": "..."} lines of plain text.')
+        raise ConfigError("--prompts-from", "a chat", problem, 'Write {"prompt": "..."} lines of plain text.')
     from jinja2 import TemplateError  # what reads templates; nothing else here needs it
 
     try:
         return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False))
     except TemplateError as error:  # some take no system message, or roles in one order only
         problem = f"the target's chat template refuses a chat of {', '.join(each['role'] for each in prompt)}: {error}"
-        raise ConfigError("prompts", "a chat", problem, "Write its messages as that model takes them.") from None
+        raise ConfigError("--prompts-from", "a chat", problem, "Write its messages as that model takes them.") from None
 
 
 def _prompt_in(line: str) -> Prompt | None:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict):
         return None

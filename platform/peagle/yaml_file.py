@@ -12,16 +12,14 @@ from peagle.errors import ConfigError
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32
 
-_START = "Start from a file of deployments/."
 
-
-def read_mapping(path: Path) -> dict[Any, Any]:
-    """Read the one mapping that the file at `path` holds.
+def read_mapping(path: Path, examples: str = "deployments/") -> dict[Any, Any]:
+    """Read the one mapping that the file at `path` holds; `examples` is the folder that has such files.
 
     Raises:
         ConfigError: There is no such file, it is not YAML, or it holds something else than one mapping.
     """
-    text = _read_text(path)
+    text = _read_text(path, examples)
     try:
         value = yaml.load(text, Loader=_StrictLoader)
     except _Refused as error:
@@ -38,23 +36,23 @@ def read_mapping(path: Path) -> dict[Any, Any]:
         raise ConfigError(str(path), None, problem, "Leave out tags such as !!int.") from None
     if not isinstance(value, dict):
         problem = "it is empty" if value is None else f"it holds a {type(value).__name__}, not fields"
-        raise ConfigError(str(path), None, problem, _START)
+        raise ConfigError(str(path), None, problem, f"Start from a file of {examples}.")
     return value
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, examples: str) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(str(path), None, "there is no such file", "Name a file of deployments/.") from None
+        raise ConfigError(str(path), None, "there is no such file", f"Name a file of {examples}.") from None
     except IsADirectoryError:
         raise ConfigError(str(path), None, "it is a folder", "Name a file in it.") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(str(path), None, f"it cannot be read: {reason}", "Name a readable file.") from None
     if len(content) > MAX_BYTES:
-        raise ConfigError(str(path), None, f"it is larger than {MAX_BYTES} bytes", "Name a deployment file.")
+        raise ConfigError(str(path), None, f"it is larger than {MAX_BYTES} bytes", "Name a smaller file.")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -67,6 +67,18 @@ def test_a_file_without_prompts_is_named(tmp_path: Path, content: bytes | None) 
         read_prompt_file(path)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", {"prompt": "a"})
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_prompt_file(path) == ["a"]
+
+
+def test_a_line_nested_without_end_holds_no_prompt(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"x\.jsonl:1.*it holds no prompt"):
+        read_prompt_file(tmp_path / "x.jsonl")
+
+
 def test_a_chat_is_encoded_by_the_chat_template() -> None:
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
     text = tokenizer.apply_chat_template([user("import os")], add_generation_prompt=True, tokenize=False)

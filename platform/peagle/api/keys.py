@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from peagle.api.reply import INVALID_REQUEST, ErrorReply
+from peagle.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +44,31 @@ class Keys:
         if self._read_at_s is None or now_s - self._read_at_s >= REREAD_S:
             self._read_at_s = now_s
             try:
-                lines = self._path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
+                self._keys = read_keys(self._path)
             except OSError as error:
                 logger.error("No API key is accepted: %s", error)
-                lines = []
-            stripped = (line.strip() for line in lines)
-            self._keys = tuple(line for line in stripped if line and not line.startswith(b"#"))
+                self._keys = ()
         return self._keys
+
+
+def read_keys(path: Path) -> tuple[bytes, ...]:
+    """The keys in a file, which may begin with a byte order mark; raises OSError where it cannot be read."""
+    lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
+    return tuple(key for line in lines if (key := line.strip()) and not key.startswith(b"#"))
+
+
+def check_keys(path: Path) -> None:
+    """Check a file of keys before a server starts with it.
+
+    Raises:
+        ConfigError: It cannot be read, or admits nobody.
+    """
+    try:
+        keys = read_keys(path)
+    except OSError as error:
+        raise ConfigError("--keys-file", str(path), f"it cannot be read: {error.strerror}", "Name another.") from None
+    if not keys:
+        raise ConfigError("--keys-file", str(path), "it holds no key, so nobody could ask", "Write one on each line.")
 
 
 def _is_guarded(scope: Scope) -> bool:

@@ -98,7 +98,7 @@ def read_result(path: Path) -> dict[str, Any]:
     file = path / RESULT if path.is_dir() else path
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(str(path), None, f"it holds no result ({error})", f"Name a folder with {RESULT}.") from None
     if not isinstance(result, dict):
         raise ConfigError(str(path), None, "it holds no result", f"Name a folder with {RESULT}.")

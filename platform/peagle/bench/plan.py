@@ -100,6 +100,9 @@ def plan_engines(
             known = ", ".join([NONE, *sorted(offered)])
             raise ConfigError("--methods", method, f"no file offers it (there are {known})", "Add one with --baseline.")
         file = offered[method]
+        if file.drafter and max(depths) > (trained := file.drafter.trained_depth):
+            problem = f"the {method} head was trained to depth {trained}"
+            raise ConfigError("--depths", max(depths), problem, f"Lower it to {trained}.")
         if method == PEAGLE and file.speculation.live_depth:
             # Adaptive depth is measured on the engine that is served, whichever K it is held against.
             deepest = file.speculation.depth_max if adaptive else max(depths)

@@ -156,7 +156,7 @@ def load_values(chart: Path, files: Sequence[Path]) -> Values:
         raise ConfigError("--chart", str(chart), "there is no chart", "Name the folder helm/peagle of this project.")
     merged: Mapping[str, Any] = read_mapping(chart / "values.yaml")
     for path in files:
-        merged = _laid_over(merged, read_mapping(path))
+        merged = _laid_over(merged, read_mapping(path, "helm/peagle/values/"))
     origin = ", ".join(map(str, files)) or str(chart / "values.yaml")
     version = str(read_mapping(chart / "Chart.yaml").get("kubeVersion", ""))
     return parse_values(merged, origin, minimum_kubernetes=version)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     help="Train draft heads. From nothing: target, generate, train (once per method), evaluate, prompts.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 console = Console(stderr=True)
 

@@ -160,7 +160,7 @@ def load_training(path: Path) -> TrainingFile:
         ConfigError: The file is missing, is not YAML, or a field is wrong; all wrong fields are named. Or the target,
             the generated rows, the corpus or the head to start from is not there, or the target cannot be fetched.
     """
-    file = parse(TrainingFile, read_mapping(path), str(path), "a training plan")
+    file = parse(TrainingFile, read_mapping(path, "deployments/embedded/"), str(path), "a training plan")
     corpus = file.text.corpus
     if corpus is not None and corpus != STANDARD_LIBRARY:
         corpus = _there(path, "text.corpus", corpus)

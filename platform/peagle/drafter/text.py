@@ -80,7 +80,9 @@ class GeneratedText:
             text = cls(arrays["tokens"], arrays["prompt_tokens"], arrays.get("lengths"))
         except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
             raise ConfigError("generated", str(path), "it holds no generated text", REMEDY) from None
-        if text.tokens.ndim != 2 or not len(text.tokens) or text.prompt_tokens.shape != text.tokens.shape[:1]:
+        if not all(np.issubdtype(each.dtype, np.integer) for each in (text.tokens, text.prompt_tokens)):
+            raise ConfigError("generated", str(path), "its tokens and prompt lengths are no whole numbers", REMEDY)
+        if text.tokens.ndim != 2 or not text.tokens.size or text.prompt_tokens.shape != text.tokens.shape[:1]:
             raise ConfigError("generated", str(path), "its rows and prompt lengths do not belong together", REMEDY)
         if text.lengths is not None and not _fit(text.lengths, text.tokens):
             raise ConfigError("generated", str(path), "its rows and their lengths do not belong together", REMEDY)

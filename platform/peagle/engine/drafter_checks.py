@@ -152,6 +152,8 @@ def _compare(deployment: Deployment, head: _Contents, target: _Contents | None) 
         looks["mask token"] = lambda: _mask(head)
         if head.config.get(MARKOV_RANK_KEY) is not None:
             looks["Markov head"] = lambda: _markov_head(head)
+    else:
+        looks["drafts"] = lambda: _one_by_one(head)
     return [run_check("drafter", name, look) for name, look in looks.items()]
 
 
@@ -270,6 +272,13 @@ def _trained_depth(head: _Contents, depth: int) -> str:
         problem = f"the head was trained to depth {declared}"
         raise ConfigError("drafter.trained_depth", depth, problem, f"Lower it to {declared}.")
     return str(depth)
+
+
+def _one_by_one(head: _Contents) -> str:
+    if any("mask_hidden" in name for name in head.tensors or ()):
+        fix = "Write method: p-eagle, or use an EAGLE-3 head."
+        raise head.folder.wrong("tensor mask_hidden", None, "only a head that drafts all tokens at once has it", fix)
+    return "one token after the other"
 
 
 def _mask(head: _Contents) -> str:

@@ -56,7 +56,9 @@ def read_boards(folder: Path) -> list[dict[str, Any]]:
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
     boards = [each for each in found if isinstance(each, dict) and {"uid", "title", "panels"} <= each.keys()]
     if not boards:
-        raise ConfigError("--dashboards", str(folder), "it holds none", "Name the folder dashboards/generated.")
+        raise ConfigError(
+            "--dashboards", str(folder), "it holds none", "Name dashboards/generated of peagle's repository."
+        )
     return sorted(boards, key=lambda board: (board["uid"] != FIRST, board["title"]))
 
 

@@ -38,7 +38,9 @@ def run_observe(url: str, folder: Path, prometheus_port: int, grafana_port: int)
     """
     rules = sorted(folder.glob("*.yaml"))
     if not rules:
-        raise ConfigError("--dashboards", str(folder), "it holds no rules", "Name the folder dashboards/generated.")
+        raise ConfigError(
+            "--dashboards", str(folder), "it holds no rules", "Name dashboards/generated of peagle's repository."
+        )
     base = base_url(url)
     try:
         answer = httpx.get(f"{base}/metrics", timeout=10.0, trust_env=heeds_proxies(base))

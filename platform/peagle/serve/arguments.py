@@ -56,7 +56,8 @@ def read_settings(raw: object) -> ApiSettings:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(["args.api", *map(str, first["loc"])])
-        raise ConfigError(place, first["input"], first["msg"], "Correct that setting.") from None
+        problem = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(place, first["input"], problem, "Correct that setting.") from None
 
 
 def engine_settings(deployment: Deployment) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from rich.markup import escape
 
 from peagle import tracing
+from peagle.api.keys import check_keys
 from peagle.api.loopback import is_loopback
 from peagle.api.settings import ApiSettings
 from peagle.cli_server import API_KEY
@@ -97,6 +98,8 @@ def run(
     settings = read_settings(api)
     spans = trace_environment(traces, address)
     if address is None:
+        if settings.keys_file is not None:
+            check_keys(Path(settings.keys_file))
         check_machine(deployments, host, port)
     cluster.prepare_environment(joins=address is not None)
     os.environ.update(spans)

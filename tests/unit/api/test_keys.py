@@ -8,8 +8,9 @@ import pytest
 from fastapi import FastAPI
 
 from peagle.api.app import build_http
-from peagle.api.keys import REREAD_S, Keys
+from peagle.api.keys import REREAD_S, Keys, check_keys
 from peagle.api.settings import ApiSettings
+from peagle.errors import ConfigError
 
 
 @pytest.fixture
@@ -81,6 +82,16 @@ async def test_without_a_file_anybody_may_ask() -> None:
 async def test_a_missing_file_admits_nobody(tmp_path: Path) -> None:
     async with client(tmp_path / "absent") as http:
         assert (await http.get("/v1/models", headers={"Authorization": "Bearer alpha"})).status_code == 401
+
+
+@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf\n  \n# no key\n"])
+def test_a_file_that_admits_nobody_is_named_before_a_server_starts(content: bytes, keys_file: Path) -> None:
+    check_keys(keys_file)
+    keys_file.write_bytes(content)
+    with pytest.raises(ConfigError, match="it holds no key"):
+        check_keys(keys_file)
+    with pytest.raises(ConfigError, match="it cannot be read: No such file"):
+        check_keys(keys_file.with_name("absent"))
 
 
 def test_an_empty_line_is_no_key(keys_file: Path) -> None:

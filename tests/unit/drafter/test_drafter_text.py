@@ -1,6 +1,7 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,16 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     loaded = GeneratedText.load(path)
     assert (loaded.tokens == text.tokens).all()
     assert (loaded.prompt_tokens == 3).all()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "prompt_tokens"),
+    [(np.array([["a", "b"]]), np.array([1])), (np.ones((1, 2), int), np.array([1.0])), (np.ones((1, 0), int), [0])],
+)
+def test_rows_that_are_no_tokens_are_no_generated_text(tokens: Any, prompt_tokens: Any, tmp_path: Path) -> None:
+    np.savez(tmp_path / "rows.npz", tokens=tokens, prompt_tokens=prompt_tokens)
+    with pytest.raises(ConfigError, match="generated"):
+        GeneratedText.load(tmp_path / "rows.npz")
 
 
 def test_a_folder_is_no_generated_text(tmp_path: Path) -> None:

@@ -161,6 +161,11 @@ def test_an_autoregressive_head_needs_no_mask(pair: Any) -> None:
     assert "Use a P-EAGLE head, or write method: eagle3." in problem_of(pair.deployment())
 
 
+def test_a_head_that_drafts_all_at_once_is_not_served_token_by_token(pair: Any) -> None:
+    with pytest.raises(ConfigError, match="tensor mask_hidden: only a head that drafts all tokens at once has it"):
+        check_checkpoints(pair.deployment(method="eagle3"))
+
+
 def test_the_speculators_format_is_read_as_vllm_reads_it(pair: Any) -> None:
     layer = {key: pair.head.config[key] for key in ("hidden_size", "vocab_size", "num_hidden_layers")}
     config: dict[str, Any] = {
