@@ -14,6 +14,8 @@ class ApiSettings(BaseModel):
         max_json_depth: Deepest nesting of arrays and objects in a body.
         body_timeout_s: Longest time a client may take to send its body.
         request_timeout_s: Longest wait for a replica's next piece: the whole answer, or the next event of a stream.
+            Also how long a replica or an ingress process that has to leave may go on with what it has: raise it where
+            streams take longer.
         probe_timeout_s: Longest wait for one replica in `/health`, `/fleet` and `/metrics`.
         retry_after_s: The least that an overloaded server tells its clients to wait; longer where a place is expected
             later.
