@@ -4,6 +4,7 @@ The rules are those of vLLM's EAGLE-3 heads (`llama_eagle3.py`) and its drafting
 headers are read; repositories are not downloaded. Imports no torch and no vllm.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ SPECULATORS_TYPES: Mapping[str, str] = {"p-eagle": "peagle", "eagle3": "eagle3"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "tiktoken.model")
 # Where vLLM looks for the mask token, in its order.
 MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+# vLLM's own: whoever sets it wants more than the target was trained for.
+_LONGER_KEY = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 FLOATS = frozenset({"F16", "BF16", "F32"})
 
 
@@ -48,7 +51,10 @@ def examine_checkpoints(deployment: Deployment) -> tuple[Check, ...]:
     """Return everything that is looked at in the local checkpoints of `deployment`, and what came of it."""
     target, checks = _open(deployment.target, "target")
     if target is not None:
-        checks += [run_check("target", "tokenizer", lambda: _tokenizer(target, deployment.engine))]
+        checks += [
+            run_check("target", "tokenizer", lambda: _tokenizer(target, deployment.engine)),
+            run_check("target", "context", lambda: _context(target, deployment)),
+        ]
     if deployment.drafter is None or not deployment.speculates:
         return tuple(checks)
     head, more = _open(deployment.drafter, "drafter")
@@ -135,6 +141,23 @@ def _tokenizer(target: _Contents, engine: Mapping[str, Any]) -> str:
                 target.folder.read_json(name)
             return name
     raise target.folder.wrong("tokenizer.json", None, "there is no tokenizer", "Add it, or set engine.tokenizer.")
+
+
+def _context(target: _Contents, deployment: Deployment) -> str:
+    """Where nothing stretches the target's context; else vLLM finds out."""
+    config, asked = target.config, deployment.engine.get("max_model_len")
+    longest, turns = config.get("max_position_embeddings"), config.get("rope_parameters") or {}
+    plain = turns.get("rope_type", "default") == "default" and not any(
+        isinstance(each, dict) for each in turns.values()
+    )
+    if config.get("rope_scaling") or not plain or "model_max_length" in config or "hf_overrides" in deployment.engine:
+        return "stretched"
+    if not isinstance(longest, int):
+        return "not said"
+    if isinstance(asked, int) and asked > longest and _LONGER_KEY not in {**os.environ, **deployment.environment}:
+        problem = f"the target's context has {longest} tokens"
+        raise ConfigError("engine.max_model_len", asked, problem, f"Lower it to {longest}.")
+    return f"{longest} tokens"
 
 
 def _compare(deployment: Deployment, head: _Contents, target: _Contents | None) -> list[Check]:

@@ -155,6 +155,17 @@ def test_a_head_may_share_its_target_s_embedding_and_head(pair: Any) -> None:
     check_checkpoints(pair.deployment())
 
 
+def test_a_context_longer_than_the_target_s_is_named_where_nothing_stretches_it(pair: Any) -> None:
+    pair.target.write({"max_position_embeddings": 64})
+    fits, longer = (pair.deployment().model_copy(update={"engine": {"max_model_len": count}}) for count in (64, 65))
+    check_checkpoints(fits)
+    assert "engine.max_model_len = 65: the target's context has 64 tokens. Lower it to 64." in problem_of(longer)
+    check_checkpoints(longer.model_copy(update={"environment": {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}}))
+    for stretched in ({"rope_type": "yarn", "factor": 4.0}, {"full_attention": {"rope_type": "default"}}):
+        pair.target.write({"max_position_embeddings": 64, "rope_parameters": stretched})
+        check_checkpoints(longer)
+
+
 def test_an_autoregressive_head_needs_no_mask(pair: Any) -> None:
     pair.head.write({"ptd_token_id": None}, {"mask_hidden": None})
     check_checkpoints(pair.deployment(method="eagle3"))
