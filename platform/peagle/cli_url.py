@@ -44,7 +44,10 @@ def heeds_proxies(url: str) -> bool:
         return False
     try:
         httpx.Client(trust_env=True).close()
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, httpx.InvalidURL) as error:
         problem = f"a proxy of the environment cannot be used ({str(error).partition('. ')[0].rstrip('.')})"
         raise StartupError(problem, "Correct or unset ALL_PROXY, HTTPS_PROXY and HTTP_PROXY.") from None
+    except OSError as error:
+        problem = f"the environment's certificates cannot be read ({error.strerror or error})"
+        raise StartupError(problem, "Correct or unset SSL_CERT_FILE and SSL_CERT_DIR.") from None
     return True

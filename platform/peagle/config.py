@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from peagle.errors import ConfigError
-from peagle.schema import Strict, closest, parse, wrong
+from peagle.schema import Strict, parse, wrong
 from peagle.yaml_file import read_mapping
 
 # What the platform sets itself, and the field that sets it.
@@ -106,14 +106,14 @@ class Replicas(Strict):
         return self
 
 
-# GPUs that vLLM runs on, by the names that Ray knows them by.
+# GPUs, by the names that Ray's LLM library takes.
 ACCELERATOR_TYPES = (
-    *("V100", "P100", "T4", "P4", "K80", "A10G", "L4", "L40S", "A100", "A100-40G", "A100-80G"),
+    *("V100", "P100", "T4", "P4", "K80", "A10", "A10G", "L4", "L40S", "A100", "A100-40G", "A100-80G"),
     *("H100", "H200", "H20", "B200", "B300", "GB200", "GB300", "RTX-PRO-6000"),
     *("AMD-Instinct-MI100", "AMD-Instinct-MI250X", "AMD-Instinct-MI250X-MI250", "AMD-Instinct-MI210"),
     *("AMD-Instinct-MI300A", "AMD-Instinct-MI300X-OAM", "AMD-Instinct-MI300X-HF", "AMD-Instinct-MI308X"),
     *("AMD-Instinct-MI325X-OAM", "AMD-Instinct-MI350X-OAM", "AMD-Instinct-MI355X-OAM"),
-    *("Intel-GPU-Max-1550", "Intel-GPU-Max-1100"),
+    *("Intel-GPU-Max-1550", "Intel-GPU-Max-1100", "MXC500", "MXC550"),
 )
 
 
@@ -130,8 +130,8 @@ class Resources(Strict):
     def _known_to_ray(cls, value: str | None) -> str | None:
         if value is None or value in ACCELERATOR_TYPES:
             return value
-        near = closest(value.upper(), ACCELERATOR_TYPES)
-        fix = f"Did you mean {near}?" if near else "Write one such as H100 or B200."
+        near = {name.lower(): name for name in ACCELERATOR_TYPES}.get(value.strip().lower())
+        fix = f"Write {near}." if near else "Write one such as H100 or B200."
         raise wrong("", value, "Ray knows no such GPU", f"{fix} Without it any GPU will do.")
 
     @model_validator(mode="after")

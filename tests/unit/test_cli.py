@@ -191,7 +191,7 @@ def test_an_address_that_is_none_is_one_line_and_exit_2(command: str) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("proxy", ["socks://127.0.0.1:9/", "socks5://127.0.0.1:9/"])
+@pytest.mark.parametrize("proxy", ["socks://127.0.0.1:9/", "socks5://127.0.0.1:9/", "http://a:port"])
 def test_a_proxy_that_cannot_be_used_is_named(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", proxy)
     with pytest.raises(StartupError, match=r"proxy.* cannot be used.*unset ALL_PROXY"):

@@ -122,7 +122,11 @@ def test_a_wrong_value_is_named_with_its_path_value_and_fix(field: str, value: o
             "resources.accelerator_type = 'B200'",
             "Remove it",
         ),
-        (with_field("resources.accelerator_type", "h100"), "resources.accelerator_type = 'h100'", "mean H100? Without"),
+        (
+            with_field("resources.accelerator_type", "h100"),
+            "resources.accelerator_type = 'h100'",
+            "Write H100. Without",
+        ),
         (with_field("resources.accelerator_type", "fast"), "resources.accelerator_type = 'fast'", "H100 or B200"),
         (
             with_field("resources", {"accelerator": "cpu"}) | {"engine": {"pipeline_parallel_size": 2}},

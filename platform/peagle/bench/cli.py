@@ -85,9 +85,13 @@ def speculation(
 @partial(take_load, prompts=96)
 def depth(
     file: File,
-    depths: Annotated[str, typer.Option(help="Static values of K to compare with, with commas; 0 verifies none.")] = (
-        "0,1,3,5,7"
-    ),
+    depths: Annotated[
+        str | None,
+        typer.Option(
+            help="Static values of K to compare with, with commas; 0 verifies none. By default 0, 1, 3, 5, 7 up to the "
+            "file's depth_max."
+        ),
+    ] = None,
     concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,2,4,8,16,32",
     shifting: Annotated[
         bool,
@@ -115,7 +119,9 @@ def depth(
     if deployment.drafter is None or deployment.drafter.method != PEAGLE or not deployment.speculation.live_depth:
         problem = "its depth cannot change while it runs"
         raise ConfigError(f"{file}: speculation.live_depth", None, problem, "Name a P-EAGLE drafter with live_depth.")
-    asked = _numbers("--depths", depths, least=0), _numbers("--concurrency", concurrency)
+    deepest = deployment.speculation.depth_max
+    usual = ",".join(str(each) for each in (0, 1, 3, 5, 7) if each <= deepest)
+    asked = _numbers("--depths", depths or usual, least=0), _numbers("--concurrency", concurrency)
     if not any(asked[0]):
         raise ConfigError("--depths", depths, "the deepest of them is what is drafted", "Add one above 0.")
     comparison = Comparison((NONE, PEAGLE), *asked, load, adaptive=True, shifting=shifting, fixed=fixed)

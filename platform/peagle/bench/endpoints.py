@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,9 +103,14 @@ class EndpointClient:
         path = f"models/{self.endpoint.model}/depth"
         try:
             await self._fleet("PUT", path, {"pin": depth})
-        except BaseException:  # Ctrl-C, too: whether it was heard is not known
-            with suppress(PeagleError):
-                await self._fleet("DELETE", path)
+        except BaseException as error:  # Ctrl-C, too: whether it was heard is not known
+            try:
+                async with asyncio.timeout(PIN_S):
+                    await self._fleet("DELETE", path)
+            except (PeagleError, TimeoutError, ValueError):
+                if not isinstance(error, ConfigError):  # which says that it was refused
+                    problem = f"{self.endpoint.url} may still hold {self.endpoint.model} at K = {depth}"
+                    raise StartupError(problem, f"DELETE {self.endpoint.url}/fleet/{path} gives it back.") from error
             raise
         try:
             await self._wait(lambda mode, depths: mode == "pinned" and set(depths) == {depth}, f"K = {depth}")

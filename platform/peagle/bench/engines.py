@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.config import VllmConfig
+from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
@@ -99,7 +100,9 @@ class Engine:
             counters.append(StepCounter(vllm_config, engine_index))
             return counters[-1]
 
-        arguments = engine_settings(plan.deployment)
+        # What a deployment says of the server is not for an engine.
+        of_server = {each.name for each in fields(FrontendArgs)}
+        arguments = {name: value for name, value in engine_settings(plan.deployment).items() if name not in of_server}
         # Forking a process that already runs an engine's threads can deadlock.
         environment = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", **plan.deployment.environment}
         try:

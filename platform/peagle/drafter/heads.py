@@ -36,6 +36,7 @@ Method = Literal["p-eagle", "eagle3"]
 TARGET_LAYERS_MIN = 6
 # Targets that embed, norm their last states and turn them into logits as Llama does: a head takes that over from them.
 TARGET_TYPES = ("gpt_oss", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+OUT_OF_ORDER = "vLLM gives a head the states of the layers that it taps from the first to the last"
 # A crop that held only a prompt would have nothing to learn.
 ANSWER_TOKENS_MIN = 8
 # A Markov head starts from nothing, often beside a head that has learned: at so many times that one's `other` rate.

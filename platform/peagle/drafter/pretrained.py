@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from peagle.drafter.export import MARKOV, TRAINING_ONLY
-from peagle.drafter.heads import HEAD_PLANS, TARGET_TYPES, HeadPlan, make_head
+from peagle.drafter.heads import HEAD_PLANS, OUT_OF_ORDER, TARGET_TYPES, HeadPlan, make_head
 from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY, TAPS_KEY, Folder, read_ngram_bias
 
 _REMEDY = "Name a head that `peagle drafter train` wrote for this target."
@@ -29,9 +29,12 @@ def load_head(target: Path, folder: Path, field: str = "HEAD") -> tuple[Eagle3Dr
     files = Folder(folder, field, _REMEDY)
     mask_token = files.read_json("config.json").get("ptd_token_id")
     layers = read_size(Folder(target, "target"), "num_hidden_layers")
-    if plan.tapped_layers and max(plan.tapped_layers) >= layers:
+    taps = list(plan.tapped_layers or ())
+    if min(taps) < 0 or max(taps) >= layers:
         problem = f"the target's layers go from 0 to {layers - 1}"
-        raise files.wrong(f"config.json: {TAPS_KEY}", list(plan.tapped_layers), problem, _REMEDY)
+        raise files.wrong(f"config.json: {TAPS_KEY}", taps, problem, _REMEDY)
+    if taps != sorted(taps):
+        raise files.wrong(f"config.json: {TAPS_KEY}", taps, OUT_OF_ORDER, "Train it anew; vLLM cannot serve it.")
     head = make_head(target, AutoConfig.from_pretrained(target), mask_token, plan, plan.tapped_layers or ())
     weights = _weights(files)
     if plan.markov_rank:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from peagle.drafter.heads import ANSWER_TOKENS_MIN, HeadPlan, tapped_layers_of
+from peagle.drafter.heads import ANSWER_TOKENS_MIN, OUT_OF_ORDER, HeadPlan, tapped_layers_of
 from peagle.drafter.text import GeneratedText
 from peagle.errors import CombinedConfigError, ConfigError
 
@@ -136,8 +136,7 @@ def _tap_problems(plan: HeadPlan, shape: TargetShape) -> Iterator[ConfigError]:
     elif min(taps) < 0 or max(taps) >= shape.layers:
         yield ConfigError("head.tapped_layers", taps, f"the target's layers go from 0 to {shape.layers - 1}", fix)
     elif taps != sorted(taps):
-        problem = "vLLM gives a head the states of the layers that it taps from the first to the last"
-        yield ConfigError("head.tapped_layers", taps, problem, f"Write {sorted(taps)}.")
+        yield ConfigError("head.tapped_layers", taps, OUT_OF_ORDER, f"Write {sorted(taps)}.")
 
 
 def _step_problems(plan: HeadPlan, row_tokens: int, processes: int) -> Iterator[ConfigError]:

@@ -107,11 +107,14 @@ def _vllm_sources() -> Path | None:
 
 @functools.cache
 def argument_types(sources: Path) -> Mapping[str, ast.expr]:
-    """Return vLLM's engine arguments and what each is annotated with; `sources` is the folder of the package `vllm`."""
+    """Return what vLLM's arguments are annotated with: those of the engine, and those of its OpenAI server that stand
+    beside them, such as a chat template or a parser of tool calls. `sources` is the folder of the package `vllm`."""
+    server = sources / "entrypoints" / "launchers" / "cli_args.py"
     return {
         field.target.id: field.annotation
-        for statement in _statements(sources / "engine" / "arg_utils.py")
-        if isinstance(statement, ast.ClassDef) and statement.name in ("EngineArgs", "AsyncEngineArgs")
+        for statement in [*_statements(sources / "engine" / "arg_utils.py"), *_statements(server)]
+        if isinstance(statement, ast.ClassDef)
+        and statement.name in ("EngineArgs", "AsyncEngineArgs", "BaseFrontendArgs")
         for field in statement.body
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.target.id[0] != "_"
     }

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peagle.config import Deployment
-from peagle.errors import StartupError
+from peagle.config import ACCELERATOR_TYPES, Deployment
+from peagle.errors import ConfigError, StartupError
 
 APP_NAME = "peagle"
 OBJECT_STORE_BYTES = 128 << 20
@@ -111,18 +111,18 @@ def check_accelerators(deployments: Sequence[Deployment], resources: Mapping[str
     """The kinds of GPU that are asked for are among a cluster's `resources`, as Ray tells them.
 
     Raises:
-        StartupError: One is not, so that its replicas would wait for it for ever.
+        ConfigError: One is not, so that its replicas would wait for it for ever.
     """
     prefix = "accelerator_type:"
-    present = [name.removeprefix(prefix) for name in resources if name.startswith(prefix)]
+    present = sorted(name.removeprefix(prefix) for name in resources if name.startswith(prefix))
     for deployment in deployments:
         wanted = deployment.resources.accelerator_type
-        if wanted is not None and wanted not in present:
-            found = " and ".join(sorted(present)) or "no GPU that Ray knows"
-            raise StartupError(
-                f"{deployment.name} asks for {wanted}, and this machine has {found}",
-                "Write that as resources.accelerator_type, or leave it out.",
-            )
+        # By the name under which Ray's LLM library looks for it.
+        if wanted is not None and {"A10": "A10G"}.get(wanted, wanted) not in present:
+            named = [each for each in present if each in ACCELERATOR_TYPES]
+            problem = f"this machine has {' and '.join(present) or 'no GPU that Ray knows by name'}"
+            fix = f"Write {' or '.join(named)}, or leave it out." if named else "Leave it out."
+            raise ConfigError(f"{deployment.name}: resources.accelerator_type", wanted, problem, fix)
 
 
 def write_agents(path: Path) -> None:

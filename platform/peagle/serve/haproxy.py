@@ -43,7 +43,7 @@ _OTHER_FILES = 200
 # A proxy on this machine, which says for whom it asks. Whoever is here and makes that up can only lose by it.
 _TOLD_BY_A_LOCAL_PROXY = "{ src 127.0.0.0/8 ::1 ::ffff:127.0.0.0/104 } { req.hdr(x-forwarded-for) -m found }"
 
-# By the status that HAProxy has in mind. What is no HTTP it refuses before it looks here.
+# By the status that HAProxy has in mind. What is no HTTP, or half a request, it refuses before it looks here.
 _REPLIES = {status: in_openai_form(status) for status in (500, 502, 503, 504)}
 
 
@@ -115,7 +115,7 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
 
     - Ingress processes learn a client's address, by which they tell callers on their own machine from others. A proxy
       on this machine, such as one for TLS, is believed whom it asks for.
-    - What HAProxy itself answers has OpenAI's form.
+    - What HAProxy itself answers to a request has OpenAI's form.
     - Only callers on this machine reach its statistics.
     - Who connects and sends no request, or only half of its headers, is let go: there are so many places.
     - Nothing is spliced: where a body comes behind its headers, HAProxy 2.8 then does not see that its client leaves.

@@ -39,7 +39,7 @@ def check_machine(deployments: Sequence[Deployment], host: str, port: int) -> No
     check_port(host, port)
     check_engine(deployments)
     for deployment in deployments:
-        raise_problems(examine_arguments(deployment))
+        raise_problems(each for each in examine_arguments(deployment) if each.name == "arguments")
         check_checkpoints(deployment)
     check_gpus(deployments)
     check_memory(deployments, available_memory_bytes())

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 from ray.serve.config import RequestRouterConfig
+from ray.util.accelerators import accelerators
 
 from peagle.api.settings import ApiSettings
-from peagle.config import Deployment, parse_deployment
+from peagle.config import ACCELERATOR_TYPES, Deployment, parse_deployment
 from peagle.errors import ConfigError
 from peagle.serve.app import build_app, ingress_options, llm_config, parting_options, replica_count, routing_options
 from peagle.serve.dispatch import SoonestRouter
@@ -107,3 +108,12 @@ def test_vllm_keeps_its_statistics_and_ray_is_not_told_of_every_step() -> None:
     config = llm_config(_deployment())
     assert config.log_engine_metrics is False
     assert config.engine_kwargs["disable_log_stats"] is False
+
+
+def test_the_kinds_of_gpu_are_those_that_ray_takes() -> None:
+    makers = ("NVIDIA_", "AMD_INSTINCT_", "INTEL_MAX_", "METAX_")
+    known = {value for name, value in vars(accelerators).items() if name.startswith(makers)}
+    assert set(ACCELERATOR_TYPES) == known | {"A10"}
+    assert (
+        llm_config(_deployment(resources={"accelerator": "gpu", "accelerator_type": "A10"})).accelerator_type == "A10G"
+    )

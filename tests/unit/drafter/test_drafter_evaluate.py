@@ -1,5 +1,7 @@
 """What a head drafts, and what a greedy target accepts of it."""
 
+import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -162,6 +164,12 @@ def test_what_cannot_be_evaluated_is_named(tmp_path: Path) -> None:
         load_head(TARGET, tmp_path)
     with pytest.raises(ConfigError, match=r"eagle_aux_hidden_state_layer_ids.*the target's layers go from 0 to 3"):
         load_head(EMBEDDED / "p-eagle", EMBEDDED / "p-eagle")
+    shutil.copytree(EMBEDDED / "p-eagle", tmp_path / "turned")
+    config = json.loads((tmp_path / "turned" / "config.json").read_text())
+    config["eagle_aux_hidden_state_layer_ids"].reverse()
+    (tmp_path / "turned" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"\[23, 12, 2\]: vLLM gives a head the states"):
+        load_head(TARGET, tmp_path / "turned")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ConfigError, match=r"target.*model_type = 'bert': heads can be trained for"):
         load_head(tmp_path, EMBEDDED / "p-eagle")

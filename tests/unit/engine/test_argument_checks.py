@@ -124,5 +124,7 @@ def test_the_installed_vllm_is_understood() -> None:
         pytest.skip("vLLM is not installed")
     folder = Path(spec.origin).parent
     assert {"dtype", "max_model_len", "max_num_seqs", "enforce_eager", "scheduler_cls"} <= argument_types(folder).keys()
+    assert {"tool_call_parser", "enable_auto_tool_choice", "chat_template"} <= argument_types(folder).keys()
+    assert problems({"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}) == []
     assert {"VLLM_CPU_KVCACHE_SPACE", "VLLM_PLUGINS"} <= variable_names(folder)
     assert problems({"dtype": "bfloat17", "enforce_eager": True, "max_model_len": 1024}) != []

@@ -175,11 +175,19 @@ async def test_an_ingress_that_ends_before_it_answers_is_a_server_error(
 async def test_who_sends_no_request_does_not_keep_a_place(
     folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with in_front(folder, [ingress], monkeypatch) as (http, api):
-        assert (await http.get("/v1/models")).status_code == 200
-        written = await asyncio.to_thread(Path(api.config_file_path).read_text)
-        defaults = written.partition("\ndefaults\n")[2].partition("\n\n")[0]
-        assert f"    timeout http-request {haproxy._HEADERS_S}s\n" in defaults
+    hasty = folder / "hasty"
+    hasty.write_text(f"#!{sys.executable}\nfrom peagle.serve import haproxy\nhaproxy._HEADERS_S = 1\nhaproxy.main()\n")
+    hasty.chmod(0o700)
+    monkeypatch.setattr(haproxy, "_program", lambda: hasty)
+    async with in_front(folder, [ingress], monkeypatch) as (http, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", http.base_url.port)
+        try:
+            writer.write(b"GET /v1/models HTTP/1.1\r\n")
+            async with asyncio.timeout(20):
+                answer = await reader.read()
+        finally:
+            writer.close()
+    assert answer.startswith(b"HTTP/1.1 408 ")
 
 
 async def test_long_headers_pass(folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,13 @@ def test_wrong_engine_arguments_are_named_before_memory_is_counted() -> None:
 def test_a_kind_of_gpu_that_is_not_here_is_named() -> None:
     wanted = _deployment(resources={"accelerator": "gpu", "accelerator_type": "B200"})
     check_accelerators([wanted, _deployment()], {"GPU": 1.0, "accelerator_type:B200": 1.0})
-    with pytest.raises(StartupError, match="m asks for B200, and this machine has H100"):
-        check_accelerators([wanted], {"GPU": 1.0, "accelerator_type:H100": 1.0})
-    with pytest.raises(StartupError, match="no GPU that Ray knows"):
-        check_accelerators([wanted], {"CPU": 2.0})
+    for present, told in (
+        ({"accelerator_type:H100": 1.0}, r"this machine has H100\. Write H100, or leave it out\."),
+        ({"accelerator_type:L40": 1.0}, r"this machine has L40\. Leave it out\."),
+        ({"CPU": 2.0}, r"no GPU that Ray knows by name\. Leave it out\."),
+    ):
+        with pytest.raises(ConfigError, match=rf"m: resources\.accelerator_type = 'B200': .*{told}"):
+            check_accelerators([wanted], present)
+    check_accelerators(
+        [_deployment(resources={"accelerator": "gpu", "accelerator_type": "A10"})], {"accelerator_type:A10G": 1.0}
+    )
