@@ -88,7 +88,6 @@ class LiveDepthScheduler(DraftTakingScheduler):
         self._drafting_steps = 0
         self._gaps = DrafterGaps(self.kv_cache_manager)
         self._drafts_over_prompts = False
-        self._whole_always = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
 
     def set_depths(self, version: int, depths: list[int]) -> None:
         """Replace the table; the next step uses it.
@@ -130,9 +129,8 @@ class LiveDepthScheduler(DraftTakingScheduler):
         decoding = {request.request_id for request in self.running if not request.is_prefill_chunk}
         prefilling = len(decoding) < len(self.running)
         whole_drafts = self._cut_drafts(depth)
-        # vLLM pads a new request that computes one token with Kmax empty drafts, to keep a batch of whole drafts
-        # uniform. Under a cut they would only be rows to verify beyond K; a schedule, even a constant one, stops it.
-        self.dynamic_sd_lookup = None if depth == self.num_spec_tokens else self._whole_always
+        # Under a cut, vLLM's empty drafts for a new request would only be rows to verify beyond K.
+        self.pad_with_empty_drafts(depth == self.num_spec_tokens)
         output = super().schedule(throttle_prefills)
         self._restore_unscheduled(whole_drafts, output)
         admits = output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids
@@ -237,7 +235,11 @@ class LiveDepthScheduler(DraftTakingScheduler):
         output.num_spec_tokens_to_schedule = 0
         for request_id, tokens in output.num_scheduled_tokens.items():
             request = self.requests[request_id]
-            self._gaps.open(request, request.num_computed_tokens - tokens)
+            self._gaps.open(request, self._drafter_has(request, request.num_computed_tokens - tokens))
+
+    def _drafter_has(self, request: Request, computed: int) -> int:
+        """How many tokens of the request are in the drafter's cache for certain; `computed` before this step."""
+        return computed
 
     def _cut_drafts(self, depth: int) -> dict[str, list[int]]:
         """Cut every running request's draft to its K, `depth` or 0; returns what was longer, whole, by request id."""
@@ -310,6 +312,14 @@ class LiveDepthScheduler(DraftTakingScheduler):
 
 class AsyncLiveDepthScheduler(LiveDepthScheduler, AsyncScheduler):  # type: ignore[misc]
     """Live depth where the next step is scheduled before the last one's output is known."""
+
+    def _drafter_has(self, request: Request, computed: int) -> int:
+        """Drafts that are being verified count as computed until it is known which were right.
+
+        A token of its own for this step, and at least one for those before it, stand among the placeholders, too.
+        """
+        unsure: int = request.num_output_placeholders - 2
+        return max(0, computed - max(0, unsure))
 
     def _keep_tails(self, whole_drafts: dict[str, list[int]], output: SchedulerOutput, cell: CellSums) -> None:
         """Nothing to keep: drafts are placeholders here, their tokens stay on the device."""

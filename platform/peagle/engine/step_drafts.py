@@ -79,6 +79,21 @@ class DraftTakingScheduler(Scheduler):  # type: ignore[misc]
     has_drafts = False
     """Whether there is nothing to call for after the step that ended last."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._whole_always = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
+        if self.dynamic_sd_lookup is None:
+            self.pad_with_empty_drafts(True)
+
+    def pad_with_empty_drafts(self, pads: bool) -> None:
+        """Whether vLLM gives a new request that computes one token Kmax empty drafts, as by itself it does.
+
+        They keep a batch of whole drafts uniform, for full CUDA graphs. On a CPU there are none, and its kernel takes
+        an empty draft for a token: there it never does. A schedule of K, even a constant one, stops it.
+        """
+        pads = pads and self.vllm_config.device_config.device_type != "cpu"
+        self.dynamic_sd_lookup = None if pads else self._whole_always
+
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         drafts = getattr(model_runner_output, DRAFTS, None)

@@ -125,7 +125,8 @@ class PromptSums:
         cell.verified += step.verified
 
     def begin(self, request_id: str, cached_tokens: int) -> None:
-        self._cached[request_id] = cached_tokens
+        """A request came in; one that was put off and comes again finds what it has computed itself."""
+        self._cached.setdefault(request_id, cached_tokens)
 
     def end(self, request_id: str, prompt_tokens: int, output_tokens: int) -> None:
         """A request ended; one that never began is not counted."""

@@ -1,5 +1,6 @@
 """What was compiled once is found again, whichever backend compiled it."""
 
+import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -40,3 +41,22 @@ def test_vllms_own_is_finished_by_itself(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_vllm_loads_through_the_seam() -> None:
     source = pytest.importorskip("vllm.compilation.decorators")._try_load_aot_compiled_fn.__code__
     assert {"load_compiled_function", "finalize_loading", "_artifacts", "compiled_fn"} <= set(source.co_names)
+
+
+def test_a_processor_of_another_kind_does_not_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    caching = pytest.importorskip("vllm.compilation.caching")
+    monkeypatch.setattr(caching, "aot_compile_hash_factors", lambda _config: ["model"])
+    compile_cache.install()
+    compile_cache.install()
+    here = caching.aot_compile_hash_factors(None)
+    assert here == ["model", compile_cache.instructions()]
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    narrow = caching.aot_compile_hash_factors(None)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "amx_tile": True, "cores": 2})
+    assert caching.aot_compile_hash_factors(None) == ["model", "x86_64 AVX512 amx_tile"] != narrow
+
+
+def test_vllm_names_compiled_models_by_these_factors() -> None:
+    decorators = pytest.importorskip("vllm.compilation.decorators")
+    assert "aot_compile_hash_factors" in inspect.getsource(decorators)

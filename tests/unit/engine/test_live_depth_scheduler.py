@@ -234,14 +234,20 @@ def test_a_draft_that_the_step_had_no_room_for_is_kept_whole(folder: Path) -> No
     assert all(len(request.spec_token_ids) == DEPTH_MAX for request in left_out)
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize("depth", [0, 3, DEPTH_MAX])
-def test_a_one_token_prompt_is_padded_only_where_whole_drafts_are_verified(folder: Path, depth: int) -> None:
+def test_a_one_token_prompt_is_padded_only_where_whole_drafts_are_verified_on_a_gpu(
+    folder: Path, depth: int, device: str
+) -> None:
     core = Core(scheduler_of(folder, overlapped=False, blocks=200, depth_static=depth), False, random.Random(1))
+    core.scheduler.vllm_config.device_config.device_type = device
     add(core, "first", [1, 2, 3], 30, [])
     core.step()
     add(core, "second", [1], 30, [])
     output = core.scheduler.schedule()
-    assert output.num_scheduled_tokens == {"first": 1 + depth, "second": 1 + (depth if depth == DEPTH_MAX else 0)}
+    # A CPU's kernel would take what a new request is padded with for tokens.
+    padding = DEPTH_MAX if depth == DEPTH_MAX and device == "cuda" else 0
+    assert output.num_scheduled_tokens == {"first": 1 + depth, "second": 1 + padding}
     assert output.num_spec_tokens_to_schedule == DEPTH_MAX
 
 
@@ -264,6 +270,8 @@ def test_a_static_depth_is_served_whatever_vllm_this_is(
     monkeypatch.setattr(vllm, "__version__", version)
     built = scheduler_of(folder, overlapped, blocks=50, is_live=False)
     assert type(built).__name__ == kind
+    # Only where nothing of peagle's is, vLLM pads new requests on a CPU as well.
+    assert (built.dynamic_sd_lookup is None) == (kind != "DraftTakingScheduler")
 
 
 def test_an_unknown_vllm_is_refused_with_the_known_versions(monkeypatch: pytest.MonkeyPatch) -> None:

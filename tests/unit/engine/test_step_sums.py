@@ -176,3 +176,11 @@ async def test_an_answer_that_a_later_one_has_overtaken_takes_nothing_back() -> 
 
     engine.call_utility_async = late  # type: ignore[method-assign]
     assert [(await reader.read()).cells[0].steps for _ in range(2)] == [2, 2]
+
+
+def test_a_request_that_comes_in_again_has_computed_its_prompt_all_the_same() -> None:
+    sums = PromptSums()
+    sums.begin("a", 16)
+    sums.begin("a", 90)  # put off, and found again what it had computed itself
+    sums.end("a", 100, 5)
+    assert (sums.plain()["ended_prompt_tokens"], sums.plain()["ended_output_tokens"]) == (84, 5)
