@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from peagle.api.settings import ApiSettings
-from peagle.config import PLATFORM_OWNED_ARGUMENTS, Deployment
+from peagle.config import ACCELERATOR_TYPES, PLATFORM_OWNED_ARGUMENTS, VARIABLE_NAME, Deployment
 
 CHART = Path(__file__).parent / "peagle"
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -101,6 +101,10 @@ def definitions() -> dict[str, Any]:
     # Pydantic's name for this one is taken by the shape below.
     found["DeploymentResources"] = found.pop("Resources")
     found["Deployment"]["properties"]["resources"] = {"$ref": "#/$defs/DeploymentResources"}
+    # What validators of the models refuse, which pydantic cannot tell of.
+    found["Deployment"]["properties"]["environment"]["propertyNames"] = {"pattern": f"^{VARIABLE_NAME.pattern}$"}
+    found["DeploymentResources"]["properties"]["accelerator_type"]["enum"] = [*ACCELERATOR_TYPES, None]
+    found["ApiSettings"]["properties"]["cors_origins"]["items"]["pattern"] = r"^(\*|https?://[^/]+)$"
     return found | {
         "Model": MODEL,
         "Resources": {

@@ -29,7 +29,7 @@ PLATFORM_OWNED_ARGUMENTS: Mapping[str, str] = {
 
 # Hugging Face's own rule: an organisation (older repositories have none) and a name.
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 Depth = Annotated[int, Field(ge=0, le=64)]
 
@@ -192,7 +192,7 @@ class Deployment(Strict):
     @classmethod
     def _settable(cls, environment: dict[str, str]) -> dict[str, str]:
         for name, value in environment.items():
-            if not _VARIABLE.fullmatch(name):
+            if not VARIABLE_NAME.fullmatch(name):
                 raise wrong(name, None, "it is no name of a variable", "Use letters, digits and underscores.")
             if "\0" in value:
                 raise wrong(name, None, "its value holds a NUL character", "Write it without.")

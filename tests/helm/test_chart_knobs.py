@@ -306,3 +306,18 @@ def test_the_chart_traces_as_peagle_serve_does() -> None:
     settings = {"endpoint": url, "protocol": "http/protobuf", "samplingRatio": 0.25}
     traced, plain = render(laid_over(MINIMAL, {"tracing": settings})), render(MINIMAL)
     assert dict(traced.env.items() - plain.env.items()) == environment(url, 0.25, {})
+
+
+def test_the_test_s_pod_goes_where_the_head_goes() -> None:
+    placed = {"nodeSelector": {"kubernetes.io/arch": "amd64"}, "tolerations": TOLERATIONS}
+    pod = render(laid_over(MINIMAL, {"head": placed})).one("Pod", f"{FULLNAME}-test")["spec"]
+    assert {name: pod[name] for name in placed} == placed
+
+
+def test_a_token_from_a_secret_stands_once() -> None:
+    both = {"env": {"HF_TOKEN": "hf_x", "HF_HOME": "/models"}, "huggingFace": {"existingSecret": "s"}}
+    spec = render(laid_over(MINIMAL, both)).cluster["workerGroupSpecs"][0]["template"]["spec"]
+    names = [each["name"] for each in spec["containers"][0]["env"]]
+    assert len(names) == len(set(names))
+    (token,) = [each for each in spec["containers"][0]["env"] if each["name"] == "HF_TOKEN"]
+    assert token["valueFrom"]["secretKeyRef"]["name"] == "s"

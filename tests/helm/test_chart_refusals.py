@@ -111,6 +111,12 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
     "more CPUs than there are": (
         at(f"{DEPLOYMENT}.resources.cpus", 16), "workerGroups: they have at most 16 CPUs (cpus * maxReplicas), and the"
     ),
+    "more CPUs than one pod has": (
+        laid_over(
+            at(f"{DEPLOYMENT}.resources.cpus", 32), at("workerGroups.b200", {"minReplicas": 3, "maxReplicas": 3})
+        ),
+        f"{DEPLOYMENT}.resources.cpus is 32, and the largest pod that fits has 16 (workerGroups.*.cpus)",
+    ),
     "fewer pods than the least": (
         at("workerGroups.b200", {"minReplicas": 3}), "workerGroups.b200.maxReplicas is 1, below minReplicas, which is 3"
     ),
@@ -172,6 +178,9 @@ FIELDS: dict[str, tuple[Mapping[str, Any], str]] = {
     "a digest that is none": (at("image.digest", "sha256:1"), "/image/digest"),
     "an unknown choice": (at("gcs.store", "memory"), "/gcs/store"),
     "a setting of the API that there is not": (at("api.max_body", 1), "/api"),
+    "an origin with a path": (at("api.cors_origins", ["https://chat.example.org/"]), "/api/cors_origins"),
+    "a variable of no name": (at(f"{DEPLOYMENT}.environment", {"A B": "x"}), "invalid propertyName 'A B'"),
+    "a GPU that Ray does not know": (at(f"{DEPLOYMENT}.resources.accelerator_type", "h100"), "accelerator_type"),
     "a collector without its port": (at("tracing.endpoint", "http://collector"), "/tracing/endpoint"),
     "a share beyond all requests": (at("tracing.samplingRatio", 1.5), "/tracing/samplingRatio"),
     "a name too long for KubeRay": (at("fullnameOverride", "x" * 41), "/fullnameOverride"),

@@ -58,6 +58,8 @@ imagePullSecrets:
 {{- end }}
 {{- range $name, $value := $values.env }}{{- $_ := set $env $name $value }}{{- end -}}
 {{- range $name, $value := .env }}{{- $_ := set $env $name $value }}{{- end -}}
+{{- /* One name, one value: the secret's goes first. */}}
+{{- if $values.huggingFace.existingSecret }}{{- $_ := unset $env "HF_TOKEN" }}{{- end -}}
 {{- range $name, $value := $env }}
 - name: {{ $name }}
   value: {{ $value | quote }}

@@ -93,6 +93,15 @@ fix. What one field alone can have wrong is the schema's business.
 {{- $resources := $deployment.resources -}}
 {{- $ranks := int $resources.tensor_parallel_size -}}
 {{- $type := default "" $resources.accelerator_type -}}
+{{- $widest := 0 -}}
+{{- range $group := $groups }}
+{{- if or (ne $resources.accelerator "gpu") (not $type) (eq $type $group.acceleratorType) }}
+{{- $widest = max $widest (int $group.cpus) -}}
+{{- end }}
+{{- end }}
+{{- if and $widest (gt (float64 $resources.cpus) (float64 $widest)) }}
+- {{ printf "%s.cpus is %v, and the largest pod that fits has %d (workerGroups.*.cpus). A replica starts in one pod: lower it, or raise cpus to what the node has." $at $resources.cpus $widest | quote }}
+{{- end }}
 {{- if eq $resources.accelerator "gpu" }}
 {{- $largest := 0 -}}
 {{- range $group := $groups }}

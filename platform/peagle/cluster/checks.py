@@ -16,7 +16,7 @@ RAYSERVICE_FIELDS = (
     "rayClusterDeletionDelaySeconds",
     "excludeHeadPodFromServeSvc",
     "upgradeStrategy",
-    "rayClusterConfig.authOptions",
+    "rayClusterConfig.authOptions.secretName",
     "rayClusterConfig.gcsFaultToleranceOptions",
 )
 INSTALL_OPERATOR = "helm install kuberay-operator kuberay/kuberay-operator, or set kuberay-operator.enabled."

@@ -185,7 +185,7 @@ async def _crd(api: KubeApi, name: str) -> CrdFacts | None:
     versions = [version for version in crd["spec"]["versions"] if version.get("served")]
     v1: Json = next((version for version in versions if version["name"] == "v1"), {})
     schema = v1.get("schema", {}).get("openAPIV3Schema", {}).get("properties", {}).get("spec", {})
-    fields = frozenset(_fields(schema, depth=2))
+    fields = frozenset(_fields(schema, depth=3))
     return CrdFacts(tuple(version["name"] for version in versions), fields)
 
 

@@ -1,5 +1,6 @@
 """Ray's own node draining, asked of the GCS of a Ray cluster."""
 
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -53,16 +54,19 @@ class Gcs:
     def _ask(self, question: Callable[[Any], Any]) -> Any:
         try:
             from ray._raylet import GcsClient  # type: ignore[attr-defined]  # Ray ships no types
-            from ray.exceptions import RaySystemError, RpcError
+            from ray.exceptions import AuthenticationError, RaySystemError, RpcError
         except ImportError as error:
             raise StartupError(
                 f"Ray 2.60's node draining is not there ({error})", "Install ray[serve]==2.60.0."
             ) from None
         try:
             if self._client is None:
+                # Ray's client would wait 40 s for one that is not there, in which its node's other replicas wait, too.
+                host, _, port = self._address.rpartition(":")
+                socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S).close()
                 self._client = GcsClient(address=self._address)
             return question(self._client)
-        except (RpcError, RaySystemError, OSError) as error:
+        except (AuthenticationError, RpcError, RaySystemError, OSError) as error:
             # A head that restarts has another GCS behind the same address.
             self._client = None
             raise RayUnreachable(f"{self._address}: {str(error).partition(chr(10))[0]}") from None

@@ -8,6 +8,7 @@ from kubernetes.utils.quantity import parse_quantity
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from peagle.api.settings import ApiSettings
 from peagle.config import Deployment, parse_deployment
 from peagle.errors import CombinedConfigError, ConfigError
 from peagle.yaml_file import read_mapping
@@ -181,6 +182,13 @@ def parse_values(raw: Mapping[str, Any], origin: str, minimum_kubernetes: str = 
     given = _mapping(raw, "workerGroups", origin)
     groups = {name: {**defaults, **_mapping(given, name, f"{origin}: workerGroups")} for name in given}
     parts = {"deployments": deployments, "groups": groups, "minimum_kubernetes": minimum_kubernetes}
+    try:
+        ApiSettings.model_validate(_mapping(raw, "api", origin))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join([f"{origin}: api", *map(str, first["loc"])])
+        problem = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(field, first["input"], problem, "Correct that setting.") from None
     try:
         return Values.model_validate({**raw, **parts})
     except ValidationError as error:
