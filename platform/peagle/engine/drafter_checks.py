@@ -147,8 +147,10 @@ def _context(target: _Contents, deployment: Deployment) -> str:
     """Where nothing stretches the target's context; else vLLM finds out."""
     config, asked = target.config, deployment.engine.get("max_model_len")
     longest, turns = config.get("max_position_embeddings"), config.get("rope_parameters") or {}
-    plain = turns.get("rope_type", "default") == "default" and not any(
-        isinstance(each, dict) for each in turns.values()
+    plain = (
+        isinstance(turns, dict)
+        and turns.get("rope_type", "default") == "default"
+        and not any(isinstance(each, dict) for each in turns.values())
     )
     if config.get("rope_scaling") or not plain or "model_max_length" in config or "hf_overrides" in deployment.engine:
         return "stretched"

@@ -161,7 +161,7 @@ def test_a_context_longer_than_the_target_s_is_named_where_nothing_stretches_it(
     check_checkpoints(fits)
     assert "engine.max_model_len = 65: the target's context has 64 tokens. Lower it to 64." in problem_of(longer)
     check_checkpoints(longer.model_copy(update={"environment": {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}}))
-    for stretched in ({"rope_type": "yarn", "factor": 4.0}, {"full_attention": {"rope_type": "default"}}):
+    for stretched in ({"rope_type": "yarn", "factor": 4.0}, {"full_attention": {"rope_type": "default"}}, "x"):
         pair.target.write({"max_position_embeddings": 64, "rope_parameters": stretched})
         check_checkpoints(longer)
 
