@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from peagle.api.settings import ApiSettings
+from peagle.api.api_settings import ApiSettings
 from peagle.config import ACCELERATOR_TYPES, PLATFORM_OWNED_ARGUMENTS, VARIABLE_NAME, Deployment
 
 CHART = Path(__file__).parent / "peagle"

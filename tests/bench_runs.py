@@ -1,9 +1,9 @@
 """Runs of a comparison whose figures can be worked out by hand."""
 
-from peagle.bench.load import Trace
-from peagle.bench.plan import Variant
-from peagle.bench.speculation import Cell, Run
-from peagle.bench.statistics import DraftCounts
+from peagle.bench.core.closed_loop import Trace
+from peagle.bench.core.statistics import DraftCounts
+from peagle.bench.engines.engine_plan import Variant
+from peagle.bench.engines.speculation import Cell, Run
 
 NONE, EAGLE3, PEAGLE3, PEAGLE7 = (
     Variant(0, "none", 0),

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from peagle.bench.workloads import held_out_prompts
+from peagle.bench.core.workloads import held_out_prompts
 from peagle.config import Deployment, load_deployment
 from peagle.engine.arguments import engine_arguments
-from peagle.engine.live_depth import read_step_stats_sync, set_depths_sync
+from peagle.engine.depth.live_depth import read_step_stats_sync, set_depths_sync
 from peagle.prompt_file import read_prompt_file
 from peagle.router.snapshot import DepthTable, StepStats
 from served import DEPLOYMENT

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from peagle.bench.plan import EnginePlan
-from peagle.bench.statistics import NO_DRAFTS, DraftCounts
+from peagle.bench.core.statistics import NO_DRAFTS, DraftCounts
+from peagle.bench.engines.engine_plan import EnginePlan
 
 OUTPUT_TOKENS = 16
 

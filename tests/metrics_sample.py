@@ -5,11 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from depth_reports import SETTINGS, good_cell, report
-from peagle.api.metrics import Exchange, HttpMetrics, Scrape
+from peagle.api.http_metrics import Exchange, HttpMetrics, Scrape
 from peagle.router.depth import ModelDepths
 from peagle.router.snapshot import DepthTable, StepStats
-from peagle.serve.engine_sums import EngineSums
-from peagle.serve.reporting import PlanStatus
+from peagle.serve.replica.engine_sums import EngineSums
+from peagle.serve.replica.reporting import PlanStatus
 
 MODEL, REPLICA = "m", "r1"
 
@@ -45,7 +45,7 @@ def engine_sums() -> EngineSums:
 
 def replica_row() -> dict[str, Any]:
     # Imported here: it brings all of Ray Serve LLM.
-    from peagle.serve.server import depth_status, plan_status
+    from peagle.serve.replica.server import depth_status, plan_status
 
     stats = StepStats(DepthTable(3, (5, 5)), 7, (good_cell(),))
     return {

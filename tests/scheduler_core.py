@@ -11,9 +11,9 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from peagle.engine.live_depth import step_stats_from_plain
+from peagle.engine.depth.live_depth import step_stats_from_plain
+from peagle.engine.patches.step_drafts import DRAFTS
 from peagle.engine.plugin import scheduler
-from peagle.engine.step_drafts import DRAFTS
 from peagle.router.snapshot import StepStats
 
 DEPTH_MAX = 7

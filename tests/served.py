@@ -17,7 +17,7 @@ import httpx
 import psutil
 import yaml
 
-from peagle.serve.ports import free_ports
+from peagle.host.ports import free_ports
 
 REPOSITORY = Path(__file__).parent.parent
 DEPLOYMENT = REPOSITORY / "deployments" / "embedded.yaml"

@@ -13,7 +13,7 @@ from itertools import count
 
 from peagle.router.dispatch import Dispatcher, Route
 from peagle.router.snapshot import ReplicaSnapshot, RequestRates, RouteRequest
-from peagle.testing.timed_engine import take_step
+from peagle.simulator.timed_engine import take_step
 
 STEP_S, REQUEST_STEP_S, PREFILL_TOKENS_PER_S = 0.010, 0.0005, 8000.0
 CHUNK_TOKENS, MAX_RUNNING, MAX_ONGOING = 512, 32, 256

@@ -22,7 +22,16 @@ RUN_TIMEOUT_S = 2 * START_TIMEOUT_S
 def test_both_servers_give_the_same_texts_and_the_report_says_what_the_platform_costs(tmp_path: Path) -> None:
     deployment = write_deployment(tmp_path, engine={"enforce_eager": True})
     folder = tmp_path / "results"
-    command = [sys.executable, "-m", "peagle.cli", "bench", "overhead", str(deployment), "--sides", ",".join(SIDES)]
+    command = [
+        sys.executable,
+        "-m",
+        "peagle.cli",
+        "bench",
+        "overhead",
+        str(deployment),
+        "--sides",
+        ",".join(SIDES),
+    ]
     command += ["--concurrency", "1", "--prompts", "2", "--tokens", "8", "--repeats", "1", "--eager", "--out"]
     output = tmp_path / "output.txt"
     family: dict[int, psutil.Process] = {}

@@ -13,10 +13,12 @@ import pytest
 import ray
 from ray import cloudpickle, serve
 
-from peagle.bench.dispatchers import APP, SOONEST, FleetPlan, run, start
-from peagle.bench.fleet_load import Sample, burst, mixed_arrivals
+from peagle.bench.dispatch.dispatchers import APP, SOONEST, FleetPlan, run, start
+from peagle.bench.dispatch.fleet_load import Sample, burst, mixed_arrivals
+from peagle.host import processes
 from peagle.router.dispatch import DispatcherReport
-from peagle.serve import cluster, processes, router
+from peagle.serve.launch import ray_cluster
+from peagle.serve.routing import router_deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
 
@@ -29,9 +31,9 @@ def callers() -> Iterator[list[Any]]:
     """Four processes that dispatch to four equal replicas."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     others = set(processes.descendants())  # such as a platform that tests of this session share
-    cluster.prepare_environment()
+    ray_cluster.prepare_environment()
     processes.adopt_orphans()
-    ray.init(address="local", include_dashboard=False, object_store_memory=cluster.OBJECT_STORE_BYTES)
+    ray.init(address="local", include_dashboard=False, object_store_memory=ray_cluster.OBJECT_STORE_BYTES)
     try:
         yield start(FleetPlan([1.0] * REPLICAS, CALLERS, policies=(SOONEST,)))
     finally:
@@ -47,7 +49,7 @@ def decisions(callers: list[Any]) -> Counter[str]:
 
 
 def decided_here(_: Any) -> Counter[str]:
-    from peagle.api.metrics import http_metrics
+    from peagle.api.http_metrics import http_metrics
 
     counted = (each for each in http_metrics().values() if each[0] == "peagle_dispatch_decisions_total")
     return Counter({dict(labels)["reason"]: int(value) for _, labels, value in counted})
@@ -55,7 +57,7 @@ def decided_here(_: Any) -> Counter[str]:
 
 def reporting() -> int:
     """How many replicas the Router has heard from."""
-    handle = serve.get_deployment_handle(router.NAME, APP)
+    handle = serve.get_deployment_handle(router_deployment.NAME, APP)
     return len(handle.news.remote(SOONEST, DispatcherReport("test")).result().snapshots)
 
 

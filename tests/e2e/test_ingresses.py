@@ -13,10 +13,11 @@ import ray
 from ray import serve
 from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
 
-from peagle.api.app import ENDPOINTS, build_http
+from peagle.api.api_settings import ApiSettings
+from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
-from peagle.api.settings import ApiSettings
-from peagle.serve import cluster, processes
+from peagle.host import processes
+from peagle.serve.launch import ray_cluster
 from served import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
@@ -29,10 +30,10 @@ _COUNTED = re.compile(r'^peagle_http_requests_total\{ingress="([^"]+)",[^}]*rout
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     others = set(processes.descendants())  # such as a platform that tests of this session share
-    cluster.prepare_environment()
+    ray_cluster.prepare_environment()
     processes.adopt_orphans()
     port = free_port()
-    ray.init(address="local", include_dashboard=False, object_store_memory=cluster.OBJECT_STORE_BYTES)
+    ray.init(address="local", include_dashboard=False, object_store_memory=ray_cluster.OBJECT_STORE_BYTES)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         yield f"http://127.0.0.1:{port}"

@@ -19,10 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from engine_runner import held_out
-from peagle.api.settings import ApiSettings
+from peagle.api.api_settings import ApiSettings
 from peagle.config import load_deployment
-from peagle.serve import cluster, processes
+from peagle.host import processes
 from peagle.serve.app import compose
+from peagle.serve.launch import ray_cluster
 from served import free_port, write_deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(1500)]
@@ -104,7 +105,7 @@ class Fleet:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    cluster.prepare_environment()
+    ray_cluster.prepare_environment()
     processes.adopt_orphans()
     fleet = Fleet(tmp_path_factory.mktemp("fleet"))
     try:

@@ -18,12 +18,12 @@ from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
 from ray.llm._internal.serve.core.protocol import LLMServerProtocol
 
 from kubernetes_api import KubernetesApi, client_of, node, ray_pod, until
-from peagle.api.app import ENDPOINTS, build_http
+from peagle.api.api_settings import ApiSettings
+from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
-from peagle.api.settings import ApiSettings
-from peagle.cluster.drain import DrainPolicy
-from peagle.cluster.drainer import Drainer
-from peagle.cluster.ray_nodes import Gcs
+from peagle.cluster.drain.drain_actions import DrainPolicy
+from peagle.cluster.drain.drainer import Drainer
+from peagle.cluster.drain.ray_nodes import Gcs
 from peagle.config import parse_deployment
 from peagle.serve.app import DRAIN_AWARE, parting_options, routing_options
 from served import free_port

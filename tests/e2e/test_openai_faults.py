@@ -19,11 +19,11 @@ from ray.llm._internal.serve.core.configs.openai_api_models import ErrorInfo, Er
 from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
 from ray.llm._internal.serve.core.protocol import LLMServerProtocol
 
-from peagle.api.app import ENDPOINTS, build_http
+from peagle.api.api_settings import ApiSettings
+from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
-from peagle.api.settings import ApiSettings
 from peagle.serve import haproxy
-from peagle.serve.cluster import TRANSPORT
+from peagle.serve.launch.ray_cluster import TRANSPORT
 from served import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import yaml
 
-from peagle.serve.cluster import ENVIRONMENT
+from peagle.serve.launch.ray_cluster import ENVIRONMENT
 from rendered_chart import CHART, REPOSITORY, ready_values, render
 from served import free_port
 

@@ -18,8 +18,8 @@ import yaml
 from helm_python import Chart, lint
 
 import peagle
-from peagle.serve.arguments import read_deployments, read_settings
-from peagle.serve.cluster import ENVIRONMENT, TRANSPORT
+from peagle.serve.launch.ray_cluster import ENVIRONMENT, TRANSPORT
+from peagle.serve.launch.serving_arguments import read_deployments, read_settings
 from rendered_chart import (
     CHART,
     FULLNAME,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle.validate import validate_file
+from peagle.engine.checks.validate import validate_file
 
 DEPLOYMENTS = Path(__file__).parents[2] / "deployments"
 RECIPES = sorted(DEPLOYMENTS.glob("*.yaml"))

@@ -13,13 +13,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from peagle import cli
-from peagle.cli_chat import Answer, Piece, _lines, acceptance_between, draft_counts, parse_event
-from peagle.cli_server import choose_model, key_headers
-from peagle.cli_status import fleet_table, read_fleet
-from peagle.cli_url import heeds_proxies, http_url
+from peagle.cli import main
+from peagle.cli.chat import Answer, Piece, _lines, acceptance_between, draft_counts, parse_event
+from peagle.cli.status import fleet_table, read_fleet
+from peagle.client.running_server import choose_model, key_headers
+from peagle.client.server_url import heeds_proxies, http_url
 from peagle.errors import ConfigError, RequestError, StartupError
-from peagle.serve import launch
+from peagle.serve.launch import run
 from served import DEPLOYMENT
 
 COMMANDS = (
@@ -58,7 +58,7 @@ def test_help_names_every_command() -> None:
 def test_help_loads_no_heavy_library() -> None:
     code = (
         "import sys; sys.argv = ['peagle', '--help']\n"
-        "from peagle.cli import main\n"
+        "from peagle.cli.main import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "heavy = {'ray', 'vllm', 'torch', 'numpy', 'pydantic', 'httpx', 'yaml'} & set(sys.modules)\n"
@@ -225,16 +225,16 @@ def test_serve_hands_the_keys_file_on_by_its_whole_path(tmp_path: Path, monkeypa
     (tmp_path / "keys.txt").write_text("secret\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     given: dict[str, Any] = {}
-    monkeypatch.setattr(launch, "run", lambda files, **options: given.update(options) or 0)
-    CliRunner().invoke(cli.app, ["serve", "x.yaml", "--keys-file", "keys.txt"], catch_exceptions=False)
+    monkeypatch.setattr(run, "run", lambda files, **options: given.update(options) or 0)
+    CliRunner().invoke(main.app, ["serve", "x.yaml", "--keys-file", "keys.txt"], catch_exceptions=False)
     assert given["api"]["keys_file"] == str(tmp_path / "keys.txt")
 
 
 @pytest.mark.parametrize(("given", "counts"), [([], True), (["--no-metrics"], False)])
 def test_serve_counts_unless_told_not_to(given: list[str], counts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     handed: dict[str, Any] = {}
-    monkeypatch.setattr(launch, "run", lambda files, **options: handed.update(options) or 0)
-    CliRunner().invoke(cli.app, ["serve", "x.yaml", *given], catch_exceptions=False)
+    monkeypatch.setattr(run, "run", lambda files, **options: handed.update(options) or 0)
+    CliRunner().invoke(main.app, ["serve", "x.yaml", *given], catch_exceptions=False)
     assert handed["api"]["metrics"] is counts
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from peagle.errors import ConfigError
-from peagle.folders import make_folder
+from peagle.host.folders import make_folder
 
 
 def test_a_missing_folder_is_made_with_those_above_it_and_one_that_is_there_stays(tmp_path: Path) -> None:

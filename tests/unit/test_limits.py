@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle.limits import available_memory_bytes, core_count, memory_bytes
+from peagle.host.machine_limits import available_memory_bytes, core_count, memory_bytes
 
 
 def test_a_containers_limit_bounds_the_memory(tmp_path: Path) -> None:

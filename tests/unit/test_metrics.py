@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from metrics_sample import whole_scrape
 from peagle import metrics
-from peagle.api.metrics import HttpMetrics, Scrape, exposition
+from peagle.api.http_metrics import HttpMetrics, Scrape, exposition
 from peagle.metrics import METRICS, Kind, Unit
 from peagle.router.depth import Mode
 from peagle.router.depth.plan import Cause

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from peagle.errors import ConfigError
-from peagle.serve.launch import trace_environment
+from peagle.serve.launch.run import trace_environment
 from peagle.tracing import EXPORTER, environment
 
 TRACES = "OTEL_EXPORTER_OTLP_TRACES_"
@@ -64,7 +64,7 @@ def test_a_cluster_that_runs_already_is_told_by_its_own_environment() -> None:
 
 def test_without_tracing_nothing_of_opentelemetry_is_imported() -> None:
     code = (
-        "import sys; from peagle.api.edge import middlewares; import peagle.serve.launch, peagle.tracing\n"
+        "import sys; from peagle.api.edge import middlewares; import peagle.serve.launch.run, peagle.tracing\n"
         "assert len(middlewares()) == 1\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )

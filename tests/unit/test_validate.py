@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from peagle.validate import validate_file
+from peagle.engine.checks.validate import validate_file
 
 Write = Callable[[str], Path]
 

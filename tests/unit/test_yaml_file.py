@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from peagle.config.yaml_file import MAX_BYTES, MAX_DEPTH, read_mapping
 from peagle.errors import ConfigError
-from peagle.yaml_file import MAX_BYTES, MAX_DEPTH, read_mapping
 
 Write = Callable[[str], Path]
 

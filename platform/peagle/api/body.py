@@ -11,7 +11,7 @@ from ray.llm._internal.common.errors import VLLM_CLIENT_ERRORS
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from peagle.api.settings import ApiSettings
+from peagle.api.api_settings import ApiSettings
 from peagle.errors import RequestError, TooLargeError
 
 T = TypeVar("T", bound=BaseModel)

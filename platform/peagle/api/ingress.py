@@ -29,17 +29,17 @@ from starlette.responses import JSONResponse, Response
 from vllm.exceptions import GenerationError
 
 import peagle
-from peagle.api import metrics
+from peagle.api import http_metrics
+from peagle.api.api_settings import ApiSettings
 from peagle.api.attempt import attempt_id
 from peagle.api.body import read_json, validate
-from peagle.api.depth import DepthRoutes
-from peagle.api.errors import Asked, EngineError, cause_of, describe, from_engine, is_lost_replica
-from peagle.api.fleet import ask_models, count_well
+from peagle.api.depth_routes import DepthRoutes
+from peagle.api.fleet_calls import ask_models, count_well
 from peagle.api.loopback import require_loopback
+from peagle.api.openai_errors import Asked, EngineError, cause_of, describe, from_engine, is_lost_replica
 from peagle.api.relay import DONE, EventStream, engine_error, finish, has_choices, relay, split_events
 from peagle.api.reply import SERVER_ERROR, ErrorReply
 from peagle.api.scraping import MetricsRoutes
-from peagle.api.settings import ApiSettings
 from peagle.api.waits import waits
 from peagle.config import Deployment
 from peagle.errors import NotFoundError, PeagleError, ReplicaLostError, RequestError
@@ -88,7 +88,7 @@ class PeagleIngress(DepthRoutes, MetricsRoutes, OpenAiIngress):  # type: ignore[
         self._deployments = dict(deployments or {})
         self._router = router
         self._created = int(time.time())
-        metrics.http_metrics().expect(llm_deployments)
+        http_metrics.http_metrics().expect(llm_deployments)
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
@@ -130,9 +130,9 @@ class PeagleIngress(DepthRoutes, MetricsRoutes, OpenAiIngress):  # type: ignore[
         """
         settings, asked = _settings(request), Asked(prompt_field, _constraint(body))
         model = await self._get_model_id(body.model)
-        exchange = metrics.Exchange(model)
+        exchange = http_metrics.Exchange(model)
         if request.state.counted and method in GENERATING:
-            metrics.http_metrics().opened(exchange)
+            http_metrics.http_metrics().opened(exchange)
             request.state.exchange = exchange
         handle = self._handle(request, model)
         headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
@@ -151,7 +151,7 @@ class PeagleIngress(DepthRoutes, MetricsRoutes, OpenAiIngress):  # type: ignore[
                     raise _final(error, asked, waits().of(model, settings.retry_after_s)) from error
                 logger.warning("A replica was lost before its first token; another is asked.", exc_info=error)
                 if request.state.counted:
-                    metrics.http_metrics().retried(model)
+                    http_metrics.http_metrics().retried(model)
                 continue
             if isinstance(first, BaseModel):
                 await finish(rest)

@@ -1,9 +1,9 @@
 """Routes that only callers on the server's own machine may use."""
 
-import ipaddress
-
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+
+from peagle.host.addresses import is_address, is_loopback
 
 
 def require_loopback(request: Request) -> None:
@@ -15,21 +15,3 @@ def require_loopback(request: Request) -> None:
     asked = request.url.hostname or ""
     if not (asked == "localhost" or is_address(asked)):
         raise HTTPException(403, f"{path} answers to localhost or an IP address, not to {asked}.")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether the IP address `host` is the machine's own, by which no other can reach it; a name is none."""
-    if not is_address(host):
-        return False
-    address = ipaddress.ip_address(host)
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
-
-
-def is_address(host: str) -> bool:
-    """Whether `host` is an IP address, and no name."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

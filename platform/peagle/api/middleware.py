@@ -8,8 +8,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from peagle.api.errors import describe
-from peagle.api.metrics import http_metrics
+from peagle.api.http_metrics import http_metrics
+from peagle.api.openai_errors import describe
 from peagle.api.relay import DONE
 from peagle.api.reply import LEFT
 

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Send
 
-from peagle.api.errors import Asked, EngineError, describe, from_engine
+from peagle.api.openai_errors import Asked, EngineError, describe, from_engine
 from peagle.api.reply import ERROR_EVENT
 from peagle.errors import ReplicaLostError
 

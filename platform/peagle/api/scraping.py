@@ -13,12 +13,12 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from peagle.api import metrics
+from peagle.api import http_metrics
+from peagle.api.api_settings import ApiSettings
 from peagle.api.body import read_json, validate
-from peagle.api.fleet import ask_models, ask_replicas, deployment_states, own_handle
+from peagle.api.fleet_calls import ask_models, ask_replicas, deployment_states, own_handle
+from peagle.api.http_metrics import Value
 from peagle.api.loopback import require_loopback
-from peagle.api.metrics import Value
-from peagle.api.settings import ApiSettings
 from peagle.errors import NotFoundError
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class MetricsRoutes:
             for model, handle in self._default_serve_handles.items()
             if (deployment := (handle.app_name, handle.deployment_name)) in states
         }
-        text = metrics.exposition(metrics.Scrape(ingress, replicas, estimates, of_models))
+        text = http_metrics.exposition(http_metrics.Scrape(ingress, replicas, estimates, of_models))
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def count(self, request: Request) -> JSONResponse:
@@ -93,11 +93,11 @@ class MetricsRoutes:
 
     async def http_values(self) -> tuple[str, list[Value]]:
         """This process's name and counters, for whichever process answers a scrape."""
-        return serve.get_replica_context().replica_id.unique_id, metrics.http_metrics().values()
+        return serve.get_replica_context().replica_id.unique_id, http_metrics.http_metrics().values()
 
     async def count_requests(self, counting: bool) -> str:
         """Count this process's requests that come from now on, or do not; the answer is its name."""
-        metrics.http_metrics().counting = counting
+        http_metrics.http_metrics().counting = counting
         name: str = serve.get_replica_context().replica_id.unique_id
         return name
 

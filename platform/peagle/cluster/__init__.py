@@ -26,5 +26,5 @@ evicted once its Ray has ended, and by then it is not ready.
 
 A worker pod that Kubernetes itself ends (eviction, scale-down) drains by its preStop hook, `peagle.cluster.leave`. Ray
 keeps the first deadline that it is told, so the hook's timeout is at least `--patience` plus `--finish`. Whoever marks
-a node as draining, request routers then send nothing more there (`peagle.serve.draining`).
+a node as draining, request routers then send nothing more there (`peagle.serve.routing.draining`).
 """

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import psutil  # type: ignore[import-untyped]
 
-from peagle.cluster.ray_nodes import Gcs, RayControl, RayUnreachable
+from peagle.cluster.drain.ray_nodes import Gcs, RayControl, RayUnreachable
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from peagle.cluster.check import Check, Outcome
-from peagle.cluster.status import ReleaseStatus
+from peagle.cluster.preflight.outcome import Check, Outcome
+from peagle.cluster.release_status import ReleaseStatus
 
 STYLES = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.FAIL: "bold red"}
 PIPE_COLUMNS = 160

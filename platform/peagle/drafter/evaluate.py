@@ -17,11 +17,11 @@ import torch
 from speculators.models.eagle3 import Eagle3DraftModel
 from speculators.models.peagle import PEagleDraftModel
 
-from peagle.drafter.compute import CPU, autocast
-from peagle.drafter.heads import HeadPlan, Row, TargetTap
-from peagle.drafter.partition import draft_tokens
-from peagle.drafter.pretrained import load_head
-from peagle.drafter.text import GeneratedText
+from peagle.drafter.data.generated_text import GeneratedText
+from peagle.drafter.train.compute import CPU, autocast
+from peagle.drafter.train.heads import HeadPlan, Row, TargetTap
+from peagle.drafter.train.partition import draft_tokens
+from peagle.drafter.train.pretrained import load_head
 from peagle.errors import ConfigError
 
 # Of greedy text the target chooses nearly every token again; what it does not is a tie that rounding decides.

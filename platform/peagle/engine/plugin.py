@@ -52,8 +52,8 @@ def scheduler(**arguments: Any) -> Any:
 
         return (AsyncScheduler if overlapped else Scheduler)(**arguments)
     register()
-    from peagle.engine.scheduler import AsyncLiveDepthScheduler, LiveDepthScheduler
-    from peagle.engine.step_drafts import DraftTakingScheduler
+    from peagle.engine.depth.scheduler import AsyncLiveDepthScheduler, LiveDepthScheduler
+    from peagle.engine.patches.step_drafts import DraftTakingScheduler
 
     if not is_live:
         return DraftTakingScheduler(**arguments)
@@ -64,7 +64,7 @@ def register() -> None:
     """Let engine cores of this process answer `peagle_set_depths` and `peagle_step_stats`. Safe to repeat."""
     from vllm.v1.engine.core import EngineCore
 
-    from peagle.engine.step_drafts import fetch_only_what_is_missing
+    from peagle.engine.patches.step_drafts import fetch_only_what_is_missing
 
     EngineCore.peagle_set_depths = _set_depths
     EngineCore.peagle_step_stats = _step_stats

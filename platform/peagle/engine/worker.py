@@ -9,7 +9,14 @@ import logging
 
 from vllm import __version__ as vllm_version
 
-from peagle.engine import compile_cache, cpu_draft_inputs, cpu_sampling, markov_drafts, seeded_sampling, step_drafts
+from peagle.engine.patches import (
+    compile_cache,
+    cpu_draft_inputs,
+    cpu_sampling,
+    markov_drafts,
+    seeded_sampling,
+    step_drafts,
+)
 from peagle.engine.plugin import KNOWN_TEXT, is_known
 
 _LOG = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import httpx
 
-from peagle.cli_url import heeds_proxies
+from peagle.client.server_url import heeds_proxies
 from peagle.errors import StartupError
 
 _LABEL = re.compile(r"\{\{\s*(\w+)\s*\}\}")

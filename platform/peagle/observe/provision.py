@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from peagle.serve.terminal import agents_path
+from peagle.host.terminal import agents_path
 
 # Longer than a scrape waits for a replica (api.probe_timeout_s): Prometheus gives up after as long.
 SCRAPE_S = 10

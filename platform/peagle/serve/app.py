@@ -12,21 +12,21 @@ from ray.llm._internal.serve.core.configs.openai_api_models import to_model_meta
 from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
-from peagle.api.app import ENDPOINTS, build_http
+from peagle.api.api_settings import ApiSettings
+from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
-from peagle.api.settings import ApiSettings
 from peagle.config import Deployment
 from peagle.errors import ConfigError
 from peagle.serve import haproxy
-from peagle.serve.arguments import engine_settings, read_deployments, read_settings
 from peagle.serve.depth_settings import adapts
-from peagle.serve.router import bind_router
-from peagle.serve.server import LocalCheckpoint, PeagleServer
+from peagle.serve.launch.serving_arguments import engine_settings, read_deployments, read_settings
+from peagle.serve.replica.server import LocalCheckpoint, PeagleServer
+from peagle.serve.routing.router_deployment import bind_router
 
 # Open requests at which one more ingress process is started: each is one Python event loop that relays streams.
 INGRESS_TARGET_REQUESTS = 64
 INGRESS_MAX_REQUESTS = 1_000_000
-DRAIN_AWARE = {"request_router_config": {"request_router_class": "peagle.serve.draining.DrainAwareRouter"}}
+DRAIN_AWARE = {"request_router_config": {"request_router_class": "peagle.serve.routing.draining.DrainAwareRouter"}}
 
 
 def build_app(args: Mapping[str, Any]) -> serve.Application:
@@ -108,7 +108,7 @@ def routing_options(deployment: Deployment) -> dict[str, Any]:
     """Serve options by which a request finds its replica."""
     if not is_dispatched(deployment):
         return DRAIN_AWARE
-    router = "peagle.serve.dispatch.SoonestRouter"
+    router = "peagle.serve.routing.request_router.SoonestRouter"
     return {
         "request_router_config": {
             "request_router_class": router,

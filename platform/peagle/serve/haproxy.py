@@ -19,8 +19,8 @@ from pathlib import Path
 from peagle.api.edge import in_openai_form
 from peagle.api.reply import ErrorReply
 from peagle.errors import StartupError
-from peagle.serve import processes
-from peagle.serve.ports import free_ports
+from peagle.host import processes
+from peagle.host.ports import free_ports
 
 PROGRAM, PROGRAM_KEY = "peagle-haproxy", "RAY_SERVE_HAPROXY_BINARY_PATH"
 SWITCH_KEY = "RAY_SERVE_ENABLE_HA_PROXY"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from peagle.bench.engines import Engine
-from peagle.bench.plan import plan_engines
+from peagle.bench.engines.engine_plan import plan_engines
+from peagle.bench.engines.vllm_engines import Engine
 from peagle.config import load_deployment
-from peagle.engine import live_depth
-from peagle.engine.calibration import calibrate
+from peagle.engine.depth import live_depth
+from peagle.engine.depth.calibration import calibrate
 from peagle.router.snapshot import DepthTable
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

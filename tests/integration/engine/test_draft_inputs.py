@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from peagle.engine.ngrams import BatchNgrams, NgramIndex
+from peagle.engine.drafting.ngrams import BatchNgrams, NgramIndex
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from peagle.drafter.cli import app
-from peagle.drafter.text import GeneratedText
+from peagle.drafter.data.generated_text import GeneratedText
+from peagle.drafter.drafter_cli import app
 
 # What vLLM and torch warn of while they are imported and start is not about this project.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]

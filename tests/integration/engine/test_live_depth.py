@@ -222,7 +222,7 @@ def test_stop_strings_end_a_request_at_the_same_place(runner: Runner, truth: dic
 
 
 def test_a_refused_table_names_what_is_wrong_and_the_engine_goes_on(runner: Runner, truth: dict[str, Any]) -> None:
-    from peagle.engine.live_depth import set_depths_sync
+    from peagle.engine.depth.live_depth import set_depths_sync
 
     table = runner.stats().table
     with pytest.raises(ConfigError, match="depth at batch size 2 = 8: K is out of range"):

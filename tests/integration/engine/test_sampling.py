@@ -81,7 +81,7 @@ class Batch:
     def _seeded(self, drafted: Tensor | None, last: Tensor) -> Any:
         import dataclasses
 
-        from peagle.engine.seeded_sampling import SeededRows
+        from peagle.engine.patches.seeded_sampling import SeededRows
 
         if not self.generators:
             return self.metadata

@@ -6,13 +6,13 @@ import pytest
 from ray.serve.config import RequestRouterConfig
 from ray.util.accelerators import accelerators
 
-from peagle.api.settings import ApiSettings
+from peagle.api.api_settings import ApiSettings
 from peagle.config import ACCELERATOR_TYPES, Deployment, parse_deployment
 from peagle.errors import ConfigError
 from peagle.serve.app import build_app, ingress_options, llm_config, parting_options, replica_count, routing_options
-from peagle.serve.dispatch import SoonestRouter
-from peagle.serve.draining import DrainAwareRouter
-from peagle.serve.server import LocalCheckpoint, PeagleServer
+from peagle.serve.replica.server import LocalCheckpoint, PeagleServer
+from peagle.serve.routing.draining import DrainAwareRouter
+from peagle.serve.routing.request_router import SoonestRouter
 
 
 def _deployment(**fields: Any) -> Deployment:

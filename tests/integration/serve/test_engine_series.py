@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from peagle.serve import engine_series
-from peagle.serve.engine_series import EngineSeries, HeldCounter, HeldGauge
+from peagle.serve.replica import engine_series
+from peagle.serve.replica.engine_series import EngineSeries, HeldCounter, HeldGauge
 
 
 class Ray:

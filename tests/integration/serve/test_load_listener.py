@@ -2,7 +2,7 @@
 
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
-from peagle.serve.load import STEPS_KEPT, LoadListener
+from peagle.serve.replica.load_listener import STEPS_KEPT, LoadListener
 
 
 def _step(running: int, tokens: int) -> tuple[SchedulerStats, IterationStats]:

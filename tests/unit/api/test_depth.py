@@ -8,10 +8,10 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError, Metadata
 from ray.exceptions import RayActorError, RayTaskError
 
-from peagle.api.depth import DepthRoutes
-from peagle.api.errors import describe
+from peagle.api.api_settings import ApiSettings
+from peagle.api.depth_routes import DepthRoutes
 from peagle.api.ingress import PeagleIngress
-from peagle.api.settings import ApiSettings
+from peagle.api.openai_errors import describe
 from peagle.errors import NotFoundError, RouterLostError
 
 

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from vllm.exceptions import QueueOverflowError, VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from peagle.api.errors import Asked, describe, from_engine, is_lost_replica, told
+from peagle.api.openai_errors import Asked, describe, from_engine, is_lost_replica, told
 from peagle.api.reply import MAX_MESSAGE_CHARS, from_status
 from peagle.errors import NotFoundError, OverloadedError, ReplicaLostError, RequestError, TooLargeError
 

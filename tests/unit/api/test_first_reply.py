@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from ray.serve.exceptions import BackPressureError
 
-from peagle.api.errors import Asked, EngineError
 from peagle.api.ingress import _constraint, _final, _first_reply
+from peagle.api.openai_errors import Asked, EngineError
 from peagle.api.relay import DONE
 
 ROLE = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'

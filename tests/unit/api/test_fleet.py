@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from peagle.api.fleet import ask_replicas
+from peagle.api.fleet_calls import ask_replicas
 
 
 class Call:

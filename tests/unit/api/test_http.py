@@ -14,11 +14,11 @@ from starlette.responses import StreamingResponse
 from starlette.testclient import TestClient
 from starlette.types import Message
 
-from peagle.api.app import ENDPOINTS, build_http
+from peagle.api.api_settings import ApiSettings
 from peagle.api.body import read_json
-from peagle.api.errors import describe
-from peagle.api.metrics import Exchange, HttpMetrics, Scrape, exposition, http_metrics
-from peagle.api.settings import ApiSettings
+from peagle.api.http_app import ENDPOINTS, build_http
+from peagle.api.http_metrics import Exchange, HttpMetrics, Scrape, exposition, http_metrics
+from peagle.api.openai_errors import describe
 from peagle.errors import OverloadedError
 
 LIMIT = 2048

@@ -7,9 +7,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from peagle.api.app import build_http
+from peagle.api.api_settings import ApiSettings
+from peagle.api.http_app import build_http
 from peagle.api.keys import REREAD_S, Keys, check_keys
-from peagle.api.settings import ApiSettings
 from peagle.errors import ConfigError
 
 

@@ -6,10 +6,10 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from peagle.api.app import build_http
+from peagle.api.api_settings import ApiSettings
+from peagle.api.http_app import build_http
+from peagle.api.http_metrics import HttpMetrics
 from peagle.api.ingress import PeagleIngress
-from peagle.api.metrics import HttpMetrics
-from peagle.api.settings import ApiSettings
 
 
 @pytest.mark.parametrize("metrics", [True, False])

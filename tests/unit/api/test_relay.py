@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import pytest
 from ray.exceptions import ActorDiedError
 
-from peagle.api.errors import Asked, describe
+from peagle.api.openai_errors import Asked, describe
 from peagle.api.relay import DONE, EventStream, any_choices, relay
 from peagle.errors import RequestError
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from peagle.api.errors import is_lost_replica
 from peagle.api.ingress import CANCELLED_S, _replies
+from peagle.api.openai_errors import is_lost_replica
 
 
 class Response:

@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from peagle.api.app import ENDPOINTS
 from peagle.api.edge import Edge
+from peagle.api.http_app import ENDPOINTS
 from peagle.api.reply import from_status
 from peagle.api.traced import ROUTES, Traced
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from peagle.bench.plan import plan_engines
+from peagle.bench.engines.engine_plan import plan_engines
 from peagle.config import load_deployment
-from peagle.engine import live_depth
+from peagle.engine.depth import live_depth
 from peagle.router.depth import DepthPlan, Mode
 from peagle.router.snapshot import DepthTable
-from peagle.serve.reporting import TRIAL_S
+from peagle.serve.replica.reporting import TRIAL_S
 
 DEPLOYMENT = Path(__file__).parents[3] / "deployments" / "embedded.yaml"
 
@@ -41,7 +41,7 @@ class Core:
 
 
 def adaptive_engine(core: Core) -> Any:
-    engines = pytest.importorskip("peagle.bench.engines")  # it imports vLLM
+    engines = pytest.importorskip("peagle.bench.engines.vllm_engines")  # it imports vLLM
     deployment = load_deployment(DEPLOYMENT)
     # The core below answers no request whose steps could be timed.
     quick = deployment.speculation.model_copy(update={"calibration_s": 0.0})

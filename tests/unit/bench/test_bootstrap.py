@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peagle.bench.bootstrap import CONFIDENCE, MIN_REPEATS, RatioInterval, Verdict, ratio_of_medians
+from peagle.bench.core.bootstrap import CONFIDENCE, MIN_REPEATS, RatioInterval, Verdict, ratio_of_medians
 
 SPEEDS = st.lists(st.floats(1.0, 1e4), min_size=1, max_size=12)
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peagle.bench.completions import Completions, client_session, read_reply
+from peagle.bench.servers.completions import Completions, client_session, read_reply
 from peagle.errors import StartupError
 
 PIECES = ("import", " os", "\n\n", "é")

@@ -1,4 +1,4 @@
-from peagle.bench.decisions import time_decisions
+from peagle.bench.dispatch.decision_cost import time_decisions
 
 
 def test_it_times_every_decision_of_a_fleet() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from peagle.bench.difference import difference, remarks
-from peagle.bench.output import read_result
-from peagle.bench.settings import SCHEMA_VERSION
+from peagle.bench.core.bench_settings import SCHEMA_VERSION
+from peagle.bench.core.difference import difference, remarks
+from peagle.bench.core.output import read_result
 from peagle.errors import ConfigError
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from peagle.bench.dispatch import DispatchOptions, compare_dispatch
-from peagle.bench.dispatch_report import dispatch_markdown, dispatch_rows, dispatch_table
-from peagle.bench.fleet_load import PREFIX_TOKENS, Sample, burst, mixed_arrivals
+from peagle.bench.dispatch.dispatch_report import dispatch_markdown, dispatch_rows, dispatch_table
+from peagle.bench.dispatch.dispatch_session import DispatchOptions, compare_dispatch
+from peagle.bench.dispatch.fleet_load import PREFIX_TOKENS, Sample, burst, mixed_arrivals
 from peagle.errors import ConfigError
-from peagle.serve.terminal import Terminal
+from peagle.host.terminal import Terminal
 
 
 def samples(ttft_s: float, replicas: int = 2) -> list[Sample]:

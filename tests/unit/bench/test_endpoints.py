@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from peagle.bench.completions import Completions, client_session
-from peagle.bench.endpoint_session import EndpointJob, measure_endpoints
-from peagle.bench.endpoints import Endpoint, EndpointClient, read_counts
-from peagle.bench.options import EndpointOptions, LoadOptions
-from peagle.bench.statistics import NO_DRAFTS, DraftCounts
+from peagle.bench.core.options import EndpointOptions, LoadOptions
+from peagle.bench.core.statistics import NO_DRAFTS, DraftCounts
+from peagle.bench.servers.completions import Completions, client_session
+from peagle.bench.servers.endpoint_session import EndpointJob, measure_endpoints
+from peagle.bench.servers.endpoints import Endpoint, EndpointClient, read_counts
 from peagle.errors import ConfigError, PeagleError, StartupError
-from peagle.serve.terminal import Terminal
+from peagle.host.terminal import Terminal
 
 TOKENS, OWN_DEPTH, ACCEPTED = 4, 5, 2
 NO_LIMITS = {"floor": 0, "ceiling": None, "pin": None, "paused": False}

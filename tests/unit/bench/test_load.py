@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from peagle.bench.load import Trace, run_pass
-from peagle.bench.workloads import prompt_sets
+from peagle.bench.core.closed_loop import Trace, run_pass
+from peagle.bench.core.workloads import prompt_sets
 
 
 class Counting:

@@ -13,21 +13,21 @@ from typing import Any, Self
 import pytest
 from rich.console import Console
 
-from peagle.bench.completions import Completions, Reply
-from peagle.bench.difference import difference
-from peagle.bench.journal import JOURNAL
-from peagle.bench.options import LoadOptions, OverheadOptions
-from peagle.bench.overhead import SCRAPE_EVERY_S, Passes
-from peagle.bench.overhead_report import busy_line, overhead_markdown, overhead_table, verdict_line
-from peagle.bench.overhead_rows import overhead_rows, verdict_rows
-from peagle.bench.overhead_session import OverheadJob, compare_servers
-from peagle.bench.process_cpu import Reading
-from peagle.bench.served import CLIENT, Run, select_texts
-from peagle.bench.servers import CORES, SIDES, THREADS, Server, environment, flags, side_deployment
-from peagle.bench.speculation import PassKey
+from peagle.bench.core.difference import difference
+from peagle.bench.core.journal import JOURNAL
+from peagle.bench.core.options import LoadOptions, OverheadOptions
+from peagle.bench.engines.speculation import PassKey
+from peagle.bench.servers.compared_servers import CORES, SIDES, THREADS, Server, environment, flags, side_deployment
+from peagle.bench.servers.completions import Completions, Reply
+from peagle.bench.servers.overhead import SCRAPE_EVERY_S, Passes
+from peagle.bench.servers.overhead_report import busy_line, overhead_markdown, overhead_table, verdict_line
+from peagle.bench.servers.overhead_rows import overhead_rows, verdict_rows
+from peagle.bench.servers.overhead_session import OverheadJob, compare_servers
+from peagle.bench.servers.process_cpu import Reading
+from peagle.bench.servers.served import CLIENT, Run, select_texts
 from peagle.config import Deployment, parse_deployment
 from peagle.errors import ConfigError, StartupError
-from peagle.serve.terminal import Terminal
+from peagle.host.terminal import Terminal
 
 RAW: dict[str, Any] = {
     "name": "model",
@@ -254,9 +254,9 @@ def measure(
         {"asked": [], "counted": [] if counted is None else counted, "counts": {}, "ends_at": ends_at},
     )
     for name, value in (("Server", server), ("Completions", client), ("IDLE_SECONDS", 0.01)):
-        monkeypatch.setattr(f"peagle.bench.overhead_session.{name}", value)
-    monkeypatch.setattr("peagle.bench.overhead_session.check_engine", lambda _: None)
-    monkeypatch.setattr("peagle.serve.processes.end_descendants", lambda _: 0)
+        monkeypatch.setattr(f"peagle.bench.servers.overhead_session.{name}", value)
+    monkeypatch.setattr("peagle.bench.servers.overhead_session.check_engine", lambda _: None)
+    monkeypatch.setattr("peagle.host.processes.end_descendants", lambda _: 0)
     folder.mkdir(exist_ok=True)
     asyncio.run(compare_servers(job, folder, Terminal(folder / "log")))
     lines: list[str] = server.log_lines  # type: ignore[attr-defined]

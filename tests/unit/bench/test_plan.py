@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from peagle.bench.plan import Variant, plan_engines, rotated, variants_of
+from peagle.bench.engines.engine_plan import Variant, plan_engines, rotated, variants_of
 from peagle.config import Deployment, parse_deployment
 from peagle.errors import ConfigError
 

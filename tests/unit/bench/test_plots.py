@@ -5,9 +5,9 @@ from xml.etree import ElementTree
 import pytest
 
 from bench_runs import EAGLE3, NONE, PEAGLE3, PEAGLE7, run, runs
-from peagle.bench.plots import INK, STYLES, acceptance_by_depth, draw, series_by_concurrency
-from peagle.bench.rows import result_rows
-from peagle.bench.statistics import DraftCounts
+from peagle.bench.core.plots import INK, STYLES, acceptance_by_depth, draw, series_by_concurrency
+from peagle.bench.core.rows import result_rows
+from peagle.bench.core.statistics import DraftCounts
 
 LIGHT, DARK = "#ffffff", "#0d1117"
 

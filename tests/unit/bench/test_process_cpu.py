@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from peagle.bench.process_cpu import OTHER, read_tree, role_of, used_s
+from peagle.bench.servers.process_cpu import OTHER, read_tree, role_of, used_s
 
 
 @pytest.mark.parametrize(

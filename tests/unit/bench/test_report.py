@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 
 from bench_runs import EAGLE3, NONE, PEAGLE3, PEAGLE7, run, runs
-from peagle.bench.plan import FIXED, Variant
-from peagle.bench.plots import series_by_concurrency
-from peagle.bench.published import published_ratios
-from peagle.bench.report import best_line, fastest_line, markdown, published_lines, result_table
-from peagle.bench.rows import best_rows, fastest_rows, result_rows
+from peagle.bench.core.plots import series_by_concurrency
+from peagle.bench.core.rows import best_rows, fastest_rows, result_rows
+from peagle.bench.engines.engine_plan import FIXED, Variant
+from peagle.bench.engines.published import published_ratios
+from peagle.bench.engines.speculation_report import best_line, fastest_line, markdown, published_lines, result_table
 
 
 def test_ratios_pair_by_repeat_and_compare_equal_depths() -> None:

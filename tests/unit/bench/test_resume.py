@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from generator_engine import OUTPUT_TOKENS, Generator, started
-from peagle.bench import session
-from peagle.bench.journal import JOURNAL, Journal, unfinished
-from peagle.bench.options import Comparison, LoadOptions, OverheadOptions
-from peagle.bench.session import Job, compare
-from peagle.bench.settings import overhead_settings, refuse_other
+from peagle.bench.core.bench_settings import overhead_settings, refuse_other
+from peagle.bench.core.journal import JOURNAL, Journal, unfinished
+from peagle.bench.core.options import Comparison, LoadOptions, OverheadOptions
+from peagle.bench.engines import engine_session
+from peagle.bench.engines.engine_session import Job, compare
 from peagle.config import parse_deployment
 from peagle.errors import ConfigError
-from peagle.serve.terminal import Terminal
+from peagle.host.terminal import Terminal
 
 RAW: dict[str, Any] = {
     "name": "model",
@@ -67,7 +67,7 @@ def run(job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch, ends_after: int
         return 0.0
 
     stand_in = SimpleNamespace(Engine=engines, idle_cpu_ratio=idle_cpu_ratio)
-    monkeypatch.setitem(sys.modules, "peagle.bench.engines", stand_in)
+    monkeypatch.setitem(sys.modules, "peagle.bench.engines.vllm_engines", stand_in)
     folder.mkdir(exist_ok=True)
     asyncio.run(compare(job, folder, Terminal(folder / "log")))
     return engines
@@ -132,7 +132,7 @@ def test_without_matplotlib_the_result_is_whole_and_what_brings_pictures_is_said
     prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "peagle.bench.plots", raising=False)
+    monkeypatch.delitem(sys.modules, "peagle.bench.core.plots", raising=False)
     run(job(prompts), tmp_path / "out", monkeypatch)
     assert (tmp_path / "out" / "result.json").exists()
     assert "Install peagle[bench]" in capsys.readouterr().out
@@ -199,7 +199,7 @@ def test_settings_have_every_engine_argument_and_the_text_of_the_prompts(prompts
 def test_weights_are_known_by_what_they_hold_and_not_by_where_they_lie(
     tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "check_checkpoints", lambda _: None)  # these are no checkpoints
+    monkeypatch.setattr(engine_session, "check_checkpoints", lambda _: None)  # these are no checkpoints
 
     def settings(folder: str, content: bytes) -> dict[str, Any]:
         (tmp_path / folder).mkdir(exist_ok=True)
@@ -264,7 +264,7 @@ async def idle_cpu_ratio(seconds):
     return 0.0
 # Started where it is ignored, as by `nohup`, it would not end.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.modules["peagle.bench.engines"] = types.SimpleNamespace(Engine=Slow, idle_cpu_ratio=idle_cpu_ratio)
+sys.modules["peagle.bench.engines.vllm_engines"] = types.SimpleNamespace(Engine=Slow, idle_cpu_ratio=idle_cpu_ratio)
 folder = Path(sys.argv[2])
 folder.mkdir(exist_ok=True)
 asyncio.run(test_resume.compare(test_resume.job(Path(sys.argv[1])), folder, test_resume.Terminal(folder / "log")))

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from generator_engine import OUTPUT_TOKENS, Generator
-from peagle.bench.plan import Variant
-from peagle.bench.report import shifting_line
-from peagle.bench.shifting import (
+from peagle.bench.engines.engine_plan import Variant
+from peagle.bench.engines.shifting import (
     ORDER,
     Phase,
     PhaseRun,
@@ -17,6 +16,7 @@ from peagle.bench.shifting import (
     planned_takes,
     shifting_rows,
 )
+from peagle.bench.engines.speculation_report import shifting_line
 from peagle.errors import ConfigError
 
 NONE, THREE, SEVEN = Variant(0, "none", 0), Variant(1, "p-eagle", 3), Variant(1, "p-eagle", 7)

@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generator_engine import OUTPUT_TOKENS, Generator
-from peagle.bench.load import Trace
-from peagle.bench.plan import Variant
-from peagle.bench.speculation import (
+from peagle.bench.core.closed_loop import Trace
+from peagle.bench.core.statistics import NO_DRAFTS
+from peagle.bench.core.workloads import prompt_sets
+from peagle.bench.engines.engine_plan import Variant
+from peagle.bench.engines.speculation import (
     MeasuredPass,
     PassKey,
     assemble,
@@ -19,8 +21,6 @@ from peagle.bench.speculation import (
     select_prompts,
     warmup_passes,
 )
-from peagle.bench.statistics import NO_DRAFTS
-from peagle.bench.workloads import prompt_sets
 from peagle.errors import ConfigError
 
 NONE, SHALLOW, DEEP = Variant(0, "none", 0), Variant(1, "p-eagle", 2), Variant(1, "p-eagle", 4)

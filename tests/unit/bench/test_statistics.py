@@ -2,7 +2,7 @@
 
 import pytest
 
-from peagle.bench.statistics import NO_DRAFTS, DraftCounts, Spread, distinct_share, paired_ratio, percentile
+from peagle.bench.core.statistics import NO_DRAFTS, DraftCounts, Spread, distinct_share, paired_ratio, percentile
 
 
 def test_spread_is_median_and_extremes() -> None:

@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from kubernetes_api import KubernetesApi, client_of
-from peagle.cluster.capacity import tolerates
-from peagle.cluster.check import Check, Outcome
-from peagle.cluster.checks import RAYSERVICE_FIELDS, check_all
-from peagle.cluster.facts import gather, pod_requests
-from peagle.cluster.values import Values, load_values, parse_values
+from peagle.cluster.preflight.capacity import tolerates
+from peagle.cluster.preflight.facts import gather, pod_requests
+from peagle.cluster.preflight.outcome import Check, Outcome
+from peagle.cluster.preflight.release_checks import RAYSERVICE_FIELDS, check_all
+from peagle.cluster.preflight.values import Values, load_values, parse_values
 from peagle.errors import ClusterError, ConfigError
 
 CHART = Path(__file__).parents[3] / "helm" / "peagle"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kubernetes_api import node, ray_pod
-from peagle.cluster.drain import (
+from peagle.cluster.drain.drain_actions import (
     TERMINATION_TAINTS,
     Action,
     Drain,

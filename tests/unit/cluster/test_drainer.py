@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from kubernetes_api import KubernetesApi, client_of, node, ray_pod, until
-from peagle.cluster.drain import DrainPolicy, RayNode
-from peagle.cluster.drainer import Drainer
-from peagle.cluster.ray_nodes import RayControl, RayUnreachable
+from peagle.cluster.drain.drain_actions import DrainPolicy, RayNode
+from peagle.cluster.drain.drainer import Drainer
+from peagle.cluster.drain.ray_nodes import RayControl, RayUnreachable
 from peagle.errors import ClusterError
 
 POLICY = DrainPolicy(patience_s=30.0, finish_s=60.0)
@@ -46,7 +46,7 @@ class StandInRay(RayControl):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peagle.cluster.drainer.TICK_S", 0.05)
+    monkeypatch.setattr("peagle.cluster.drain.drainer.TICK_S", 0.05)
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from peagle.cluster.drain import RayNode
+from peagle.cluster.drain.drain_actions import RayNode
+from peagle.cluster.drain.ray_nodes import RayUnreachable
 from peagle.cluster.leave import ADDRESS, POD, leave, main, serving_here
-from peagle.cluster.ray_nodes import RayUnreachable
 
 
 class Recorded:

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from peagle.cluster import ray_nodes
-from peagle.cluster.ray_nodes import Gcs, RayUnreachable
+from peagle.cluster.drain import ray_nodes
+from peagle.cluster.drain.ray_nodes import Gcs, RayUnreachable
 
 
 def test_a_head_that_is_gone_is_told_before_its_client_waits_for_it() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kubernetes_api import KubernetesApi, client_of, node, ray_pod
-from peagle.cluster.status import ReleaseStatus, read_status
+from peagle.cluster.release_status import ReleaseStatus, read_status
 from peagle.cluster.table import print_status
 from peagle.errors import ClusterError, ConfigError
 

@@ -10,7 +10,7 @@ from kubernetes.aio import client
 
 from kubernetes_api import KubernetesApi, client_of, node, until
 from peagle.cluster import watch as watching
-from peagle.cluster.drain import KubeNode, parse_node
+from peagle.cluster.drain.drain_actions import KubeNode, parse_node
 from peagle.cluster.kube import KubeApi
 from peagle.cluster.watch import Collection, Watch
 from peagle.errors import ClusterError

@@ -14,7 +14,7 @@ import psutil
 import torch
 from transformers import AutoConfig
 
-from peagle.drafter import heads
+from peagle.drafter.train import heads
 
 
 def peak_bytes() -> int:

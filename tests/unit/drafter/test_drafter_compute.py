@@ -12,13 +12,13 @@ from test_drafter_plan_file import GIB, PLAN, SHAPE, text_of
 from test_drafter_targets import VOCABULARY, rows, target_of
 from transformers import AutoConfig
 
-from peagle.drafter import heads
-from peagle.drafter.compute import ALONE, CPU, Compute, device_of, joined
 from peagle.drafter.evaluate import drafts_of
-from peagle.drafter.heads import HEAD_PLANS, HeadPlan, Row, TargetTap, make_head, sampling_seed, train_head
-from peagle.drafter.readiness import check_training
+from peagle.drafter.train import heads
+from peagle.drafter.train.compute import ALONE, CPU, Compute, device_of, joined
+from peagle.drafter.train.heads import HEAD_PLANS, HeadPlan, Row, TargetTap, make_head, sampling_seed, train_head
+from peagle.drafter.train.readiness import check_training
 from peagle.errors import ConfigError
-from peagle.limits import available_memory_bytes
+from peagle.host.machine_limits import available_memory_bytes
 
 SMALL_PLAN = replace(PLAN, layers=2, trained_depth=3, tapped_layers=(1, 2, 3), steps=4, generated_ratio=1.0)
 CORPUS = np.full(5000, 9, np.int32)

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peagle.drafter.corpus import (
+from peagle.drafter.data.corpus import (
     END_OF_TEXT,
     SPECIAL_TOKENS,
     special_id,
@@ -11,9 +11,9 @@ from peagle.drafter.corpus import (
     token_stream,
     train_tokenizer,
 )
-from peagle.drafter.generate import loops
-from peagle.drafter.heads import tapped_layers_of
-from peagle.drafter.prompts import held_out_prompts
+from peagle.drafter.data.generation import loops
+from peagle.drafter.data.held_out_prompts import held_out_prompts
+from peagle.drafter.train.heads import tapped_layers_of
 from peagle.errors import ConfigError
 
 TEXTS = ("def add(a, b):\n    return a + b\n", "class Empty:\n    pass\n")

@@ -14,12 +14,12 @@ from speculators.losses import resolve_loss_config
 from speculators.models.peagle.data import generate_cod_sample_indices
 from transformers import AutoModelForCausalLM
 
-from peagle.drafter.compute import CPU, autocast
+from peagle.drafter.data.generated_text import GeneratedText
 from peagle.drafter.evaluate import drafts_of, evaluate, walk
-from peagle.drafter.heads import Row, TargetTap, new_markov_head
-from peagle.drafter.partition import draft_tokens
-from peagle.drafter.pretrained import load_head
-from peagle.drafter.text import GeneratedText
+from peagle.drafter.train.compute import CPU, autocast
+from peagle.drafter.train.heads import Row, TargetTap, new_markov_head
+from peagle.drafter.train.partition import draft_tokens
+from peagle.drafter.train.pretrained import load_head
 from peagle.errors import ConfigError
 
 EMBEDDED = Path(__file__).parents[3] / "deployments" / "embedded"

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.drafter.loss import StepwiseKL, acceptance_weights, confidence, weighted_kl
+from peagle.drafter.train.loss import StepwiseKL, acceptance_weights, confidence, weighted_kl
 
 CHANCE = st.floats(0.05, 1.0)
 

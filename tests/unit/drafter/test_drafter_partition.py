@@ -15,9 +15,9 @@ from speculators.models.peagle.data import generate_cod_sample_indices
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig
 
-from peagle.drafter import heads
-from peagle.drafter.loss import weighted_kl
-from peagle.drafter.partition import backward_in_chunks, chunks_of
+from peagle.drafter.train import heads
+from peagle.drafter.train.loss import weighted_kl
+from peagle.drafter.train.partition import backward_in_chunks, chunks_of
 
 HIDDEN, VOCABULARY, LENGTH, DEPTHS = 32, 64, 40, 5
 SAMPLING = {"num_depths": DEPTHS, "down_sample_ratio": 0.9, "down_sample_ratio_min": 0.6}

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import yaml
 
-from peagle.drafter.heads import HEAD_PLANS, HeadPlan
-from peagle.drafter.plan_file import TrainingFile, load_training
-from peagle.drafter.prepare import Job, prepare
-from peagle.drafter.readiness import TargetShape, check_training, peak_bytes
-from peagle.drafter.text import GeneratedText
+from peagle.drafter.data.generated_text import GeneratedText
+from peagle.drafter.train.heads import HEAD_PLANS, HeadPlan
+from peagle.drafter.train.plan_file import TrainingFile, load_training
+from peagle.drafter.train.prepare import Job, prepare
+from peagle.drafter.train.readiness import TargetShape, check_training, peak_bytes
 from peagle.errors import ConfigError
 
 EMBEDDED = Path(__file__).parents[3] / "deployments" / "embedded"

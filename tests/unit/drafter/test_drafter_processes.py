@@ -17,11 +17,11 @@ from test_drafter_targets import VOCABULARY, target_of
 from train_processes import train
 from transformers import AutoConfig
 
-from peagle.drafter.compute import ALONE
-from peagle.drafter.heads import make_head
-from peagle.drafter.plan_file import load_training
-from peagle.drafter.text import GeneratedText
-from peagle.drafter.training import CHECKPOINT
+from peagle.drafter.data.generated_text import GeneratedText
+from peagle.drafter.train.compute import ALONE
+from peagle.drafter.train.heads import make_head
+from peagle.drafter.train.plan_file import load_training
+from peagle.drafter.train.training import CHECKPOINT
 
 SCRIPT = Path(__file__).parent / "train_processes.py"
 STEPS = 6

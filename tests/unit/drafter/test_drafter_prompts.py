@@ -14,13 +14,21 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer
 
-from peagle.drafter.generate import rows_of
-from peagle.drafter.heads import ANSWER_TOKENS_MIN, HEAD_PLANS, HeadPlan, TargetTap, _backward, make_head, rows_of_step
-from peagle.drafter.prepare import read_tokenizer
-from peagle.drafter.prompt_source import Asked, GenerationPlan, ask, lines, windows
-from peagle.drafter.readiness import TargetShape, check_training
-from peagle.drafter.record import learned_from
-from peagle.drafter.text import GeneratedText
+from peagle.drafter.data.generated_text import GeneratedText
+from peagle.drafter.data.generation import rows_of
+from peagle.drafter.data.prompt_source import Asked, GenerationPlan, ask, lines, windows
+from peagle.drafter.train.heads import (
+    ANSWER_TOKENS_MIN,
+    HEAD_PLANS,
+    HeadPlan,
+    TargetTap,
+    _backward,
+    make_head,
+    rows_of_step,
+)
+from peagle.drafter.train.prepare import read_tokenizer
+from peagle.drafter.train.readiness import TargetShape, check_training
+from peagle.drafter.train.record import learned_from
 from peagle.errors import ConfigError
 
 TARGET = Path(__file__).parents[3] / "deployments" / "embedded" / "target"

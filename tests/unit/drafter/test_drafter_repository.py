@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import yaml
 
-from peagle.drafter.plan_file import load_training
-from peagle.drafter.repository import local_target
-from peagle.drafter.text import GeneratedText
+from peagle.drafter.data.generated_text import GeneratedText
+from peagle.drafter.data.repository import local_target
+from peagle.drafter.train.plan_file import load_training
 from peagle.errors import ConfigError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from peagle.drafter.heads import HEAD_PLANS, TARGET_TYPES, Row, TargetTap, make_head, train_head
-from peagle.drafter.prepare import Job, prepare
-from peagle.drafter.text import GeneratedText
-from peagle.drafter.training import Progress
+from peagle.drafter.data.generated_text import GeneratedText
+from peagle.drafter.train.heads import HEAD_PLANS, TARGET_TYPES, Row, TargetTap, make_head, train_head
+from peagle.drafter.train.prepare import Job, prepare
+from peagle.drafter.train.training import Progress
 from peagle.errors import ConfigError
 
 VOCABULARY = 64

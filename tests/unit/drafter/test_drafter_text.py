@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.drafter.heads import ANSWER_TOKENS_MIN, HEAD_PLANS, rows_of_step
-from peagle.drafter.record import check_record, learned_from, write_record
-from peagle.drafter.text import GeneratedText
-from peagle.drafter.training import CHECKPOINT, Rates
+from peagle.drafter.data.generated_text import GeneratedText
+from peagle.drafter.train.heads import ANSWER_TOKENS_MIN, HEAD_PLANS, rows_of_step
+from peagle.drafter.train.record import check_record, learned_from, write_record
+from peagle.drafter.train.training import CHECKPOINT, Rates
 from peagle.errors import ConfigError
 
 CORPUS = np.zeros(600, dtype=np.int32)

@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
-from peagle.cli import app
-from peagle.drafter.corpus import END_OF_TEXT, Corpus
-from peagle.drafter.heads import HEAD_PLANS, HeadPlan, train_head
-from peagle.drafter.prepare import Job, prepare
-from peagle.drafter.pretrained import load_head
-from peagle.drafter.target import Stage, TargetPlan, grown, train_target
-from peagle.drafter.text import GeneratedText
-from peagle.drafter.training import CHECKPOINT, Progress, Rates
+from peagle.cli.main import app
+from peagle.drafter.data.corpus import END_OF_TEXT, Corpus
+from peagle.drafter.data.generated_text import GeneratedText
+from peagle.drafter.train.heads import HEAD_PLANS, HeadPlan, train_head
+from peagle.drafter.train.prepare import Job, prepare
+from peagle.drafter.train.pretrained import load_head
+from peagle.drafter.train.target_training import Stage, TargetPlan, grown, train_target
+from peagle.drafter.train.training import CHECKPOINT, Progress, Rates
 from peagle.errors import ConfigError
 
 RATES = Rates(matrix=2e-3, other=1e-3, warmup_steps=2, decay_steps=2)

@@ -8,11 +8,11 @@ import os
 import signal
 from pathlib import Path
 
-from peagle.drafter.compute import Compute, joined
-from peagle.drafter.heads import train_head
-from peagle.drafter.plan_file import load_training
-from peagle.drafter.prepare import Job, prepare
-from peagle.drafter.training import Progress
+from peagle.drafter.train.compute import Compute, joined
+from peagle.drafter.train.heads import train_head
+from peagle.drafter.train.plan_file import load_training
+from peagle.drafter.train.prepare import Job, prepare
+from peagle.drafter.train.training import Progress
 from peagle.errors import ConfigError
 
 

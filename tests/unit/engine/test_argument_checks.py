@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from peagle.config import parse_deployment
-from peagle.engine import argument_checks
-from peagle.engine.argument_checks import argument_types, examine_arguments, variable_names
+from peagle.engine.checks import argument_checks
+from peagle.engine.checks.argument_checks import argument_types, examine_arguments, variable_names
 
 SOURCES = {
     "__init__.py": "",

@@ -120,7 +120,7 @@ def test_one_cpu_worker_runs_in_the_engine_cores_process(
 
 def test_arguments_and_plugin_import_no_engine() -> None:
     code = (
-        "import peagle.engine.arguments, peagle.engine.plugin, peagle.engine.live_depth, sys;"
+        "import peagle.engine.arguments, peagle.engine.plugin, peagle.engine.depth.live_depth, sys;"
         "sys.exit(bool({'vllm', 'torch', 'ray'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,7 +4,7 @@ import json
 import random
 from typing import Any
 
-from peagle.engine.drafter_checks import examine_checkpoints
+from peagle.engine.checks.drafter_checks import examine_checkpoints
 
 ODD: list[Any] = [None, True, -1, 0, 10**12, 0.5, "", "x\n\x1b", [], [1], ["a", None], [[1], [2], [3]], {}, {"a": 1}]
 

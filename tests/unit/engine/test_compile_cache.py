@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from peagle.engine import compile_cache
+from peagle.engine.patches import compile_cache
 
 
 def loaded_by(compiled: object, monkeypatch: pytest.MonkeyPatch) -> Any:

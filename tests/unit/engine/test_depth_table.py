@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from peagle.engine.depth_table import next_table
+from peagle.engine.depth.depth_table import next_table
 from peagle.errors import ConfigError
 from peagle.router.snapshot import DepthTable
 

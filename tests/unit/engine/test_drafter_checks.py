@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from peagle.config import parse_deployment
-from peagle.engine.drafter_checks import check_checkpoints, examine_checkpoints
+from peagle.engine.checks.drafter_checks import check_checkpoints, examine_checkpoints
 from peagle.errors import ConfigError
 
 
@@ -350,5 +350,6 @@ def test_a_target_without_a_tokenizer_is_named_unless_the_engine_has_one(pair: A
 
 
 def test_no_engine_library_is_imported() -> None:
-    code = "import peagle.validate, sys; assert not {'ray', 'vllm', 'torch', 'transformers'} & set(sys.modules)"
+    heavy = "{'ray', 'vllm', 'torch', 'transformers'}"
+    code = f"import peagle.engine.checks.validate, sys; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -49,7 +49,7 @@ def test_output_is_the_targets_own_while_depth_changes(
     rng = random.Random(seed)
     built = scheduler_of(folder, overlapped, blocks, skips_drafter=skips_drafter, drafts_to_depth=to_depth)
     core = Core(built, overlapped, rng)
-    monkeypatch.setattr("peagle.engine.scheduler.perf_counter", lambda: core.now_s)
+    monkeypatch.setattr("peagle.engine.depth.scheduler.perf_counter", lambda: core.now_s)
     wanted: dict[str, list[int]] = {}
     aborted: set[str] = set()
     version = preemptions = 0
@@ -200,7 +200,7 @@ def test_seconds_hold_every_step_and_no_waiting(
     from vllm.v1.core.sched.interface import PauseState
 
     core = Core(scheduler_of(folder, overlapped, blocks=200), overlapped, random.Random(1))
-    monkeypatch.setattr("peagle.engine.scheduler.perf_counter", lambda: core.now_s)
+    monkeypatch.setattr("peagle.engine.depth.scheduler.perf_counter", lambda: core.now_s)
     for index in range(3):
         add(core, f"r{index}", [1, 2, 3], 50, [])
         for _ in range(4):

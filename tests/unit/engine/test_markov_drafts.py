@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from peagle.engine import markov_drafts  # noqa: E402
-from peagle.engine.markov_drafts import CANDIDATES, MarkovHead, chained, chained_in_text, chains_of  # noqa: E402
-from peagle.engine.ngrams import BatchNgrams, NgramIndex  # noqa: E402
+from peagle.engine.drafting.ngrams import BatchNgrams, NgramIndex  # noqa: E402
+from peagle.engine.patches import markov_drafts  # noqa: E402
+from peagle.engine.patches.markov_drafts import CANDIDATES, MarkovHead, chained, chained_in_text, chains_of  # noqa: E402
 
 HEAD = Path(__file__).parents[3] / "deployments" / "embedded" / "p-eagle"
 DRAFTS, DEPTH, VOCABULARY, HIDDEN, RANK = 5, 4, 40, 12, 6

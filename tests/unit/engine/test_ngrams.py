@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.engine import ngrams
-from peagle.engine.ngrams import NGRAM_TOKENS_MAX, BatchNgrams, NgramIndex
+from peagle.engine.drafting import ngrams
+from peagle.engine.drafting.ngrams import NGRAM_TOKENS_MAX, BatchNgrams, NgramIndex
 
 TOKENS = st.lists(st.integers(0, 4), max_size=40)
 

@@ -95,7 +95,7 @@ def test_who_follows_a_batch_that_has_just_ended_counts_on_as_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     core = Core(scheduler_of(folder, overlapped, blocks=200, skips_drafter=True), overlapped, random.Random(1))
-    monkeypatch.setattr("peagle.engine.scheduler.perf_counter", lambda: core.now_s)
+    monkeypatch.setattr("peagle.engine.depth.scheduler.perf_counter", lambda: core.now_s)
     monkeypatch.setattr("scheduler_core.STEP_S", step_s)
     core.scheduler.set_depths(1, [DEPTH_MAX, DEPTH_MAX, DEPTH_MAX, 0])
     for index in range(before):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from peagle.engine import live_depth
+from peagle.engine.depth import live_depth
 
-calibration = pytest.importorskip("peagle.engine.calibration")  # it imports vLLM
+calibration = pytest.importorskip("peagle.engine.depth.calibration")  # it imports vLLM
 
 SIZES, DEPTHS = (1, 2, 3, 4, 6, 8), (0, 3, 7)
 

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from peagle.engine.live_depth import StepStatsReader, step_stats_from_plain
-from peagle.engine.step_sums import CellSums, CutDraft, CutTails, PromptSums, StepSums
+from peagle.engine.depth.live_depth import StepStatsReader, step_stats_from_plain
+from peagle.engine.depth.step_sums import CellSums, CutDraft, CutTails, PromptSums, StepSums
 
 DEPTH_MAX = 7
 

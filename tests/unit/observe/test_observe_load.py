@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from peagle.errors import ConfigError
-from peagle.observe.load import Sent, _rates, arrivals, send_all, summary
+from peagle.observe.request_load import Sent, _rates, arrivals, send_all, summary
 
 
 @given(st.lists(st.sampled_from((0.0, 1.0, 20.0)), min_size=1, max_size=4), st.integers(0, 100))

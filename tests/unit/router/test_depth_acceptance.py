@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.engine.step_sums import CellSums
-from peagle.router.depth.acceptance import Acceptance, Counts, counts_of, observe, pooled
+from peagle.engine.depth.step_sums import CellSums
+from peagle.router.depth.estimate.acceptance import Acceptance, Counts, counts_of, observe, pooled
 from peagle.router.depth.settings import AcceptancePrior
 from peagle.router.snapshot import StepCell
 

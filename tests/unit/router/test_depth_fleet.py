@@ -6,7 +6,7 @@ import pytest
 
 from depth_reports import SETTINGS, good_cell, report
 from peagle.router.depth import DepthLimits, DepthPlan, Mode, ModelDepths
-from peagle.router.depth.fleet import FORGET_AFTER_S
+from peagle.router.depth.model_depths import FORGET_AFTER_S
 from peagle.router.snapshot import DepthTable, StepTime
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from depth_reports import SETTINGS, good_cell, report
 from peagle.router.depth import Cause, DepthLimits, DepthSettings, DepthState, Mode, batch_ranges, start, step
-from peagle.router.depth.busy import Busy
-from peagle.router.depth.policy import RangeState, next_depth, together
-from peagle.router.depth.probe import Probe, ProbeKind
-from peagle.router.depth.state import calibrate
+from peagle.router.depth.estimate.busy import Busy
+from peagle.router.depth.rule.patience import RangeState, next_depth, together
+from peagle.router.depth.rule.probe import Probe, ProbeKind
+from peagle.router.depth.rule.state import calibrate
 from peagle.router.snapshot import DepthTable, StepTime
 
 RANGES = [batches.at for batches in batch_ranges(SETTINGS.batch_max)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from test_depth_acceptance import cells
 
 from depth_reports import SETTINGS, STATIC, good_cell, report
-from peagle.engine.depth_table import next_table
+from peagle.engine.depth.depth_table import next_table
 from peagle.router.depth import (
     Cause,
     DepthLimits,

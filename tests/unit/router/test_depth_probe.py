@@ -7,8 +7,8 @@ import pytest
 
 from depth_reports import SETTINGS
 from peagle.router.depth import start
-from peagle.router.depth.policy import sure
-from peagle.router.depth.probe import Probe, ProbeClock, ProbeKind, next_probe, proves_better
+from peagle.router.depth.rule.patience import sure
+from peagle.router.depth.rule.probe import Probe, ProbeClock, ProbeKind, next_probe, proves_better
 
 FORECAST = start(SETTINGS).forecast(SETTINGS, 0.0)
 LEAST = log1p(SETTINGS.gain_ratio)

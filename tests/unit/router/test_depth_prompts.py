@@ -6,8 +6,8 @@ import pytest
 
 from depth_reports import SETTINGS, STATIC, good_cell
 from peagle.router.depth import EMBEDDED_CPU, Mode, ModelDepths, start, step
-from peagle.router.depth.prompts import PromptCost, observe
-from peagle.router.depth.step_cost import Load, StepCost
+from peagle.router.depth.estimate.prompt_cost import PromptCost, observe
+from peagle.router.depth.estimate.step_cost import Load, StepCost
 from peagle.router.snapshot import PromptCell, PromptStats, StepReport, StepStats
 
 COST = StepCost.start(EMBEDDED_CPU)

@@ -7,9 +7,9 @@ from math import exp, sin
 import pytest
 
 from depth_reports import QUICK_CPU
-from peagle.router.depth.cost_prior import DEVICES, EMBEDDED_CPU, TARGETS, CostPrior, roofline_prior
+from peagle.router.depth.estimate.step_cost import Load, StepCost, calibrated, observe
 from peagle.router.depth.ladder import batch_ranges, range_index
-from peagle.router.depth.step_cost import Load, StepCost, calibrated, observe
+from peagle.router.depth.priors import DEVICES, EMBEDDED_CPU, TARGETS, CostPrior, roofline_prior
 from peagle.router.snapshot import StepCell, StepTime
 
 BATCH_MAX = 32

@@ -7,7 +7,7 @@ import pytest
 from peagle.config import parse_deployment
 from peagle.errors import ConfigError, NotFoundError
 from peagle.router.depth import DepthLimits
-from peagle.serve.router import Router
+from peagle.serve.routing.router_deployment import Router
 
 MODEL = {
     "name": "m",

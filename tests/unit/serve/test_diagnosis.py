@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from peagle.serve.diagnosis import LONGEST_CAUSE, root_cause, root_cause_in
+from peagle.serve.launch.diagnosis import LONGEST_CAUSE, root_cause, root_cause_in
 
 LOG = """
 (ServeReplica pid=7) INFO 11-20 16:00:00 [core.py:89] Initializing a V1 LLM engine with speculative_config=None

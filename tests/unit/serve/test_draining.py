@@ -3,7 +3,7 @@
 import threading
 from dataclasses import dataclass
 
-from peagle.serve.draining import DrainingNodes, staying
+from peagle.serve.routing.draining import DrainingNodes, staying
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from metrics_sample import engine_sums, finished_request, step_of_vllm
 from peagle.metrics import FINISH
-from peagle.serve.engine_sums import Buckets, EngineSums
+from peagle.serve.replica.engine_sums import Buckets, EngineSums
 
 
 @given(st.lists(st.floats(min_value=0.0, max_value=100.0)))

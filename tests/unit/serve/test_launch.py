@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from peagle.api.settings import ApiSettings
+from peagle.api.api_settings import ApiSettings
 from peagle.config import Deployment, parse_deployment
 from peagle.errors import StartupError
-from peagle.serve import launch
-from peagle.serve.terminal import Terminal
+from peagle.host.terminal import Terminal
+from peagle.serve.launch import run
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ from peagle.serve.terminal import Terminal
     ],
 )
 def test_a_server_is_reached_where_it_listens(host: str, address: str | None, url: str | None) -> None:
-    assert launch.base_url(host, 80, address) == url
+    assert run.base_url(host, 80, address) == url
 
 
 class Health(BaseHTTPRequestHandler):
@@ -71,20 +71,20 @@ def model(replicas: int) -> Deployment:
 
 
 def test_it_is_ready_when_as_many_replicas_are_well_as_are_wanted(health: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "POLL_S", 0.01)
+    monkeypatch.setattr(run, "POLL_S", 0.01)
     Health.answers = [0, 1, 2]
-    launch._wait_until_all_answer(health, [model(2)])
+    run._wait_until_all_answer(health, [model(2)])
     assert not Health.answers
     Health.answers = [1] * 1000
     with pytest.raises(StartupError, match=r"tells of \{'m': 1\} and not \{'m': 2\}"):
-        launch._wait_until_all_answer(health, [model(2)], timeout_s=0.1)
+        run._wait_until_all_answer(health, [model(2)], timeout_s=0.1)
 
 
 @pytest.mark.parametrize("url", ["http://[fd00::7]:8000", "http://127.0.0.1:8000"])
 def test_the_address_is_shown_whole(url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     terminal = Terminal(tmp_path / "log")
     terminal.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    launch._announce([model(1)], ApiSettings(), url, terminal)
+    run._announce([model(1)], ApiSettings(), url, terminal)
     assert f"Ready at {url}. Try it:" in capsys.readouterr().out
 
 
@@ -92,5 +92,5 @@ def test_the_line_to_try_has_the_key_where_one_is_asked_for(capsys: pytest.Captu
     terminal = Terminal(tmp_path / "log")
     terminal.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     for settings, shown in ((ApiSettings(), False), (ApiSettings(keys_file="keys"), True)):
-        launch._announce([model(1)], settings, "http://127.0.0.1:8000", terminal)
+        run._announce([model(1)], settings, "http://127.0.0.1:8000", terminal)
         assert ('-H "Authorization: Bearer $PEAGLE_API_KEY"' in capsys.readouterr().out) is shown

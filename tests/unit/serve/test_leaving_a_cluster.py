@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from peagle.errors import StartupError
-from peagle.serve import cluster
+from peagle.serve.launch import ray_cluster
 
 ADDRESS = "ray://head:10001"
 
@@ -34,10 +34,10 @@ def test_an_application_of_somebody_else_stays(
     api = SimpleNamespace(RunTarget=dict, run_many=lambda *_, **__: None)
     for name, module in (("ray", ray), ("ray.serve", serve), ("ray.serve.api", api)):
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(cluster, "_has_deployed", type(cluster._has_deployed)())
+    monkeypatch.setattr(ray_cluster, "_has_deployed", type(ray_cluster._has_deployed)())
     if deployed:
-        cluster.deploy(None, "localhost", 8000, joined=address is not None)
-    cluster.leave(address, lambda step: step())
+        ray_cluster.deploy(None, "localhost", 8000, joined=address is not None)
+    ray_cluster.leave(address, lambda step: step())
     assert seen == done
 
 
@@ -45,15 +45,15 @@ def test_an_application_of_somebody_else_is_not_replaced(monkeypatch: pytest.Mon
     seen: list[str] = []
     serve = SimpleNamespace(
         start=lambda **_: None,
-        status=lambda: SimpleNamespace(applications={cluster.APP_NAME: "running"}),
+        status=lambda: SimpleNamespace(applications={ray_cluster.APP_NAME: "running"}),
         delete=lambda name: seen.append(f"{name} is deleted"),
     )
     ray = SimpleNamespace(is_initialized=lambda: True, shutdown=lambda: seen.append("Ray stops"), serve=serve)
     api = SimpleNamespace(RunTarget=dict, run_many=lambda *_, **__: seen.append("it is replaced"))
     for name, module in (("ray", ray), ("ray.serve", serve), ("ray.serve.api", api)):
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(cluster, "_has_deployed", type(cluster._has_deployed)())
+    monkeypatch.setattr(ray_cluster, "_has_deployed", type(ray_cluster._has_deployed)())
     with pytest.raises(StartupError, match="serves an application named peagle already"):
-        cluster.deploy(None, "localhost", 8000, joined=True)
-    cluster.leave(ADDRESS, lambda step: step())
+        ray_cluster.deploy(None, "localhost", 8000, joined=True)
+    ray_cluster.leave(ADDRESS, lambda step: step())
     assert seen == ["Ray stops"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from peagle.errors import StartupError
-from peagle.serve import ports
+from peagle.host import ports
 
 
 def test_no_port_is_given_twice_nor_is_one_that_the_system_hands_out() -> None:

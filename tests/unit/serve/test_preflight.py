@@ -7,9 +7,8 @@ import pytest
 
 from peagle.config import Deployment, parse_deployment
 from peagle.errors import ConfigError, StartupError
-from peagle.serve import preflight
-from peagle.serve.cluster import check_accelerators
-from peagle.serve.preflight import (
+from peagle.serve.launch import machine_checks
+from peagle.serve.launch.machine_checks import (
     GIB,
     check_engine,
     check_gpus,
@@ -19,6 +18,7 @@ from peagle.serve.preflight import (
     replica_memory_bytes,
     visible_gpus,
 )
+from peagle.serve.launch.ray_cluster import check_accelerators
 
 
 def _deployment(**fields: Any) -> Deployment:
@@ -51,13 +51,13 @@ def test_an_address_of_another_machine_is_refused(host: str) -> None:
 
 
 def test_without_vllm_the_extras_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "installed_engine", lambda: (None, None))
+    monkeypatch.setattr(machine_checks, "installed_engine", lambda: (None, None))
     with pytest.raises(StartupError, match=r"vLLM is not installed.*peagle\[cpu\]"):
         check_engine([_deployment()])
 
 
 def test_an_unknown_vllm_is_refused_only_where_live_depth_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "installed_engine", lambda: ("cpu", "9.1.0"))
+    monkeypatch.setattr(machine_checks, "installed_engine", lambda: ("cpu", "9.1.0"))
     drafter = {"source": "org/head", "trained_depth": 8}
     live = _deployment(drafter=drafter, speculation={"enabled": True})
     fixed = _deployment(drafter=drafter, speculation={"enabled": True, "live_depth": False})
@@ -67,13 +67,13 @@ def test_an_unknown_vllm_is_refused_only_where_live_depth_is_asked_for(monkeypat
 
 
 def test_a_gpu_model_on_the_cpu_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "installed_engine", lambda: ("cpu", "0.29.0"))
+    monkeypatch.setattr(machine_checks, "installed_engine", lambda: ("cpu", "0.29.0"))
     with pytest.raises(StartupError, match="asks for a GPU"):
         check_engine([_deployment(resources={"accelerator": "gpu"})])
 
 
 def test_a_model_that_is_compiled_needs_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(preflight, "installed_engine", lambda: ("cpu", "0.29.0"))
+    monkeypatch.setattr(machine_checks, "installed_engine", lambda: ("cpu", "0.29.0"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(StartupError, match=r"no C\+\+ compiler 'g\+\+'.*enforce_eager"):
@@ -86,7 +86,7 @@ def test_a_model_that_is_compiled_needs_a_compiler(monkeypatch: pytest.MonkeyPat
 
 
 def test_gpus_are_counted_over_replicas_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "visible_gpus", lambda: 3)
+    monkeypatch.setattr(machine_checks, "visible_gpus", lambda: 3)
     wide = _deployment(replicas={"min": 2, "max": 2}, resources={"accelerator": "gpu", "tensor_parallel_size": 2})
     with pytest.raises(StartupError, match="m asks for 4 GPUs, and this machine shows 3"):
         check_gpus([wide])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from peagle.router.snapshot import DepthTable, StepStats
-from peagle.serve import server
-from peagle.serve.server import STATIC, PeagleServer
+from peagle.serve.replica import server
+from peagle.serve.replica.server import STATIC, PeagleServer
 
 
 class Replica(PeagleServer):

@@ -10,7 +10,7 @@ from depth_reports import SETTINGS, good_cell
 from peagle.errors import OverloadedError
 from peagle.router.depth import Cause, DepthLimits, DepthPlan, Mode, ModelDepths, StandingLimits
 from peagle.router.snapshot import DepthTable, StepReport, StepStats, StepTime
-from peagle.serve.reporting import TRIAL_S, DepthReporter, keep_reporting
+from peagle.serve.replica.reporting import TRIAL_S, DepthReporter, keep_reporting
 
 
 @dataclass

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from peagle.router.snapshot import RouteRequest
-from peagle.serve.route_request import CHARS_PER_TOKEN, OUTPUT_TOKENS, route_request
+from peagle.serve.routing.route_request import CHARS_PER_TOKEN, OUTPUT_TOKENS, route_request
 
 SYSTEM = "You are a careful assistant. " * 60
 LONG = "Tell me about lists. " * 20

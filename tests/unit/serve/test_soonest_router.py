@@ -13,8 +13,8 @@ from ray.serve.request_router import PendingRequest
 
 from peagle.api.attempt import attempt_id
 from peagle.router.snapshot import ReplicaSnapshot, ReplicaState, RequestRates
-from peagle.serve.dispatch import SoonestRouter
-from peagle.serve.lost_nodes import OpenCalls
+from peagle.serve.routing.lost_nodes import OpenCalls
+from peagle.serve.routing.request_router import SoonestRouter
 
 DEPLOYMENT = DeploymentID("m", "app")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from peagle.errors import StartupError
-from peagle.serve.terminal import Terminal, log_path
+from peagle.host.terminal import Terminal, log_path
 
 SCRIPT = """
 import subprocess, sys

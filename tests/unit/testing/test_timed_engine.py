@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from peagle.router.snapshot import RouteRequest
-from peagle.testing.timed_engine import TimedEngine, TimedModel
+from peagle.simulator.timed_engine import TimedEngine, TimedModel
 
 MODEL = TimedModel(step_s=0.01, request_step_s=0.0, prefill_tokens_per_s=10_000.0, max_running_requests=2)
 

@@ -8,21 +8,13 @@ One report of one replica in, its plan out:
 `ModelDepths` does so for all replicas of a model.
 """
 
-from peagle.router.depth.cost_prior import (
-    DEVICES,
-    EMBEDDED_CPU,
-    TARGETS,
-    CostPrior,
-    Device,
-    TargetSize,
-    roofline_prior,
-)
-from peagle.router.depth.fleet import ModelDepths
 from peagle.router.depth.ladder import BatchRange, batch_ranges, depth_ladder
+from peagle.router.depth.model_depths import ModelDepths
 from peagle.router.depth.plan import Cause, DepthChange, DepthInputs, DepthPlan, Mode
+from peagle.router.depth.priors import DEVICES, EMBEDDED_CPU, TARGETS, CostPrior, Device, TargetSize, roofline_prior
+from peagle.router.depth.rule.state import DepthState, FleetPrior, fleet_prior, start
+from peagle.router.depth.rule.tuner import step
 from peagle.router.depth.settings import AcceptancePrior, DepthLimits, DepthSettings, StandingLimits
-from peagle.router.depth.state import DepthState, FleetPrior, fleet_prior, start
-from peagle.router.depth.tuner import step
 from peagle.router.depth.view import DepthView, RangeView, request_tokens_per_s, view
 
 __all__ = [

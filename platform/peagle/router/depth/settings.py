@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from peagle.router.depth.cost_prior import CostPrior
 from peagle.router.depth.ladder import depth_ladder
+from peagle.router.depth.priors import CostPrior
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from peagle.router.depth.ladder import depth_ladder
 from peagle.router.depth.plan import DepthChange, DepthPlan
+from peagle.router.depth.rule.state import DepthState
 from peagle.router.depth.settings import DepthSettings
-from peagle.router.depth.state import DepthState
 from peagle.router.snapshot import RequestRates
 
 

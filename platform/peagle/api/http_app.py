@@ -1,0 +1,79 @@
+"""The FastAPI application, before Ray Serve binds an ingress to it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from peagle.api.api_settings import ApiSettings
+from peagle.api.keys import KeyCheck
+from peagle.api.middleware import REQUEST_ID, Guard
+from peagle.api.openai_errors import describe
+from peagle.api.reply import from_status
+from peagle.errors import PeagleError
+
+# Which method of the ingress answers which route, in the form that `make_fastapi_ingress` takes.
+ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
+    "models": lambda app: app.get("/v1/models"),
+    "model_data": lambda app: app.get("/v1/models/{model:path}"),
+    "chat": lambda app: app.post("/v1/chat/completions"),
+    "completions": lambda app: app.post("/v1/completions"),
+    "tokenize": lambda app: app.post("/tokenize"),
+    "detokenize": lambda app: app.post("/detokenize"),
+    "health": lambda app: app.get("/health"),
+    "metrics": lambda app: app.get("/metrics"),
+    "version": lambda app: app.get("/version"),
+    "fleet": lambda app: app.get("/fleet"),
+    "count": lambda app: app.put("/fleet/metrics"),
+    "depth": lambda app: app.get("/fleet/replicas/{replica}/depth"),
+    "limit_depth": lambda app: app.put("/fleet/replicas/{replica}/depth"),
+    "unlimit_depth": lambda app: app.delete("/fleet/replicas/{replica}/depth"),
+    "limit_model_depth": lambda app: app.put("/fleet/models/{model:path}/depth"),
+    "unlimit_model_depth": lambda app: app.delete("/fleet/models/{model:path}/depth"),
+}
+
+
+def build_http(settings: ApiSettings) -> FastAPI:
+    """The application without its routes; those are methods of the ingress, bound to it by `ENDPOINTS`."""
+    app = FastAPI(title="peagle", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.state.settings = settings
+    app.add_exception_handler(HTTPException, answer_http)
+    app.add_exception_handler(RequestValidationError, answer)
+    app.add_exception_handler(PeagleError, answer)
+    if settings.keys_file is not None:
+        app.add_middleware(KeyCheck, keys_file=settings.keys_file)
+    # The one added last is the outermost: an answer of the guard, too, carries what a browser needs to read it.
+    app.add_middleware(Guard, counts=settings.metrics)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID, "retry-after"],
+        )
+    return app
+
+
+async def answer(request: Request, error: Exception) -> JSONResponse:
+    """Any expected exception as OpenAI's error object."""
+    return describe(error, request.app.state.settings.retry_after_s).response()
+
+
+async def answer_http(request: Request, error: Exception) -> JSONResponse:
+    """Starlette's own errors, in OpenAI's words where a client is likely to meet them."""
+    assert isinstance(error, HTTPException)
+    url = f"{request.method} {request.url.path}"
+    match error.status_code, error.detail:
+        case 404, "Not Found":
+            return from_status(404, f"Unknown request URL: {url}.", code="unknown_url").response()
+        case 405, _:
+            message = f"{url} is not allowed; allowed: {(error.headers or {}).get('Allow', 'another method')}."
+            return from_status(405, message, code="method_not_allowed", headers=error.headers).response()
+        case _:
+            return describe(error).response()

@@ -1,0 +1,302 @@
+"""`peagle bench`: the command line of the measurements."""
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from itertools import chain, count
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from peagle.bench.core.options import Comparison, EndpointOptions, LoadOptions, OverheadOptions, take_load
+from peagle.bench.engines.engine_plan import NONE, PEAGLE
+from peagle.config import Deployment, load_deployment
+from peagle.errors import ConfigError
+from peagle.host.folders import make_folder
+from peagle.host.terminal import Terminal
+
+RESULTS = Path("bench-results")
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.callback()
+def _group() -> None:
+    """Measure what speculation gives on this machine."""
+
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="Deployment file of the model and its drafter.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for the results; by default bench-results/TIME.")]
+GoOn = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for the results, or one to go on in; by default the newest unfinished one of these settings in "
+        "bench-results, else bench-results/TIME."
+    ),
+]
+Price = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        help="Price of one GPU (on a CPU: of the machine) for an hour, in any currency; adds the cost of a million "
+        "output tokens. A finished run, named by --out, takes a price, or another one, without measuring again.",
+    ),
+]
+
+
+@app.command()
+@take_load
+def speculation(
+    file: File,
+    baseline: Annotated[
+        Path | None, typer.Option(help="Deployment file of the same model with another drafter, such as EAGLE-3.")
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(help="Some of none,eagle3,p-eagle; by default all that the files offer.")
+    ] = "",
+    depths: Annotated[str, typer.Option(help="Values of K, with commas.")] = "1,3,5,7",
+    concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,8",
+    out: GoOn = None,
+    price_per_hour: Price = None,
+    *,
+    load: LoadOptions,
+) -> None:
+    """Compare no speculation, EAGLE-3 and P-EAGLE at several K.
+
+    Runs real engines. All stay loaded and take turns, prompt set by prompt set, so that a machine whose speed drifts
+    treats all alike. Greedy, fixed output length. Writes result.json, report.md, pictures and the engines' log.
+
+    Every measured pass is kept when it is made. After Ctrl-C, or a crash, the same command goes on where it stopped;
+    a folder that holds a run with other settings, another version or on another machine is refused.
+
+    Example: peagle bench speculation deployments/embedded.yaml --baseline deployments/embedded-eagle3.yaml
+    """
+    names = tuple(name.strip() for name in methods.split(",") if name.strip())
+    comparison = Comparison(names, _numbers("--depths", depths), _numbers("--concurrency", concurrency), load)
+    _compare(load_deployment(file), load_deployment(baseline) if baseline else None, comparison, out, price_per_hour)
+
+
+@app.command()
+@partial(take_load, prompts=96)
+def depth(
+    file: File,
+    depths: Annotated[
+        str | None,
+        typer.Option(
+            help="Static values of K to compare with, with commas; 0 verifies none. By default 0, 1, 3, 5, 7 up to the "
+            "file's depth_max."
+        ),
+    ] = None,
+    concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,2,4,8,16,32",
+    shifting: Annotated[
+        bool,
+        typer.Option("--shifting", help="Also compare while load (1, 8, 32) and prompts (code, prose, noise) shift."),
+    ] = False,
+    fixed: Annotated[
+        int | None,
+        typer.Option(min=1, help="Also the rule held at this K, and an engine of this K without it: what it costs."),
+    ] = None,
+    out: GoOn = None,
+    price_per_hour: Price = None,
+    *,
+    load: LoadOptions,
+) -> None:
+    """Compare adaptive depth with every static K, and with an engine that has no drafter.
+
+    One engine takes every K and the Router's own rule in turn, prompt set by prompt set; what the rule has learned
+    stays for its next turn. Greedy, fixed output length. Writes result.json, report.md, pictures and the engines' log.
+
+    After Ctrl-C the same command goes on where it stopped; what the rule had learned it then learns anew.
+
+    Example: peagle bench depth deployments/embedded.yaml --concurrency 1,8 --prompts 24
+    """
+    deployment = load_deployment(file)
+    if deployment.drafter is None or deployment.drafter.method != PEAGLE or not deployment.speculation.live_depth:
+        problem = "its depth cannot change while it runs"
+        raise ConfigError(f"{file}: speculation.live_depth", None, problem, "Name a P-EAGLE drafter with live_depth.")
+    deepest = deployment.speculation.depth_max
+    usual = ",".join(str(each) for each in (0, 1, 3, 5, 7) if each <= deepest)
+    asked = _numbers("--depths", depths or usual, least=0), _numbers("--concurrency", concurrency)
+    if not any(asked[0]):
+        raise ConfigError("--depths", depths, "the deepest of them is what is drafted", "Add one above 0.")
+    comparison = Comparison((NONE, PEAGLE), *asked, load, adaptive=True, shifting=shifting, fixed=fixed)
+    _compare(deployment, None, comparison, out, price_per_hour)
+
+
+@app.command()
+def dispatch(
+    replicas: Annotated[int, typer.Option(min=1, help="Replicas of each policy's fleet.")] = 8,
+    slow: Annotated[int, typer.Option(min=0, help="How many of them run at half speed.")] = 1,
+    callers: Annotated[int, typer.Option(min=1, help="Processes that dispatch, as ingresses do.")] = 2,
+    requests: Annotated[int, typer.Option(min=1, help="Requests in each run.")] = 400,
+    per_second: Annotated[float, typer.Option(min=0.1, help="Requests each second, on average.")] = 14.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Measured repeats; the report has their median.")] = 5,
+    out: Out = None,
+) -> None:
+    """Compare the platform's dispatch with Ray Serve's default and with round robin.
+
+    Real Ray Serve and the real request router; the replicas take the time of an engine and compute nothing, so that
+    many fit on a small machine. Short and long requests, half of which begin like others. In each repeat every policy
+    gets the same requests. Writes result.json, report.md and the cluster's log.
+
+    Example: peagle bench dispatch --replicas 8 --slow 1
+    """
+    if slow > replicas:
+        raise ConfigError("--slow", slow, f"there are {replicas} replicas", "Name at most as many.")
+    with _measuring(out, "cluster.log") as (folder, terminal):
+        from peagle.bench.dispatch.dispatch_session import DispatchOptions, compare_dispatch
+
+        options = DispatchOptions(replicas, slow, callers, requests, per_second, repeats)
+        compare_dispatch(options, folder, terminal)
+
+
+@app.command()
+@partial(take_load, without=("skip_loops",), prompts=96)
+def overhead(
+    file: File,
+    sides: Annotated[str, typer.Option(help="Sides to compare, with commas.")] = "vllm,peagle,peagle-unmetered",
+    concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,8,32",
+    out: GoOn = None,
+    *,
+    load: LoadOptions,
+) -> None:
+    """Compare the platform with vLLM's own server on the same engine.
+
+    Real servers, each with all its processes: vllm, peagle (`peagle serve`) and peagle-unmetered (the same server
+    while it counts nothing). They stay up and take turns, prompt set by prompt set: throughput, TTFT, ITL, and which
+    process uses the CPU. One replica at the file's static K, streaming completions, greedy, fixed output length.
+    Writes result.json, report.md, pictures and the servers' logs.
+
+    After Ctrl-C the same command goes on where it stopped.
+
+    Example: peagle bench overhead deployments/embedded.yaml --concurrency 1,8
+    """
+    from peagle.bench.core.journal import unfinished
+    from peagle.bench.servers.overhead_session import OverheadJob, compare_servers
+
+    names = tuple(name.strip() for name in sides.split(",") if name.strip())
+    options = OverheadOptions(names, _numbers("--concurrency", concurrency), load)
+    job = OverheadJob.of(load_deployment(file), options)
+    with _measuring(out or unfinished(RESULTS, job.settings), "overhead.log") as (folder, terminal):
+        asyncio.run(compare_servers(job, folder, terminal))
+
+
+@app.command()
+@partial(take_load, without=("skip_loops", "restart_every", "eager"))
+def endpoints(
+    url: Annotated[
+        list[str],
+        typer.Argument(metavar="[NAME=]URL...", help="Servers that run, the one to hold the others against first."),
+    ],
+    model: Annotated[str | None, typer.Option(help="Which model; by default the first that each server has.")] = None,
+    depths: Annotated[
+        str,
+        typer.Option(help="Also hold the platform's adaptive depth at each of these K, with commas; 0 drafts nothing."),
+    ] = "",
+    concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,8",
+    out: GoOn = None,
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="Price of a whole endpoint for an hour, in any currency; adds the cost of a million tokens."
+        ),
+    ] = None,
+    *,
+    load: LoadOptions,
+) -> None:
+    """Measure servers that run, peagle's or vLLM's own, as their clients see them.
+
+    They take turns, prompt set by prompt set: throughput, TTFT, ITL, and from their metrics what drafts came to. Greedy
+    answers of a fixed length, streamed; PEAGLE_API_KEY is the key where they ask for one. Writes result.json, report.md
+    and pictures.
+
+    With --depths, run it where the server runs: the model's K is pinned for each of those passes and given back to the
+    Router after it. Others who use the server meanwhile are served with that K, too.
+
+    After Ctrl-C the same command goes on where it stopped.
+
+    Example: peagle bench endpoints http://127.0.0.1:8000 --depths 0,3,7 --concurrency 1,8
+    Example: peagle bench endpoints vllm=http://one:8000 peagle=http://two:8000 --prompts-from question.jsonl
+    """
+    from peagle.bench.core.journal import unfinished
+    from peagle.bench.servers.endpoint_session import EndpointJob, measure_endpoints
+
+    held = _numbers("--depths", depths, least=0) if depths else ()
+    job = EndpointJob.of(EndpointOptions(tuple(url), model, held, _numbers("--concurrency", concurrency), load))
+    with _measuring(out or unfinished(RESULTS, job.settings), "endpoints.log") as (folder, terminal):
+        asyncio.run(measure_endpoints(job, folder, terminal, price_per_hour))
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Folder of a result, or its result.json.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The one to hold it against.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Tell two results of `bench speculation` or `bench depth` apart, noise included.
+
+    For each cell, A's median tokens/s over B's, with a 95 % bootstrap interval from the repeats of both. A is faster or
+    slower where the interval leaves 1 out, else the two cannot be told apart. The interval knows what changed between
+    repeats, not what changed between the runs: a busier machine looks like a slower engine. Results of other prompts,
+    targets or output lengths are refused.
+
+    Example: peagle bench compare bench-results/before bench-results/after
+    """
+    from rich.console import Console
+
+    from peagle.bench.core.difference import difference, difference_table, remarks
+    from peagle.bench.core.output import read_result
+
+    found = difference(read_result(a), read_result(b))
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    console = Console(highlight=False)
+    console.print(difference_table(found["rows"]))
+    for line in remarks(found):
+        console.print(line, markup=False)
+
+
+def _compare(
+    deployment: Deployment, baseline: Deployment | None, comparison: Comparison, out: Path | None, price: float | None
+) -> None:
+    from peagle.bench.core.journal import unfinished
+    from peagle.bench.engines.engine_session import Job, compare
+
+    job = Job.of(deployment, baseline, comparison)
+    with _measuring(out or unfinished(RESULTS, job.settings), "engines.log") as (folder, terminal):
+        asyncio.run(compare(job, folder, terminal, price))
+
+
+@contextmanager
+def _measuring(out: Path | None, log: str) -> Iterator[tuple[Path, Terminal]]:
+    """A folder for the results, and a terminal whose log is in it, beside those of earlier starts."""
+    folder = out or RESULTS / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
+    make_folder("--out", folder)
+    # SIGTERM unwinds like Ctrl-C, so that what was started ends too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stem, _, suffix = log.partition(".")
+    names = chain([log], (f"{stem}-{number}.{suffix}" for number in count(2)))
+    with Terminal(next(path for name in names if not (path := folder / name).exists())) as terminal:
+        yield folder, terminal
+
+
+def _numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:
+    """Whole numbers of at least `least`, in the order given, each once.
+
+    Raises:
+        ConfigError: One of them is not such a number.
+    """
+    try:
+        numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < least:
+        problem = f"it is no list of numbers from {least} up"
+        raise ConfigError(option, text, problem, "Write them with commas, such as 1,3,7.")
+    return numbers

@@ -1,0 +1,1 @@
+"""What every measurement shares: options, statistics, the journal, result files, pictures."""

@@ -1,0 +1,1 @@
+"""Dispatch policies over a fleet of timed replicas on real Ray Serve."""

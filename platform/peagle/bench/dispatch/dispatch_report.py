@@ -1,0 +1,129 @@
+"""What a comparison of dispatch policies came to: plain values, Markdown, and a table on the terminal. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from peagle.bench.core.statistics import Spread, paired_ratio, percentile
+from peagle.bench.dispatch.fleet_load import LONG_SHARE, PREFIXES, SHARED_SHARE, Sample
+from peagle.bench.engines.speculation_report import median_cell, spread_cell
+
+SCHEMA_VERSION = 1
+
+Row = dict[str, Any]
+Runs = Mapping[str, Sequence[Sequence[Sample]]]
+"""By policy, one list of samples for each repeat; the same arrivals for all policies of a repeat."""
+
+
+def dispatch_rows(runs: Runs, ours: str) -> list[Row]:
+    """One row for each policy; that of `ours` has its ratios to the best of the others by median, repeat by repeat."""
+    rows = [_row(policy, repeats) for policy, repeats in runs.items()]
+    for row in rows:
+        if row["policy"] == ours and len(rows) > 1:
+            row |= _ratios(ours, runs)
+    return rows
+
+
+def dispatch_table(rows: Sequence[Row]) -> Table:
+    """The rows for a terminal of 80 columns; `report.md` has the other figures."""
+    caption = "TTFT p95 in ms; medians over repeats, ratios to the best of the others with extremes"
+    table = Table(box=box.SIMPLE_HEAD, caption=caption)
+    for heading in ("policy", "TTFT", "x", "tokens/s", "x"):
+        table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["policy"],
+            median_cell(row["ttft_ms_p95"], "{:.0f}"),
+            spread_cell(row.get("ttft_p95_ratio"), "{:.2f}"),
+            median_cell(row["output_tokens_per_s"], "{:.0f}"),
+            spread_cell(row.get("output_tokens_ratio"), "{:.2f}"),
+        )
+    return table
+
+
+def dispatch_markdown(result: Mapping[str, Any]) -> str:
+    """`report.md`, from the values of `result.json`."""
+    machine = result["hardware"]
+    lines = [
+        "# Dispatch",
+        "",
+        f"`{result['command']}`",
+        "",
+        f"- Machine: {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; "
+        f"load {machine['load_before']} before the start. Commit {result['commit'] or 'unknown'}.",
+        f"- Real Ray Serve; each replica takes the time of an engine and computes nothing. Speeds: {result['speeds']}; "
+        f"{result['callers']} processes dispatch.",
+        f"- {result['requests']} requests a run, {result['requests_per_s']} each second; {LONG_SHARE:.0%} are long, "
+        f"{SHARED_SHARE:.0%} have one of {PREFIXES} beginnings in common. {result['repeats']} repeats, in each of "
+        "which every policy gets the same requests.",
+        f"- {decision_line(result['decision'])}",
+        "",
+        "| " + " | ".join(HEADINGS) + " |",
+        "| --- |" + " ---: |" * (len(HEADINGS) - 1),
+        *("| " + " | ".join(_cells(row)) + " |" for row in result["rows"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def decision_line(decision: Mapping[str, Any]) -> str:
+    """What one decision costs, by the values of `DecisionTimes`."""
+    return (
+        f"One decision over {decision['replicas']:,} replicas: {decision['cpu_us_p50']:.0f} µs of processor time, 99th "
+        f"percentile {decision['cpu_us_p99']:.0f} µs ({decision['elapsed_us_p99']:.0f} µs elapsed), of "
+        f"{decision['decisions']:,}."
+    )
+
+
+HEADINGS = ("policy", "TTFT p50", "TTFT p95", "x", "tokens/s", "x", "largest share")
+
+
+def _row(policy: str, repeats: Sequence[Sequence[Sample]]) -> Row:
+    return {
+        "policy": policy,
+        "ttft_ms_p50": asdict(Spread.of([_ttft_ms(samples, 0.5) for samples in repeats])),
+        "ttft_ms_p95": asdict(Spread.of([_ttft_ms(samples, 0.95) for samples in repeats])),
+        "output_tokens_per_s": asdict(Spread.of([_tokens_per_s(samples) for samples in repeats])),
+        "largest_share": asdict(Spread.of([_largest_share(samples) for samples in repeats])),
+    }
+
+
+def _ratios(ours: str, runs: Runs) -> Row:
+    found: Row = {}
+    for name, measure, best in (
+        ("ttft_p95_ratio", lambda samples: _ttft_ms(samples, 0.95), min),
+        ("output_tokens_ratio", _tokens_per_s, max),
+    ):
+        values = {policy: [measure(samples) for samples in repeats] for policy, repeats in runs.items()}
+        others = {policy: Spread.of(each).median for policy, each in values.items() if policy != ours}
+        rival = best(others, key=lambda policy: others[policy])
+        found[name] = asdict(paired_ratio(values[ours], values[rival])) | {"to": rival}
+    return found
+
+
+def _ttft_ms(samples: Sequence[Sample], ratio: float) -> float:
+    return 1000 * percentile([sample.ttft_s for sample in samples], ratio)
+
+
+def _tokens_per_s(samples: Sequence[Sample]) -> float:
+    ends_s = max(sample.due_s + sample.seconds for sample in samples)
+    return sum(sample.tokens for sample in samples) / ends_s
+
+
+def _largest_share(samples: Sequence[Sample]) -> float:
+    return max(Counter(sample.replica for sample in samples).values()) / len(samples)
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        row["policy"],
+        spread_cell(row["ttft_ms_p50"], "{:.0f}"),
+        spread_cell(row["ttft_ms_p95"], "{:.0f}"),
+        spread_cell(row.get("ttft_p95_ratio"), "{:.2f}"),
+        spread_cell(row["output_tokens_per_s"], "{:.0f}"),
+        spread_cell(row.get("output_tokens_ratio"), "{:.2f}"),
+        spread_cell(row["largest_share"], "{:.0%}"),
+    ]

@@ -1,0 +1,1 @@
+"""Servers over HTTP: running ones, and peagle beside vLLM's own."""

@@ -1,0 +1,1 @@
+"""A running server, as commands reach it: its address, key and models."""

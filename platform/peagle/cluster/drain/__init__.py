@@ -1,0 +1,1 @@
+"""Nodes that leave without losing a request."""

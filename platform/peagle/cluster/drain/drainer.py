@@ -1,0 +1,153 @@
+"""Watches nodes and Ray pods of one release, and carries out what `peagle.cluster.drain.drain_actions` decides."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from peagle.cluster.drain.drain_actions import (
+    INSTANCE,
+    NODE_TYPE,
+    Action,
+    Drain,
+    DrainPolicy,
+    KubeNode,
+    RayNode,
+    RayPod,
+    Release,
+    Stay,
+    decide,
+    leaving_pods,
+    parse_node,
+    parse_pod,
+)
+from peagle.cluster.drain.ray_nodes import GCS_PORT, RayControl, RayUnreachable
+from peagle.cluster.kube import Json, KubeApi
+from peagle.cluster.watch import Collection, Watch
+from peagle.errors import ClusterError
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 1.0
+
+
+class Drainer:
+    """Empties what leaves, until it is cancelled. `connect` reaches the Ray cluster whose GCS is at an address."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        release: str,
+        policy: DrainPolicy,
+        connect: Callable[[str], RayControl],
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._api, self._policy, self._connect, self._now_s = api, policy, connect, now_s
+        self._changed = asyncio.Event()
+        pods = f"/api/v1/namespaces/{api.namespace}/pods"
+        labels = {"labelSelector": f"{INSTANCE}={release},{NODE_TYPE}"}
+        nodes: Collection[KubeNode] = Collection("nodes", "/api/v1/nodes", parse_node, {})
+        self._nodes = Watch(api, nodes, self._changed)
+        self._pods = Watch(api, Collection(f"pods in {api.namespace}", pods, parse_pod, labels), self._changed)
+        self._controls: dict[str, tuple[str, RayControl]] = {}
+        self._said: set[str] = set()
+
+    async def run(self) -> None:
+        """Work until cancelled.
+
+        Raises:
+            ClusterError: Nodes or pods could not be listed at the start; later failures are waited out.
+        """
+        await self._nodes.load()
+        await self._pods.load()
+        logger.info("Watching %d nodes and %d Ray pods", len(self._nodes.objects), len(self._pods.objects))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._nodes.run())
+            tasks.create_task(self._pods.run())
+            tasks.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            # While something leaves, Ray changes too, and says so to nobody here.
+            while await self._step():  # noqa: ASYNC110
+                await asyncio.sleep(TICK_S)
+
+    async def _step(self) -> bool:
+        """Look, decide and act once; return whether anything is leaving."""
+        nodes = {node.name: node for node in self._nodes.objects.values()}
+        pods = tuple(self._pods.objects.values())
+        leaving = leaving_pods(nodes, pods, self._policy)
+        if not leaving:
+            self._said.clear()
+            return False
+        ray_nodes = await self._ray_nodes({pod.ray_cluster for pod in leaving}, pods)
+        for action in decide(nodes, pods, ray_nodes, round(1000 * self._now_s()), self._policy):
+            await self._act(action)
+        return not all(pod.is_head for pod in leaving)
+
+    async def _ray_nodes(self, clusters: set[str], pods: Sequence[RayPod]) -> Mapping[str, Sequence[RayNode]]:
+        """Ask the head of each Ray cluster; one that does not answer is left out."""
+        heads = {pod.ray_cluster: pod.ip for pod in pods if pod.is_head and pod.ip and not pod.is_ending}
+        answers: dict[str, Sequence[RayNode]] = {}
+        for cluster in sorted(clusters):
+            address = gcs_address(heads.get(cluster))
+            if address is None:
+                self._say(f"Ray cluster {cluster} has no head now; its workers are left alone")
+                continue
+            if self._controls.get(cluster, ("", None))[0] != address:
+                self._controls[cluster] = (address, self._connect(address))
+            try:
+                answers[cluster] = await asyncio.to_thread(self._controls[cluster][1].nodes)
+            except RayUnreachable as error:
+                self._say(f"Ray cluster {cluster} does not answer, its workers are left alone: {error}")
+        return answers
+
+    async def _act(self, action: Action) -> None:
+        """Take one action. A failure is only told: the next step decides anew."""
+        try:
+            match action:
+                case Drain(pod, ray_node, deadline_ms, reason):
+                    control = self._controls[pod.ray_cluster][1]
+                    await asyncio.to_thread(control.drain, ray_node, deadline_ms, reason)
+                    logger.info(
+                        "%s: %s drains, for %.0f s at most", reason, pod.name, deadline_ms / 1e3 - self._now_s()
+                    )
+                case Release(pod, reason):
+                    await self._evict(pod)
+                    logger.info("%s: %s is evicted", reason, pod.name)
+                case Stay(pod, reason):
+                    self._say(f"{reason}: the Ray head {pod.name} stays there; delete it when clients can wait")
+        except (ClusterError, RayUnreachable) as error:
+            self._say(str(error))
+
+    async def _evict(self, pod: RayPod) -> None:
+        metadata = {"name": pod.name, "namespace": pod.namespace}
+        body: Json = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": metadata,
+            # Another pod of that name may have come in the meantime.
+            "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        }
+        try:
+            path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
+            await self._api.create(path, f"evict pod {pod.name}", body)
+        except ClusterError as error:
+            if error.status == 429:
+                raise ClusterError(429, f"evict pod {pod.name} yet", error.reason) from None
+            if error.status not in (404, 409):  # it is gone, or another one
+                raise
+
+    def _say(self, text: str) -> None:
+        """Warn once for as long as something leaves."""
+        if text not in self._said:
+            self._said.add(text)
+            logger.warning("%s", text)
+
+
+def gcs_address(ip: str | None) -> str | None:
+    if ip is None:
+        return None
+    return f"[{ip}]:{GCS_PORT}" if ":" in ip else f"{ip}:{GCS_PORT}"

@@ -1,0 +1,1 @@
+"""Whether a Kubernetes cluster has what a release needs."""

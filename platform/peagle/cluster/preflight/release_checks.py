@@ -1,0 +1,205 @@
+"""Judges a cluster against what a release needs. Pure: values and facts in, checks out."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from peagle.cluster.preflight.capacity import check_capacity
+from peagle.cluster.preflight.facts import CrdFacts, Facts, Known, crds_needed, secrets_needed
+from peagle.cluster.preflight.outcome import Check, Outcome, failed, passed, unknown, warned
+from peagle.cluster.preflight.values import Values
+from peagle.errors import ClusterError
+
+__all__ = ["Check", "Outcome", "check_all"]
+
+# Fields of a RayService that the chart sets. An older KubeRay would drop them without a word.
+RAYSERVICE_FIELDS = (
+    "rayClusterDeletionDelaySeconds",
+    "excludeHeadPodFromServeSvc",
+    "upgradeStrategy",
+    "rayClusterConfig.authOptions.secretName",
+    "rayClusterConfig.gcsFaultToleranceOptions",
+)
+INSTALL_OPERATOR = "helm install kuberay-operator kuberay/kuberay-operator, or set kuberay-operator.enabled."
+LEVEL = "pod-security.kubernetes.io/enforce"
+
+
+def check_all(values: Values, facts: Facts, scale_up: bool = False) -> list[Check]:
+    """Every check, in the order in which an operator would mend things.
+
+    Args:
+        values: What is to be installed.
+        facts: What there is.
+        scale_up: Whether nodes are added on demand, so that a lack of room is only a warning.
+    """
+    return [
+        *_version(values, facts),
+        *_rights(facts),
+        *_crds(values, facts),
+        *_operator(values, facts),
+        *_namespace(values, facts),
+        *check_capacity(values, facts, scale_up),
+        *_storage(values, facts),
+        *_secrets(values, facts),
+        *_classes(facts),
+    ]
+
+
+def _version(values: Values, facts: Facts) -> Iterator[Check]:
+    least, has = _numbers(values.minimum_kubernetes), _numbers(facts.version)
+    if has < least:
+        yield failed(
+            "Kubernetes", f"{facts.version}; the chart needs {values.minimum_kubernetes}", "Upgrade the cluster."
+        )
+    else:
+        yield passed("Kubernetes", facts.version)
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    found = re.search(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _rights(facts: Facts) -> Iterator[Check]:
+    lacking = [name for name, allowed in facts.rights.items() if not allowed]
+    if lacking:
+        fix = "Have an administrator install it, or grant the right; ClusterRoles are for drain.watcher.enabled only."
+        yield failed("rights", f"this account may not create {', '.join(lacking)} in {facts.namespace}", fix)
+    else:
+        yield passed("rights", f"this account may create what the chart installs in {facts.namespace}")
+
+
+def _crds(values: Values, facts: Facts) -> Iterator[Check]:
+    for name in crds_needed(values):
+        found: Known[CrdFacts | None] = facts.crds[name]
+        is_ray = name.endswith(".ray.io")
+        if isinstance(found, ClusterError):
+            yield unknown(name, found)
+        elif found is None and is_ray and values.operator.enabled:
+            yield passed(name, "comes with the operator in this release")
+        elif found is None:
+            fix = (
+                f"Run: {INSTALL_OPERATOR}"
+                if is_ray
+                else "Install what brings it, or switch off the value that asks for it."
+            )
+            yield failed(name, "the cluster does not know this kind", fix)
+        elif "v1" not in found.versions:
+            yield failed(name, f"v1 is not served, only {', '.join(found.versions)}", "Upgrade what brings it.")
+        else:
+            lacking = [field for field in RAYSERVICE_FIELDS if field not in found.fields]
+            if name.startswith("rayservices.") and lacking:
+                yield failed(name, f"does not know {', '.join(lacking)}", "Upgrade KubeRay's CRDs and operator.")
+            else:
+                yield passed(name, "v1 is served")
+
+
+def _operator(values: Values, facts: Facts) -> Iterator[Check]:
+    subject = "KubeRay operator"
+    if isinstance(facts.operators, ClusterError):
+        yield unknown(subject, facts.operators)
+        return
+    others = [each for each in facts.operators if not each.is_own]
+    images = ", ".join(each.image for each in others)
+    namespace = values.network_policy.operator_namespace or facts.namespace
+    homes = {facts.namespace} if values.operator.enabled else {each.namespace for each in others}
+    if values.operator.enabled and others:
+        detail = f"runs already ({images}), and this release brings one more"
+        yield failed(subject, detail, "Set kuberay-operator.enabled: false.")
+    elif not homes:
+        yield failed(subject, "none runs in the cluster", f"Run: {INSTALL_OPERATOR}")
+    elif values.network_policy.enabled and namespace not in homes:
+        detail = f"it is in {', '.join(sorted(homes))}, and the network policy lets it in from {namespace} only"
+        yield failed(subject, detail, f"Set networkPolicy.operatorNamespace: {min(homes)}.")
+    else:
+        yield passed(subject, "comes with this release" if values.operator.enabled else images)
+
+
+def _namespace(values: Values, facts: Facts) -> Iterator[Check]:
+    subject, labels = f"namespace {facts.namespace}", facts.namespace_labels
+    if isinstance(labels, ClusterError):
+        yield unknown(subject, labels)
+    elif labels is None:
+        yield warned(subject, "it is not there yet", "Pass --create-namespace to helm install.")
+    else:
+        yield from _pod_security(values, subject, labels)
+    if isinstance(facts.quotas, ClusterError):
+        yield unknown("quotas", facts.quotas)
+    elif facts.quotas:
+        yield warned(
+            "quotas", f"{', '.join(facts.quotas)} may refuse pods", "Compare them with the room checked below."
+        )
+
+
+def _pod_security(values: Values, subject: str, labels: Mapping[str, str]) -> Iterator[Check]:
+    level = labels.get(LEVEL, "privileged")
+    rdma = [name for name, group in values.groups.items() if group.rdma_devices]
+    if values.model_cache.type == "hostPath" and level in ("baseline", "restricted"):
+        fix = "Choose another modelCache.type, or another namespace."
+        yield failed(subject, f"pod security {level} refuses modelCache.type hostPath", fix)
+    elif rdma and level in ("baseline", "restricted"):
+        fix = "Take RDMA away there, or use another namespace."
+        yield failed(subject, f"pod security {level} refuses IPC_LOCK, which RDMA of {', '.join(rdma)} needs", fix)
+    else:
+        yield passed(subject, f"pod security {level}")
+
+
+def _storage(values: Values, facts: Facts) -> Iterator[Check]:
+    cache = values.model_cache
+    if cache.type == "pvc" and cache.existing_claim:
+        modes = facts.claims[cache.existing_claim]
+        subject = f"claim {cache.existing_claim}"
+        pods = 1 + sum(group.max_replicas for group in values.groups.values())  # the head mounts it too
+        if isinstance(modes, ClusterError):
+            yield unknown(subject, modes)
+        elif modes is None:
+            yield failed(subject, "it is not there", "Make it, or leave modelCache.existingClaim empty.")
+        elif pods > 1 and not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
+            yield warned(
+                subject, f"{pods} pods share it, and it is {', '.join(modes)}", "Use a claim with ReadWriteMany."
+            )
+        else:
+            yield passed(subject, ", ".join(modes))
+    elif cache.type in ("pvc", "ephemeral"):
+        yield _class("modelCache.storageClassName", cache.storage_class_name, facts)
+    if values.gcs.store == "bundled":
+        yield _class("gcs.bundled.storageClassName", values.gcs.bundled.storage_class_name, facts)
+
+
+def _class(field: str, name: str, facts: Facts) -> Check:
+    subject, classes = f"storage class {name or '(default)'}", facts.storage_classes
+    if isinstance(classes, ClusterError):
+        return unknown(subject, classes)
+    there = ", ".join(classes) or "none"
+    if name and name not in classes:
+        return failed(subject, f"it is not there; there is {there}", f"Set {field} to one of these.")
+    if not name and not any(classes.values()):
+        return failed(subject, f"the cluster has no default; there is {there}", f"Set {field}.")
+    return passed(subject, name or next(each for each, is_default in classes.items() if is_default))
+
+
+def _secrets(values: Values, facts: Facts) -> Iterator[Check]:
+    for name, needed in secrets_needed(values).items():
+        keys, subject = facts.secrets[name], f"secret {name}"
+        literals = " ".join(f"--from-literal={key}=..." for key in sorted(needed) or ["NAME"])
+        make = f"Run: kubectl create secret generic {name} -n {facts.namespace} {literals}"
+        if isinstance(keys, ClusterError):
+            yield unknown(subject, keys)
+        elif keys is None:
+            yield failed(subject, f"it is not in {facts.namespace}", make)
+        elif missing := needed - keys:
+            lacks = f"it has no key {' or '.join(sorted(missing))}, only {', '.join(sorted(keys)) or 'none'}"
+            yield failed(subject, lacks, make)
+        else:
+            yield passed(subject, f"has the key {' and '.join(sorted(needed))}" if needed else "is there")
+
+
+def _classes(facts: Facts) -> Iterator[Check]:
+    for kind, found in (("priority class", facts.priority_classes), ("runtime class", facts.runtime_classes)):
+        for name, exists in found.items():
+            subject = f"{kind} {name}"
+            if isinstance(exists, ClusterError):
+                yield unknown(subject, exists)
+            elif exists:
+                yield passed(subject, "it is there")
+            else:
+                yield failed(subject, "it is not there", "Make it, or leave the value empty.")

@@ -1,0 +1,153 @@
+"""How a release is: its RayServices, their pods, and what every replica says of itself."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from peagle.cluster.drain.drain_actions import INSTANCE, NODE_TYPE, RAY_CLUSTER
+from peagle.cluster.kube import Json, KubeApi
+from peagle.errors import ClusterError, ConfigError
+
+# What the chart calls the container of a head pod, and what there tells of the fleet, to callers of its own pod only.
+HEAD_CONTAINER = "ray-head"
+TELL_FLEET = ("peagle", "status", "--json")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """A RayService: KubeRay's conditions that hold, and each Serve deployment with its status."""
+
+    name: str
+    ray_cluster: str
+    conditions: tuple[str, ...]
+    deployments: Mapping[str, str]
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodStatus:
+    """A Ray pod: where it is, and what keeps it from being ready."""
+
+    name: str
+    kind: str
+    ray_cluster: str
+    node: str
+    is_node_leaving: bool
+    phase: str
+    is_ready: bool
+    restarts: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseStatus:
+    """All of a release. `fleet` is what `GET /fleet` says, or None where it does not answer, with the reason."""
+
+    services: tuple[ServiceStatus, ...]
+    pods: tuple[PodStatus, ...]
+    fleet: Json | None
+    fleet_problem: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+async def read_status(api: KubeApi, release: str) -> ReleaseStatus:
+    """Ask the Kubernetes API, and in the head pod the release itself.
+
+    Raises:
+        ClusterError: RayServices or pods cannot be listed.
+        ConfigError: There is no such release in the namespace.
+    """
+    query = {"labelSelector": f"{INSTANCE}={release},app.kubernetes.io/name=peagle"}
+    path = f"/apis/ray.io/v1/namespaces/{api.namespace}/rayservices"
+    services, _ = await api.list(path, f"list rayservices in {api.namespace}", query)
+    if not services:
+        fix = "Name another with --release or --namespace; helm list -A shows what there is."
+        raise ConfigError("--release", release, f"there is no RayService of it in {api.namespace}", fix)
+    query = {"labelSelector": f"{INSTANCE}={release},{NODE_TYPE}"}
+    pods, _ = await api.list(f"/api/v1/namespaces/{api.namespace}/pods", f"list pods in {api.namespace}", query)
+    cordoned = await _cordoned(api)
+    found = tuple(pod_status(each, cordoned) for each in pods)
+    said = tuple(service_status(each) for each in services)
+    fleet, problem = await _fleet(api, said[0], found)
+    return ReleaseStatus(
+        services=said,
+        pods=found,
+        fleet=fleet,
+        fleet_problem=problem,
+    )
+
+
+def service_status(item: Json) -> ServiceStatus:
+    """Read a RayService as the API gives it."""
+    status = item.get("status") or {}
+    active = status.get("activeServiceStatus") or status.get("pendingServiceStatus") or {}
+    applications = (active.get("applicationStatuses") or {}).values()
+    parts = {
+        name: part.get("status", "?")
+        for application in applications
+        for name, part in (application.get("serveDeploymentStatuses") or {}).items()
+    }
+    messages = [application.get("message", "") for application in applications]
+    conditions = status.get("conditions") or []
+    held = tuple(each["type"] for each in conditions if each["status"] == "True")
+    refused = [each.get("message", "") for each in conditions if each["type"] == "Ready" and each["status"] != "True"]
+    problem = next(filter(None, [*messages, *refused]), "")
+    return ServiceStatus(item["metadata"]["name"], active.get("rayClusterName", "-"), held, parts, problem)
+
+
+def pod_status(item: Json, cordoned: frozenset[str]) -> PodStatus:
+    """Read a pod as the API gives it."""
+    metadata, status = item["metadata"], item.get("status") or {}
+    labels = metadata.get("labels") or {}
+    node = (item.get("spec") or {}).get("nodeName") or ""
+    conditions = {each["type"]: each for each in status.get("conditions") or []}
+    containers = status.get("containerStatuses") or []
+    waiting = [each["state"]["waiting"] for each in containers if "waiting" in (each.get("state") or {})]
+    unscheduled = conditions.get("PodScheduled", {})
+    problem = next((f"{each.get('reason', '')} {each.get('message', '')}".strip() for each in waiting), "")
+    if unscheduled.get("status") == "False":
+        problem = unscheduled.get("message", "") or problem
+    return PodStatus(
+        name=metadata["name"],
+        kind=labels.get(NODE_TYPE, "?"),
+        ray_cluster=labels.get(RAY_CLUSTER, "?"),
+        node=node or "-",
+        is_node_leaving=node in cordoned,
+        phase="Ending" if "deletionTimestamp" in metadata else status.get("phase", "?"),
+        is_ready=conditions.get("Ready", {}).get("status") == "True",
+        restarts=sum(each.get("restartCount", 0) for each in containers),
+        problem=problem,
+    )
+
+
+async def _cordoned(api: KubeApi) -> frozenset[str]:
+    """Nodes that are cordoned; none where this account may not see nodes."""
+    try:
+        nodes, _ = await api.list("/api/v1/nodes", "list nodes")
+    except ClusterError as error:
+        if error.status != 403:
+            raise
+        return frozenset()
+    return frozenset(each["metadata"]["name"] for each in nodes if (each.get("spec") or {}).get("unschedulable"))
+
+
+async def _fleet(api: KubeApi, service: ServiceStatus, pods: tuple[PodStatus, ...]) -> tuple[Json | None, str]:
+    heads = (each for each in pods if each.kind == "head" and each.ray_cluster == service.ray_cluster)
+    head = next((each for each in heads if each.phase == "Running"), None)
+    if head is None:
+        return None, f"no head pod of {service.name} runs"
+    try:
+        printed = await api.run(head.name, HEAD_CONTAINER, TELL_FLEET, f"run a command in pod {head.name}")
+        fleet = json.loads(printed)
+        if not isinstance(fleet, dict) or not isinstance(fleet.get("models"), list):
+            raise ValueError(printed)
+    except ClusterError as error:
+        if error.status == 401:
+            raise
+        return None, str(error)
+    except ValueError:
+        return None, f"{' '.join(TELL_FLEET)} in pod {head.name} printed no fleet"
+    return fleet, ""

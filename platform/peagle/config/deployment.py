@@ -1,0 +1,265 @@
+"""Deployment files: one YAML per model, read here and nowhere else, into strict frozen models."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, JsonValue, field_validator, model_validator
+
+from peagle.config.schema import Strict, parse, wrong
+from peagle.config.yaml_file import read_mapping
+from peagle.errors import ConfigError
+
+# What the platform sets itself, and the field that sets it.
+PLATFORM_OWNED_ARGUMENTS: Mapping[str, str] = {
+    "model": "target.source",
+    "revision": "target.revision",
+    "served_model_name": "name",
+    "speculative_config": "drafter and speculation",
+    "spec_method": "drafter.method",
+    "spec_model": "drafter.source",
+    "spec_tokens": "speculation.depth_max",
+    "scheduler_cls": "speculation.live_depth",
+    "worker_extension_cls": "nothing: the platform needs its own",
+    "tensor_parallel_size": "resources.tensor_parallel_size",
+    "data_parallel_size": "replicas.min and replicas.max",
+    "disable_log_stats": "nothing: statistics are always on",
+}
+
+# Hugging Face's own rule: an organisation (older repositories have none) and a name.
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+Depth = Annotated[int, Field(ge=0, le=64)]
+
+
+class Checkpoint(Strict):
+    """Weights: a Hugging Face repository (`org/name`) or a folder, relative to the deployment file."""
+
+    source: str = Field(min_length=1, max_length=1024)
+    revision: str | None = Field(default=None, min_length=1, max_length=256)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether `source` names a folder: it starts with `.`, `/` or `~`."""
+        return self.source.startswith((".", "/", "~"))
+
+    @model_validator(mode="after")
+    def _folder_or_repository(self) -> Self:
+        if not self.source.isprintable():
+            raise wrong("source", self.source, "it holds a control character", "Write it without.")
+        if self.is_local and self.revision is not None:
+            raise wrong("revision", self.revision, "a folder has no revision", "Remove it.")
+        if not self.is_local and not _REPOSITORY.fullmatch(self.source):
+            fix = f"Write org/name, or ./{self.source.lstrip('/')} for a folder."
+            raise wrong("source", self.source, "it is neither a repository nor the path of a folder", fix)
+        return self
+
+
+class Drafter(Checkpoint):
+    """A draft head. `trained_depth` is the deepest K that it was trained for."""
+
+    method: Literal["p-eagle", "eagle3"] = "p-eagle"
+    trained_depth: int = Field(ge=1, le=64)
+
+
+class Speculation(Strict):
+    """How deep to draft. `depth_static` applies until something sets another K, and whenever nothing may.
+
+    With `adaptive` the Router chooses K for each replica and batch size, live, from what its drafts and steps yield. It
+    then rules out a K whose step is expected to take longer than `inter_token_s_max` seconds, if any other keeps it.
+    Before its first request a replica times its steps at every batch size and K, for `calibration_s` seconds at most;
+    with 0 it finds out while it serves.
+    """
+
+    enabled: bool = True
+    live_depth: bool = True
+    adaptive: bool = False
+    depth_max: int = Field(default=7, ge=1, le=64)
+    depth_static: Depth = 7
+    inter_token_s_max: float | None = Field(default=None, gt=0.0, le=60.0)
+    calibration_s: float = Field(default=25.0, ge=0.0, le=600.0)
+
+    @model_validator(mode="after")
+    def _static_within_max(self) -> Self:
+        if self.depth_static > self.depth_max:
+            problem = f"it is above depth_max, which is {self.depth_max}"
+            raise wrong("depth_static", self.depth_static, problem, f"Lower it to {self.depth_max} or raise depth_max.")
+        if self.adaptive and not self.live_depth:
+            raise wrong("adaptive", True, "live_depth is off", "Write live_depth: true, or adaptive: false.")
+        if self.inter_token_s_max is not None and not self.adaptive:
+            raise wrong("inter_token_s_max", self.inter_token_s_max, "nothing adapts to it", "Write adaptive: true.")
+        return self
+
+
+class Replicas(Strict):
+    """Replica count; Ray Serve scales between the two where they differ."""
+
+    min: int = Field(default=1, ge=1, le=4096)
+    max: int = Field(default=1, ge=1, le=4096)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.max < self.min:
+            raise wrong("max", self.max, f"it is below min, which is {self.min}", f"Write {self.min} or more.")
+        return self
+
+
+# GPUs, by the names that Ray's LLM library takes.
+ACCELERATOR_TYPES = (
+    *("V100", "P100", "T4", "P4", "K80", "A10", "A10G", "L4", "L40S", "A100", "A100-40G", "A100-80G"),
+    *("H100", "H200", "H20", "B200", "B300", "GB200", "GB300", "RTX-PRO-6000"),
+    *("AMD-Instinct-MI100", "AMD-Instinct-MI250X", "AMD-Instinct-MI250X-MI250", "AMD-Instinct-MI210"),
+    *("AMD-Instinct-MI300A", "AMD-Instinct-MI300X-OAM", "AMD-Instinct-MI300X-HF", "AMD-Instinct-MI308X"),
+    *("AMD-Instinct-MI325X-OAM", "AMD-Instinct-MI350X-OAM", "AMD-Instinct-MI355X-OAM"),
+    *("Intel-GPU-Max-1550", "Intel-GPU-Max-1100", "MXC500", "MXC550"),
+)
+
+
+class Resources(Strict):
+    """What one replica takes. `accelerator_type` is Ray's name for a GPU model, such as `B200`."""
+
+    accelerator: Literal["cpu", "gpu"] = "gpu"
+    accelerator_type: str | None = Field(default=None, min_length=1, max_length=64)
+    tensor_parallel_size: int = Field(default=1, ge=1, le=64)
+    cpus: float = Field(default=1.0, gt=0, le=1024)
+
+    @field_validator("accelerator_type")
+    @classmethod
+    def _known_to_ray(cls, value: str | None) -> str | None:
+        if value is None or value in ACCELERATOR_TYPES:
+            return value
+        near = {name.lower(): name for name in ACCELERATOR_TYPES}.get(value.strip().lower())
+        fix = f"Write {near}." if near else "Write one such as H100 or B200."
+        raise wrong("", value, "Ray knows no such GPU", f"{fix} Without it any GPU will do.")
+
+    @model_validator(mode="after")
+    def _cpu_needs_no_gpu(self) -> Self:
+        if self.accelerator == "cpu" and self.tensor_parallel_size > 1:
+            size = self.tensor_parallel_size
+            raise wrong("tensor_parallel_size", size, "accelerator is cpu", "Write 1, or accelerator: gpu.")
+        if self.accelerator == "cpu" and self.accelerator_type is not None:
+            kind = self.accelerator_type
+            raise wrong("accelerator_type", kind, "accelerator is cpu", "Remove it, or write accelerator: gpu.")
+        return self
+
+
+class Routing(Strict):
+    """How a request finds its replica, and bounds on what one, and the queue before it (-1: no bound), may hold.
+
+    `soonest` is the replica that is expected to finish the request first; `power-of-two` is Ray Serve's own choice, the
+    less busy of two picked at random.
+    """
+
+    policy: Literal["soonest", "power-of-two"] = "soonest"
+    max_ongoing_requests: int = Field(default=256, ge=1, le=100_000)
+    max_queued_requests: int = Field(default=1024, ge=-1, le=1_000_000)
+
+    @field_validator("max_queued_requests")
+    @classmethod
+    def _not_zero(cls, value: int) -> int:
+        if value == 0:
+            raise wrong("", value, "Ray Serve takes no queue of 0", "Write 1 or more, or -1 for no bound.")
+        return value
+
+
+class Deployment(Strict):
+    """One model as it is served: what `deployments/*.yaml` holds."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
+    target: Checkpoint
+    drafter: Drafter | None = None
+    speculation: Speculation = Speculation()
+    engine: dict[str, JsonValue] = Field(default_factory=dict)
+    environment: dict[str, str] = Field(default_factory=dict)
+    replicas: Replicas = Replicas()
+    resources: Resources = Resources()
+    routing: Routing = Routing()
+
+    @field_validator("engine")
+    @classmethod
+    def _only_what_is_free(cls, engine: dict[str, Any]) -> dict[str, Any]:
+        for key, value in engine.items():
+            if key in PLATFORM_OWNED_ARGUMENTS:
+                raise wrong(key, value, f"it is set by {PLATFORM_OWNED_ARGUMENTS[key]}", "Remove it here.")
+            if not key.isidentifier() or key.startswith("_"):
+                name = key.lstrip("-_").replace("-", "_")
+                raise wrong(key, value, "it is no engine argument", f"Write it as vLLM names it in Python: {name}.")
+        return engine
+
+    @field_validator("environment")
+    @classmethod
+    def _settable(cls, environment: dict[str, str]) -> dict[str, str]:
+        for name, value in environment.items():
+            if not VARIABLE_NAME.fullmatch(name):
+                raise wrong(name, None, "it is no name of a variable", "Use letters, digits and underscores.")
+            if "\0" in value:
+                raise wrong(name, None, "its value holds a NUL character", "Write it without.")
+        return environment
+
+    @model_validator(mode="after")
+    def _depth_within_training(self) -> Self:
+        if not self.speculates:
+            return self
+        if self.drafter is None:
+            fix = "Add a drafter, or write speculation: {enabled: false}."
+            raise wrong("drafter", None, "it is required while speculation.enabled is true", fix)
+        depth, trained = self.speculation.depth_max, self.drafter.trained_depth
+        if depth > trained:
+            problem = f"it is above drafter.trained_depth, which is {trained}"
+            raise wrong("speculation.depth_max", depth, problem, f"Lower it to {trained}.")
+        return self
+
+    @model_validator(mode="after")
+    def _cpu_has_one_stage(self) -> Self:
+        if self.resources.accelerator == "cpu" and self.pipeline_parallel_size > 1:
+            problem = "accelerator is cpu, and there vLLM's second stage fails at the first request"
+            fix = "Write 1, or resources.accelerator: gpu."
+            raise wrong("engine.pipeline_parallel_size", self.pipeline_parallel_size, problem, fix)
+        return self
+
+    @property
+    def speculates(self) -> bool:
+        return self.speculation.enabled
+
+    @property
+    def pipeline_parallel_size(self) -> int:
+        """Stages of a replica, each on `resources.tensor_parallel_size` accelerators of one node."""
+        size = self.engine.get("pipeline_parallel_size", 1)
+        return size if isinstance(size, int) else 1  # vLLM's own check refuses what is no number
+
+    @property
+    def devices(self) -> int:
+        """Accelerators of one replica; the CPUs of one without are one."""
+        return self.resources.tensor_parallel_size * self.pipeline_parallel_size
+
+
+def load_deployment(path: Path) -> Deployment:
+    """Read one deployment file; local checkpoints in it become absolute paths.
+
+    Raises:
+        ConfigError: The file is missing, is not YAML, or a field is wrong; all wrong fields are named.
+    """
+    return parse_deployment(read_mapping(path), origin=str(path), base=path.parent)
+
+
+def parse_deployment(raw: Mapping[str, Any], origin: str, base: Path | None = None) -> Deployment:
+    """Validate a deployment given as plain values; `base` is what its relative paths start from.
+
+    Raises:
+        ConfigError: A field is wrong; all wrong fields are named, and `origin` leads each path.
+    """
+    # Below an engine argument pydantic names the kinds of value that it tried; an environment variable may be a secret.
+    deployment = parse(Deployment, raw, origin, "a deployment", opaque=("engine",), secret=("environment",))
+    changes: dict[str, Checkpoint] = {}
+    for field in ("target", "drafter"):
+        checkpoint: Checkpoint | None = getattr(deployment, field)
+        if base is not None and checkpoint is not None and checkpoint.is_local:
+            try:
+                folder = (base / Path(checkpoint.source).expanduser()).resolve()
+            except (OSError, RuntimeError) as error:
+                place = f"{origin}: {field}.source"
+                raise ConfigError(place, checkpoint.source, f"it is no path ({error})", "Name a folder.") from None
+            changes[field] = checkpoint.model_copy(update={"source": str(folder)})
+    return deployment.model_copy(update=changes)

@@ -1,0 +1,1 @@
+"""What a head learns from: corpora, prompts, and what the target wrote."""

@@ -1,0 +1,112 @@
+"""The target's own continuations, through vLLM: what a head has to predict is what its target writes."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from peagle.drafter.data.generated_text import GeneratedText
+from peagle.drafter.data.prompt_source import Asked, GenerationPlan
+from peagle.drafter.train.heads import ANSWER_TOKENS_MIN
+from peagle.engine.arguments import WORKER_EXTENSION
+from peagle.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """How many prompts gave no row, by what was wrong."""
+
+    too_long: int = 0
+    loops: int = 0
+    too_short: int = 0
+
+    def __str__(self) -> str:
+        reasons = (
+            (self.too_long, "too long a prompt for a row"),
+            (self.loops, "an answer that loops"),
+            (self.too_short, f"an answer of fewer than {ANSWER_TOKENS_MIN} tokens"),
+        )
+        return ", ".join(f"{count} with {reason}" for count, reason in reasons if count) or "none"
+
+
+def generate(
+    target: Path, asked: Asked, plan: GenerationPlan, tensor_parallel: int = 1
+) -> tuple[GeneratedText, LeftOut]:
+    """Let `target` answer what is asked; vLLM shows how far it is.
+
+    Returns:
+        Rows of at most `plan.row_tokens`, and what was left out. A greedy answer that goes round in circles is easy to
+        draft and teaches nothing, so rows that do little else are left out, and answers too short to learn from.
+
+    Raises:
+        ConfigError: Nothing is left, or this machine has nothing to split the target over.
+    """
+    from vllm import LLM, SamplingParams, TokensPrompt  # starts worker processes; only this call needs them
+
+    parameters = [
+        SamplingParams(
+            temperature=0.0 if greedy else plan.temperature,
+            max_tokens=plan.row_tokens - len(prompt),
+            ignore_eos=not asked.ends,
+            detokenize=False,
+            seed=None if greedy else row,
+        )
+        for row, (prompt, greedy) in enumerate(zip(asked.prompts, asked.greedy, strict=True))
+    ]
+    engine = LLM(
+        str(target),
+        max_model_len=plan.row_tokens,
+        enable_prefix_caching=False,
+        worker_extension_cls=WORKER_EXTENSION,  # vLLM alone cannot prefill a seeded prompt in parts on a CPU
+        **_device_arguments(tensor_parallel),
+    )
+    outputs = engine.generate(
+        [TokensPrompt(prompt_token_ids=each) for each in asked.prompts], parameters, use_tqdm=_bar()
+    )
+    return rows_of(asked, [list(output.outputs[0].token_ids) for output in outputs], plan.repeats_max)
+
+
+def rows_of(asked: Asked, answers: Sequence[list[int]], repeats_max: float) -> tuple[GeneratedText, LeftOut]:
+    """Prompts with the answers that teach something, and how many have none.
+
+    Raises:
+        ConfigError: None has.
+    """
+    too_short = {row for row, answer in enumerate(answers) if len(answer) < ANSWER_TOKENS_MIN}
+    looping = {row for row, answer in enumerate(answers) if loops(answer, repeats_max=repeats_max)}
+    left_out = LeftOut(asked.too_long, len(looping), len(too_short))
+    kept = [row for row in range(len(answers)) if row not in too_short | looping]
+    if not kept:
+        fix = "Ask others with --prompts-from, or raise --row-tokens."
+        raise ConfigError("prompts", len(answers) + asked.too_long, f"no row is left: {left_out}", fix)
+    return GeneratedText.of([asked.prompts[row] for row in kept], [answers[row] for row in kept]), left_out
+
+
+def loops(tokens: Sequence[int], window: int = 12, repeats_max: float = 0.35) -> bool:
+    """Whether more than `repeats_max` of the `window`-token runs in `tokens` have been seen before in it."""
+    runs = [tuple(tokens[at : at + window]) for at in range(len(tokens) - window + 1)]
+    return bool(runs) and 1 - len(set(runs)) / len(runs) > repeats_max
+
+
+def _device_arguments(tensor_parallel: int) -> dict[str, Any]:
+    """What an engine is given on a CPU; on a GPU vLLM itself chooses memory, sequences and graphs.
+
+    Raises:
+        ConfigError: A target is to be split over several of a machine without GPUs.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return {"tensor_parallel_size": tensor_parallel}
+    if tensor_parallel > 1:
+        raise ConfigError("--tensor-parallel", tensor_parallel, "vLLM computes on a CPU here", "Write 1.")
+    return {"max_num_seqs": 128, "kv_cache_memory_bytes": 1 << 30, "enforce_eager": True}
+
+
+def _bar() -> Any:
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    # A line every half minute where it is written to a file.
+    return partial(tqdm, mininterval=0.5 if sys.stderr.isatty() else 30.0)

@@ -1,0 +1,154 @@
+"""What a target is given to go on with: windows of a text, or the prompts and chats of a JSON-lines file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from peagle.drafter.data.corpus import END_OF_TEXT, standard_library, token_stream
+from peagle.drafter.train.heads import ANSWER_TOKENS_MIN
+from peagle.errors import ConfigError
+from peagle.prompt_file import encode_prompt, read_prompt_file
+
+OPTION = "--prompts-from"
+LINES = ".jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """How rows come about. Of the answers `greedy_ratio` are greedy, the rest sampled.
+
+    Greedy text follows from its prompt, so every later token can be learned from it. Of sampled text a draft of several
+    tokens can only learn the odds: a share of it keeps the head useful at a temperature.
+
+    Windows have from `prompt_tokens_min` to below `prompt_tokens_max` tokens of each 256 of a row, and fill it; rows of
+    a file's prompts end with their answer, after `row_tokens` at most.
+    """
+
+    prompts: int = 12_800
+    prompt_tokens_min: int = 136
+    prompt_tokens_max: int = 184
+    row_tokens: int = 256
+    greedy_ratio: float = 0.95
+    temperature: float = 0.8
+    repeats_max: float = 0.6
+    seed: int = 7
+
+    @property
+    def window_tokens(self) -> tuple[int, int]:
+        """From how many tokens a window has, to below how many, in a row of `row_tokens`."""
+        return self.prompt_tokens_min * self.row_tokens // 256, self.prompt_tokens_max * self.row_tokens // 256
+
+    def check(self, context_tokens: int) -> None:
+        """
+        Raises:
+            ConfigError: Rows are longer than the target's context.
+        """
+        if self.row_tokens > context_tokens:
+            problem = f"the target's context has {context_tokens} tokens"
+            raise ConfigError("--row-tokens", self.row_tokens, problem, f"Write {context_tokens} or fewer.")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Prompts as token ids, and which of them are answered greedily: bool, [prompts].
+
+    Answers end at the model's end of text where `ends`, else where the row is full. `too_long` more prompts would have
+    left no room for an answer.
+    """
+
+    prompts: list[list[int]]
+    greedy: np.ndarray
+    ends: bool
+    too_long: int = 0
+
+
+def ask(
+    target: Path,
+    tokenizer: Tokenizer,
+    plan: GenerationPlan,
+    file: Path | None = None,
+    *,
+    as_chat: bool = False,
+    held_out: bool = False,
+) -> Asked:
+    """What a `target` is asked: the prompts of a `.jsonl`, windows of another file's text, or of the standard library.
+
+    Args:
+        tokenizer: The one in the target's folder.
+        as_chat: Whether a text in a `.jsonl` is what a user says.
+        held_out: Whether the standard library's files are those that no training sees.
+
+    Raises:
+        ConfigError: The file cannot be read, or holds nothing to ask.
+    """
+    if file is not None and file.suffix == LINES:
+        return lines(file, AutoTokenizer.from_pretrained(target), plan, as_chat=as_chat)
+    if as_chat:
+        named = None if file is None else str(file)
+        raise ConfigError("--chat", named, f"only prompts of a {LINES} are asked as chats", f"Name one as {OPTION}.")
+    if file is not None:
+        return windows(np.asarray(tokenizer.encode(read_text(file)).ids, dtype=np.int32), plan)
+    if tokenizer.token_to_id(END_OF_TEXT) is None:
+        problem = f"the target's tokenizer has no {END_OF_TEXT} to end the standard library's files"
+        raise ConfigError(OPTION, None, problem, f"Name a {LINES} of prompts, or a file of UTF-8 text.")
+    corpus = standard_library()
+    return windows(token_stream(tokenizer, corpus.held_out if held_out else corpus.train), plan)
+
+
+def windows(tokens: np.ndarray, plan: GenerationPlan) -> Asked:
+    """Windows of `tokens`, int32 [tokens], drawn by the plan's seed.
+
+    Raises:
+        ConfigError: The text is shorter than a window may be.
+    """
+    shortest, longest = plan.window_tokens
+    if len(tokens) <= longest:
+        problem = f"a text of so many tokens has no windows of up to {longest}"
+        raise ConfigError(OPTION, len(tokens), problem, "Name a longer text, or lower --row-tokens.")
+    draw = np.random.default_rng(plan.seed)
+    lengths = draw.integers(shortest, longest, plan.prompts)
+    starts = draw.integers(0, len(tokens) - longest, plan.prompts)
+    prompts = [tokens[start : start + length].tolist() for start, length in zip(starts, lengths, strict=True)]
+    return Asked(prompts, draw.random(plan.prompts) < plan.greedy_ratio, ends=False)
+
+
+def lines(file: Path, tokenizer: Any, plan: GenerationPlan, *, as_chat: bool) -> Asked:
+    """The prompts of a JSON-lines file, shuffled by the plan's seed and cut to its number.
+
+    Args:
+        tokenizer: The target's, of Hugging Face, with its chat template.
+        as_chat: Whether a text is what a user says.
+
+    Raises:
+        ConfigError: The file holds no prompt, or none that leaves room for an answer; or it holds a chat and there is
+            no chat template.
+    """
+    found = read_prompt_file(file, as_chat=as_chat)
+    draw = np.random.default_rng(plan.seed)
+    chosen = [found[index] for index in draw.permutation(len(found))[: plan.prompts]]
+    encoded = [encode_prompt(prompt, tokenizer) for prompt in chosen]
+    room = plan.row_tokens - ANSWER_TOKENS_MIN
+    prompts = [tokens for tokens in encoded if len(tokens) <= room]
+    if not prompts:
+        problem = f"rows of {plan.row_tokens} tokens have no room for any of its prompts with an answer"
+        fix = f"Raise --row-tokens to {min(map(len, encoded)) + ANSWER_TOKENS_MIN} or more."
+        raise ConfigError(OPTION, str(file), problem, fix)
+    greedy = draw.random(len(prompts)) < plan.greedy_ratio
+    return Asked(prompts, greedy, ends=True, too_long=len(encoded) - len(prompts))
+
+
+def read_text(file: Path) -> str:
+    """
+    Raises:
+        ConfigError: It is no file of UTF-8 text.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(OPTION, str(file), f"byte {error.start} is not UTF-8", "Save it as UTF-8.") from None
+    except OSError as error:
+        raise ConfigError(OPTION, str(file), f"it cannot be read: {error.strerror}", "Name another.") from None

@@ -1,0 +1,165 @@
+"""Reads what a head's training needs, and checks it, before the long part."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from peagle.drafter.data.corpus import END_OF_TEXT, MASK, standard_library, token_stream
+from peagle.drafter.data.generated_text import GeneratedText
+from peagle.drafter.train.compute import ALONE, Compute, DeviceName, target_dtype
+from peagle.drafter.train.export import TRAINING_ONLY
+from peagle.drafter.train.heads import HeadPlan, tapped_layers_of
+from peagle.drafter.train.plan_file import STANDARD_LIBRARY, TrainingFile
+from peagle.drafter.train.pretrained import load_head, read_size
+from peagle.drafter.train.readiness import TargetShape, check_training
+from peagle.drafter.train.training import CHECKPOINT
+from peagle.engine.checkpoint import Folder
+from peagle.errors import CombinedConfigError, ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A training as it was asked for. `corpus` is `standard-library`, a file of UTF-8 text, or nothing."""
+
+    target: Path
+    generated: Path
+    out: Path
+    plan: HeadPlan
+    corpus: str | None = STANDARD_LIBRARY
+    mask_token: str = MASK
+    checkpoint_every_steps: int = 100
+    device: DeviceName = "auto"
+
+    @classmethod
+    def of(cls, file: TrainingFile) -> "Job":
+        return cls(
+            target=Path(file.target),
+            generated=Path(file.text.generated),
+            out=Path(file.out),
+            plan=file.plan,
+            corpus=file.text.corpus,
+            mask_token=file.head.mask_token,
+            checkpoint_every_steps=file.training.checkpoint_every_steps,
+            device=file.training.device,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What a job's names stand for: rows, the corpus as one stream (int, [tokens]), the mask token's id, and weights to
+    start from, where there are some and no checkpoint has later ones."""
+
+    text: GeneratedText
+    corpus: np.ndarray
+    mask_token: int | None
+    start: Mapping[str, torch.Tensor] | None
+
+
+def prepare(job: Job, compute: Compute = ALONE) -> Material:
+    """Read everything that `job` names, and check that its training can work there.
+
+    Raises:
+        ConfigError: It cannot; everything wrong is named.
+    """
+    if job.out.resolve() == job.target.resolve():
+        problem = "the head would be written over the target"
+        raise ConfigError("out", str(job.out), problem, "Train into another folder.")
+    folder = Folder(job.target, "target")
+    tokenizer = read_tokenizer(job.target)
+    text = GeneratedText.load(job.generated)
+    corpus, mask_token = _corpus(job.corpus, tokenizer), tokenizer.token_to_id(job.mask_token)
+    shape = target_shape(folder, tokenizer, target_dtype(compute.device))
+    check_training(job.plan, shape, text, corpus, mask_token, compute.memory_bytes, compute.processes)
+    return Material(text, corpus, mask_token, _weights(job, shape.layers, mask_token))
+
+
+def _weights(job: Job, target_layers: int, mask_token: int | None) -> Mapping[str, torch.Tensor] | None:
+    """Of the head to start from; None without one, and where a checkpoint has later ones.
+
+    Raises:
+        ConfigError: There is no head, it is not shaped as the plan says, or this training would write over it.
+    """
+    plan = job.plan
+    if plan.start is None:
+        return None
+    start = Path(plan.start)
+    if start.resolve() == job.out.resolve():
+        problem = "the head that training starts from would be written over"
+        raise ConfigError("head.start", plan.start, problem, "Train into another folder.")
+    if (job.out / CHECKPOINT).exists():
+        return None
+    head, known = load_head(job.target, start, "head.start")
+    taps = plan.tapped_layers or tapped_layers_of(target_layers)
+    shaped = {
+        "method": (known.method, plan.method),
+        "layers": (known.layers, plan.layers),
+        "trained_depth": (known.trained_depth, plan.trained_depth),
+        # A head without a Markov head is given one.
+        "markov_rank": (known.markov_rank or plan.markov_rank, plan.markov_rank),
+        "tapped_layers": (known.tapped_layers, taps),
+        "mask_token": (getattr(head, "mask_token_id", mask_token), mask_token),
+    }
+    problems = [
+        ConfigError(
+            f"head.{name}", wanted, f"the head in {start} has {has}", "Write that, or train without head.start."
+        )
+        for name, (has, wanted) in shaped.items()
+        if has != wanted
+    ]
+    if problems:
+        raise CombinedConfigError.of(problems)
+    return {name: value for name, value in head.state_dict().items() if not name.startswith(TRAINING_ONLY)}
+
+
+def read_tokenizer(target: Path) -> Tokenizer:
+    """The tokenizer in a target's folder.
+
+    Raises:
+        ConfigError: There is none, or it cannot be read.
+    """
+    path = target / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError("target", str(path), "there is no tokenizer", "Add the one that the target was trained with.")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError("target", str(path), f"it is no tokenizer ({error})", "Copy the target again.") from None
+
+
+def target_shape(folder: Folder, tokenizer: Tokenizer, dtype: torch.dtype = torch.float32) -> TargetShape:
+    """What `config.json` and the headers of the weights say of a target whose weights are held in `dtype`.
+
+    Raises:
+        ConfigError: A size is missing, or there are no weights.
+    """
+    keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
+    sizes = {key: read_size(folder, key) for key in keys}
+    tensors = folder.read_tensors() or {}
+    return TargetShape(
+        layers=sizes["num_hidden_layers"],
+        hidden_size=sizes["hidden_size"],
+        mlp_size=sizes["intermediate_size"],
+        vocab_size=sizes["vocab_size"],
+        weights_bytes=dtype.itemsize * sum(tensor.elements for tensor in tensors.values()),
+        context_tokens=sizes["max_position_embeddings"],
+        tokenizer_tokens=tokenizer.get_vocab_size(),
+    )
+
+
+def _corpus(name: str | None, tokenizer: Tokenizer) -> np.ndarray:
+    if name is None:
+        return np.zeros(0, dtype=np.int32)
+    if name == STANDARD_LIBRARY:
+        if tokenizer.token_to_id(END_OF_TEXT) is None:
+            fix = "Name a file of UTF-8 text as text.corpus instead."
+            raise ConfigError("text.corpus", name, f"the target's tokenizer has no {END_OF_TEXT} to end its files", fix)
+        return token_stream(tokenizer, standard_library().train)
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError("text.corpus", name, f"byte {error.start} is not UTF-8", "Save it as UTF-8.") from None
+    return np.asarray(tokenizer.encode(text).ids, dtype=np.int32)

@@ -1,0 +1,1 @@
+"""Checks that need no vLLM: deployment files, engine arguments, and a drafter beside its target."""

@@ -1,0 +1,1 @@
+"""Live depth inside the engine core: the scheduler that cuts drafts, its table, sums over steps, calibration."""

@@ -1,0 +1,325 @@
+"""Live depth: vLLM's scheduler, verifying only the first K tokens of each draft.
+
+The drafter drafts `num_speculative_tokens` (Kmax) every step, whatever K is, unless `drafts_to_depth` is set. Before
+each step this scheduler cuts every request's draft to the K that the depth table holds for the step's batch size, so
+the target verifies K + 1 positions. Everything behind the cut is vLLM's own: it schedules requests with fewer draft
+tokens than Kmax anyway, where a token budget or the context's end leaves no room. So outputs cannot change, K may
+differ by request, and no worker is patched.
+
+- The batch size that picks K is the number of running requests when the step is scheduled. Requests that the same step
+  admits have no draft to cut, so it is exact for decode-only steps.
+- KV slots are reserved for Kmax drafts whatever K is, since the drafter writes that many.
+- Grammars: vLLM validates a draft before this cut and masks only what is scheduled after it.
+- Asynchronous scheduling (GPU): the draft is a list of placeholders here and the worker reads its first K tokens from
+  the drafter's output, by request, at the stride that was drafted. The cut works the same; the tail's tokens are not
+  known to the scheduler, so cut tails are not scored.
+- K = 0 verifies nothing. Unless `skips_drafter` is set the drafter still runs and keeps its cache in step, so that K
+  can rise at any step. With it, a step whose requests all have K = 0 runs no drafter; they then have a gap in its cache
+  and stay at K = 0 until they end, while new ones draft again. Prompts too are drafted over only if K is not 0 for as
+  many requests as run and can come in, or just ran: who ends is mostly followed by another, if not in the same instant.
+  What is left in the prefix cache with a gap is not used by those that draft.
+- With `drafts_to_depth` (CPU, where each drafted row costs time) a step drafts what the next one will verify by the
+  present table and batch; one in eight drafts Kmax, so that cut tails still tell of what lies beyond K. Where K rises,
+  the one step that follows verifies what was drafted for the lower K.
+- On GPU, a step below Kmax is no uniform batch of Kmax + 1 tokens, so it replays piecewise CUDA graphs, not full ones.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import chain, islice
+from time import perf_counter
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from peagle.engine.arguments import SETTINGS_KEY
+from peagle.engine.depth.depth_table import next_table
+from peagle.engine.depth.drafter_gaps import DrafterGaps
+from peagle.engine.depth.step_sums import CellSums, CutDraft, CutTails, PromptCellSums, PromptSums, StepSums
+from peagle.engine.patches.step_drafts import DraftTakingScheduler
+from peagle.router.snapshot import DepthTable
+
+# Of the steps that draft, one in so many drafts Kmax whatever K is, so that the cut tails tell of what lies beyond K.
+_WHOLE_DRAFT_EVERY = 8
+# Where many of a batch end at once, those who follow come within so long, or so many steps where these take longer.
+_FOLLOWED_S, _FOLLOWED_STEPS = 0.1, 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step on its way through the workers. `cell` is for one that only decodes, `prompts` for one with prompts;
+    `rested` of its requests have a gap.
+    """
+
+    output: SchedulerOutput
+    scheduled_s: float
+    cell: CellSums | None
+    prompts: PromptCellSums | None
+    rested: frozenset[str]
+
+
+class LiveDepthScheduler(DraftTakingScheduler):
+    """Adds to vLLM's scheduler a depth table that can be replaced between steps, and sums over decode-only steps.
+
+    A step's seconds run from the end of the step before it to its own end (the return of `update_from_output`), or,
+    if nothing was left to do then, from its own scheduling. Back-to-back steps therefore add up to wall time, with the
+    drafter's run, overlapped steps counted once, and no waiting for requests to arrive. A step all of whose requests
+    have ended meanwhile is left out.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        settings = self.vllm_config.additional_config[SETTINGS_KEY]
+        self._table = DepthTable(version=0, depths=(settings["depth_static"],))
+        self._sums = StepSums(self.num_spec_tokens)
+        self._prompts = PromptSums()
+        self._tails = CutTails()
+        # Steps overlap under asynchronous scheduling and pipeline parallelism; they end in the order of their start.
+        self._steps: deque[_Step] = deque(maxlen=self.vllm_config.max_concurrent_batches + 1)
+        self._ended_s = 0.0
+        self._had_more = False
+        # When each of the last steps was scheduled, and how many it had.
+        self._batch_sizes: deque[tuple[float, int]] = deque()
+        self._may_skip: bool = settings["skips_drafter"]
+        self._drafts_to_depth: bool = settings["drafts_to_depth"]
+        self._drafting_steps = 0
+        self._gaps = DrafterGaps(self.kv_cache_manager)
+        self._drafts_over_prompts = False
+
+    def set_depths(self, version: int, depths: list[int]) -> None:
+        """Replace the table; the next step uses it.
+
+        Raises:
+            ConfigError: See `next_table`.
+        """
+        self._table = next_table(version, depths, self._table, self.num_spec_tokens, self.max_num_running_reqs)
+
+    def step_stats(self, since: int = 0) -> dict[str, Any]:
+        """What `live_depth.StepStatsReader` reads: of the cells, those that changed after reading number `since`."""
+        reading, cells = self._sums.read(since)
+        return {
+            "reading": reading,
+            "version": self._table.version,
+            "depths": list(self._table.depths),
+            "depth_max": self.num_spec_tokens,
+            "cells": cells,
+            "prompts": self._prompts.plain(),
+        }
+
+    def set_pause_state(self, pause_state: Any) -> None:
+        self._had_more = False  # The engine may now wait with work left.
+        super().set_pause_state(pause_state)
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        was_reset: bool = super().reset_prefix_cache(*args, **kwargs)
+        if was_reset:
+            self._gaps.forget()
+        return was_reset
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        scheduled_s = perf_counter()
+        depth = self._table.depth_at(len(self.running))
+        prompts_depth = self._depth_to_come(scheduled_s)
+        self._drafts_over_prompts = self._may_skip and prompts_depth > 0
+        if self._drafts_over_prompts and (self.waiting or self.skipped_waiting):
+            self._gaps.remember()
+        decoding = {request.request_id for request in self.running if not request.is_prefill_chunk}
+        prefilling = len(decoding) < len(self.running)
+        whole_drafts = self._cut_drafts(depth)
+        # Under a cut, vLLM's empty drafts for a new request would only be rows to verify beyond K.
+        self.pad_with_empty_drafts(depth == self.num_spec_tokens)
+        output = super().schedule(throttle_prefills)
+        self._restore_unscheduled(whole_drafts, output)
+        admits = output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids
+        cell = prompts = None
+        rested: frozenset[str] = frozenset()
+        if output.num_scheduled_tokens:
+            self._batch_sizes.append((scheduled_s, len(output.num_scheduled_tokens)))
+            decodes_only = not prefilling and not admits
+            rested = self._gaps.among(output.num_scheduled_tokens)
+            none_drafts = len(rested) == len(output.num_scheduled_tokens)
+            if none_drafts:
+                output.num_spec_tokens_to_schedule = 0
+            elif self._may_skip and (depth if decodes_only else prompts_depth) == 0:
+                self._skip_drafter(output)
+            if self._drafts_to_depth and output.num_spec_tokens_to_schedule:
+                output.num_spec_tokens_to_schedule = self._depth_to_draft()
+            if decodes_only:
+                cell = self._sums.cell(len(output.num_scheduled_tokens), 0 if none_drafts else depth)
+                self._keep_tails(whole_drafts, output, cell)
+            else:
+                prompts = self._count_prompts(output, decoding)
+        self._steps.append(_Step(output, scheduled_s, cell, prompts, rested))
+        return output
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+        step = self._step_of(scheduler_output)
+        cell = step.cell if step is not None else None
+        alive: list[str] = []
+        if cell is not None:
+            alive = [one for one in scheduler_output.num_scheduled_tokens if self._is_alive(one)]
+            # Before vLLM cuts the sampled tokens at a stop: acceptance is what the target said of the draft.
+            self._count_drafts(cell, scheduler_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for request_id in scheduler_output.num_scheduled_tokens if self._tails else ():
+            if (request := self.requests.get(request_id)) is not None:
+                self._tails.settle(request_id, request.all_token_ids)
+        ended_s = perf_counter()
+        if step is not None:
+            seconds = ended_s - (self._ended_s if self._had_more else max(self._ended_s, step.scheduled_s))
+            if cell is not None and alive:
+                tokens = sum(len(one.new_token_ids) for all_ in outputs.values() for one in all_.outputs)
+                cell.add_step(seconds, tokens, len(step.rested.intersection(alive)), cell.batch_size - len(alive))
+            if step.prompts is not None:
+                step.prompts.seconds = seconds
+                self._prompts.add(step.prompts)
+        self._ended_s = ended_s
+        self._had_more = self.has_unfinished_requests()
+        return outputs
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        """Every way for a request to end passes here: stop, length, abort, error."""
+        self._tails.finish(request.request_id, request.all_token_ids)
+        prompt_tokens = min(request.num_prompt_tokens, request.num_computed_tokens)  # less if it is left meanwhile
+        self._prompts.end(request.request_id, prompt_tokens, request.num_output_tokens)
+        return super()._free_request(request, *args, **kwargs)
+
+    def _free_request_blocks(self, request: Request) -> None:
+        """A request that ended, or one that starts again from its prompt."""
+        self._gaps.close(request)
+        super()._free_request_blocks(request)
+
+    def _get_local_prefix_cache_hit(self, request: Request) -> Any:
+        """vLLM asks this of a request as it is about to come in."""
+        if self._drafts_over_prompts:
+            self._gaps.uncache_for(request)
+        return super()._get_local_prefix_cache_hit(request)
+
+    def _depth_to_come(self, now_s: float) -> int:
+        """K of the batch that there will be once those who wait have come in, as far as there are places and blocks.
+
+        What they find in the prefix cache takes no new blocks and is left out of account: more may come than counted.
+        Nor is it less than the batch of the last steps: where many end at once, not all who follow them wait already.
+        """
+        batch_size = len(self.running)
+        places = self.max_num_running_reqs - batch_size
+        blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        sizes = [manager.block_size for manager in self.kv_cache_manager.coordinator.single_type_managers]
+        for request in islice(chain(self.skipped_waiting, self.waiting), places):
+            blocks -= sum(-(-request.num_tokens // size) for size in sizes)
+            if blocks < 0:
+                break
+            batch_size += 1
+        return self._table.depth_at(max(batch_size, self._batch_before(now_s)))
+
+    def _batch_before(self, now_s: float) -> int:
+        """The largest batch of the last moment."""
+        kept = _FOLLOWED_STEPS if now_s - self._ended_s < _FOLLOWED_S else 0
+        while len(self._batch_sizes) > kept and now_s - self._batch_sizes[0][0] >= _FOLLOWED_S:
+            self._batch_sizes.popleft()
+        return max((size for _, size in self._batch_sizes), default=0)
+
+    def _depth_to_draft(self) -> int:
+        """How much the next step will verify of what this one drafts, if nobody ends; now and then all of it."""
+        self._drafting_steps += 1
+        depth = self._table.depth_at(len(self.running))
+        if self._drafting_steps % _WHOLE_DRAFT_EVERY == 0:
+            depth = self.num_spec_tokens
+        return max(1, depth)
+
+    def _skip_drafter(self, output: SchedulerOutput) -> None:
+        """Nobody will use drafts; without them the step's requests get a gap in the drafter's cache."""
+        output.num_spec_tokens_to_schedule = 0
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            self._gaps.open(request, self._drafter_has(request, request.num_computed_tokens - tokens))
+
+    def _drafter_has(self, request: Request, computed: int) -> int:
+        """How many tokens of the request are in the drafter's cache for certain; `computed` before this step."""
+        return computed
+
+    def _cut_drafts(self, depth: int) -> dict[str, list[int]]:
+        """Cut every running request's draft to its K, `depth` or 0; returns what was longer, whole, by request id."""
+        whole_drafts: dict[str, list[int]] = {}
+        for request in self.running:
+            draft = request.spec_token_ids
+            if request.request_id in self._gaps:
+                request.spec_token_ids = []
+            elif len(draft) > depth:
+                whole_drafts[request.request_id] = draft
+                # A new list: under asynchronous scheduling all requests share one list of placeholders.
+                request.spec_token_ids = draft[:depth]
+        return whole_drafts
+
+    def _restore_unscheduled(self, whole_drafts: dict[str, list[int]], output: SchedulerOutput) -> None:
+        """A request that the step had no room for keeps its whole draft for a later step, which may be deeper."""
+        for request_id in whole_drafts.keys() - output.num_scheduled_tokens.keys():
+            request = self.requests.get(request_id)
+            if request is not None and request.status == RequestStatus.RUNNING:
+                request.spec_token_ids = whole_drafts[request_id]
+
+    def _count_prompts(self, output: SchedulerOutput, decoding: set[str]) -> PromptCellSums:
+        """What a step with prompts computes; `decoding` requests had their whole prompts computed before."""
+        for new in output.scheduled_new_reqs:
+            self._prompts.begin(new.req_id, new.num_computed_tokens)
+        cell = PromptCellSums(drafter=output.num_spec_tokens_to_schedule > 0, steps=1)
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            if request_id in decoding:
+                cell.decoded += 1
+                cell.verified += len(output.scheduled_spec_decode_tokens.get(request_id, ()))
+            else:
+                cell.prompt_tokens += tokens
+        cell.beside = cell.decoded > 0
+        return cell
+
+    def _keep_tails(self, whole_drafts: dict[str, list[int]], output: SchedulerOutput, cell: CellSums) -> None:
+        verified = output.scheduled_spec_decode_tokens
+        for request_id, draft in whole_drafts.items():
+            if request_id not in output.num_scheduled_tokens:
+                continue
+            request = self.requests[request_id]
+            # A resumable session rewrites its last tokens, so nothing later can be compared with a draft of before.
+            if not request.resumable:
+                start = request.num_tokens
+                self._tails.add(request_id, CutDraft(cell, start, len(verified.get(request_id, ())), draft))
+
+    def _count_drafts(self, cell: CellSums, output: SchedulerOutput, model_output: ModelRunnerOutput) -> None:
+        """The same counting as vLLM's own, kept by cell."""
+        invalid = output.num_invalid_spec_tokens or {}
+        sampled = model_output.sampled_token_ids
+        for request_id, draft in output.scheduled_spec_decode_tokens.items():
+            if not sampled or not self._is_alive(request_id):
+                continue
+            emitted = len(sampled[model_output.req_id_to_index[request_id]])
+            if emitted:
+                cell.add_draft(len(draft) - invalid.get(request_id, 0), emitted - 1)
+
+    def _is_alive(self, request_id: str) -> bool:
+        """Whether a scheduled request still gets what its step has computed: not if it has ended meanwhile."""
+        request = self.requests.get(request_id)
+        return request is not None and not request.is_finished()
+
+    def _step_of(self, output: SchedulerOutput) -> _Step | None:
+        while self._steps:
+            step = self._steps.popleft()
+            if step.output is output:
+                return step
+        return None
+
+
+class AsyncLiveDepthScheduler(LiveDepthScheduler, AsyncScheduler):  # type: ignore[misc]
+    """Live depth where the next step is scheduled before the last one's output is known."""
+
+    def _drafter_has(self, request: Request, computed: int) -> int:
+        """Drafts that are being verified count as computed until it is known which were right.
+
+        A token of its own for this step, and at least one for those before it, stand among the placeholders, too.
+        """
+        unsure: int = request.num_output_placeholders - 2
+        return max(0, computed - max(0, unsure))
+
+    def _keep_tails(self, whole_drafts: dict[str, list[int]], output: SchedulerOutput, cell: CellSums) -> None:
+        """Nothing to keep: drafts are placeholders here, their tokens stay on the device."""

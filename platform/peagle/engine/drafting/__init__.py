@@ -1,0 +1,1 @@
+"""How drafts and seeded tokens are chosen: maths, without vLLM."""

@@ -1,0 +1,1 @@
+"""What is replaced in vLLM: one module for each group of symbols."""

@@ -1,0 +1,1 @@
+"""This machine: its terminal, ports, processes, cores, memory and folders."""

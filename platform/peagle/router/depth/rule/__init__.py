@@ -1,0 +1,1 @@
+"""When K changes: the tuner and what it is made of."""

@@ -1,0 +1,191 @@
+"""Notices that what the rule sees cannot be true, or does not come true; then the configured static K is safer."""
+
+from dataclasses import dataclass, replace
+from math import exp, inf, sqrt
+
+from peagle.router.depth.estimate.acceptance import Acceptance
+from peagle.router.depth.estimate.forecast import Forecast
+from peagle.router.depth.estimate.step_cost import cell_key, load_of
+from peagle.router.depth.settings import DepthSettings
+from peagle.router.snapshot import StepCell, StepStats
+
+# Goodput under this share of its prediction is a failed prediction, if it is so by more than chance (standard errors)
+# over the reports of so many seconds, of which there must be enough.
+_GOODPUT_RATIO, _GOODPUT_ERRORS, _GOODPUT_MEMORY_S, _GOODPUT_S_MIN = 0.97, 3.0, 60.0, 15.0
+# No report counts as further off than this factor: a load never seen before is predicted badly once, then learned.
+_REPORT_BOUND = 2.0
+# After a change of K, acceptance of the first position must not be under this share of that before, by more than
+# chance. It is looked at over the next drafts, from the least number to the most, until it is plain either way, and for
+# so many seconds: what comes later is no fault of the change, but of other prompts.
+_FIRST_RATIO, _FIRST_ERRORS, _FIRST_DRAFTS, _FIRST_S = 0.5, 3.0, (300, 2000), 30.0
+# What the comparison needs: drafts behind the estimate before, and in the last report, if that is to count.
+_FIRST_DRAFTS_BEFORE, _FIRST_DRAFTS_LATEST = 100, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """First-position acceptance since a change of K: a wrong cut shows there at once, since K cannot change it."""
+
+    before: float
+    started_s: float
+    drafts: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Measured over predicted tokens/s, weighted with the seconds of each report and forgotten over time.
+
+    `ratios` and `squares` are sums of it and of its square; `seconds` and `seconds_squared` of the weights.
+    """
+
+    seconds: float = 0.0
+    seconds_squared: float = 0.0
+    ratios: float = 0.0
+    squares: float = 0.0
+
+    @property
+    def ratio(self) -> float | None:
+        """The mean; None while nothing was measured."""
+        return self.ratios / self.seconds if self.seconds > 0 else None
+
+    @property
+    def error(self) -> float:
+        """The mean's standard error."""
+        if self.seconds <= 0:
+            return inf
+        mean = self.ratios / self.seconds
+        variance = max(0.0, self.squares / self.seconds - mean * mean)
+        return sqrt(variance * self.seconds_squared) / self.seconds
+
+    def observe(self, ratio: float, seconds: float) -> "Goodput":
+        kept = exp(-seconds / _GOODPUT_MEMORY_S)
+        return Goodput(
+            self.seconds * kept + seconds,
+            self.seconds_squared * kept * kept + seconds * seconds,
+            self.ratios * kept + ratio * seconds,
+            self.squares * kept + ratio * ratio * seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What the guard remembers.
+
+    Attributes:
+        watch: Under way after a change.
+        goodput: How well predictions came true.
+        reason: Why the static K applies; None while the guard is content.
+        until_s: When the rule may try again.
+        hold_s: How long the next hold lasts.
+        trips: How often it has acted.
+    """
+
+    hold_s: float
+    watch: Watch | None = None
+    goodput: Goodput = Goodput()
+    reason: str | None = None
+    until_s: float = 0.0
+    trips: int = 0
+
+    def tripped(self, reason: str, settings: DepthSettings, now_s: float) -> "Guard":
+        hold_s = min(self.hold_s, settings.guard_hold_s[1])
+        return Guard(hold_s=hold_s * 2.0, reason=reason, until_s=now_s + hold_s, trips=self.trips + 1)
+
+    def released(self) -> "Guard":
+        return replace(self, reason=None)
+
+    def watching(self, before: Acceptance, cells: tuple[StepCell, ...], now_s: float) -> "Guard":
+        """Start to compare after a change of K, if there is enough to compare with and no comparison is under way.
+
+        The last report counts if it was worse than the estimate: prompts that change by themselves are no fault of K.
+        """
+        if self.watch is not None or before.counts.drafts < _FIRST_DRAFTS_BEFORE:
+            return self
+        drafts = sum(cell.drafted[0] for cell in cells)
+        latest = sum(cell.accepted[0] for cell in cells) / drafts if drafts >= _FIRST_DRAFTS_LATEST else 1.0
+        return replace(self, watch=Watch(min(latest, before.survival[0]), now_s))
+
+
+def impossible(added: StepStats, depth_max: int) -> str | None:
+    """Say what no true report can hold: then none of it is learned from."""
+    prompts = added.prompts
+    if min(prompts.ended_prompt_tokens, prompts.ended_output_tokens) < 0 or any(
+        min(cell.steps, cell.seconds, cell.prompt_tokens, cell.decoded, cell.verified) < 0 for cell in prompts.cells
+    ):
+        return "a report holds counts of prompts below zero"
+    for cell in added.cells:
+        if any(
+            len(counts) != depth_max for counts in (cell.drafted, cell.accepted, cell.tail_drafted, cell.tail_matched)
+        ):
+            return f"a report counts {len(cell.drafted)} positions, not {depth_max}"
+        if (
+            min(cell.steps, cell.sequences, cell.tokens, cell.drafts, *cell.drafted, *cell.accepted) < 0
+            or cell.seconds < 0
+        ):
+            return "a report holds counts below zero"
+        if any(right > all_ for right, all_ in zip(cell.accepted, cell.drafted, strict=True)):
+            return "a report has more drafts accepted than drafted"
+    return None
+
+
+def examine(guard: Guard, before: Forecast, after: Acceptance, cells: tuple[StepCell, ...]) -> tuple[Guard, str | None]:
+    """Compare one report with what was predicted of it.
+
+    Args:
+        guard: What it remembers.
+        before: The forecast without this report.
+        after: The acceptance estimate with it.
+        cells: The report.
+
+    Returns:
+        What to remember, and what is wrong, if anything.
+    """
+    guard = _with_goodput(_with_first(guard, cells, before.now_s), before, cells)
+    if after.rises:
+        return guard, "acceptance rises with the position, so drafts are miscounted"
+    watch = guard.watch
+    if watch is not None and watch.drafts >= _FIRST_DRAFTS[0]:
+        now = watch.accepted / watch.drafts
+        error = sqrt(after.dispersion * now * (1.0 - now) / watch.drafts)
+        if now + _FIRST_ERRORS * error < _FIRST_RATIO * watch.before:
+            return (
+                guard,
+                f"acceptance of the first position fell from {watch.before:.2f} to {now:.2f} after a change of K",
+            )
+        if watch.drafts >= _FIRST_DRAFTS[1] or now - _FIRST_ERRORS * error > _FIRST_RATIO * watch.before:
+            guard = replace(guard, watch=None)
+    goodput = guard.goodput
+    short = goodput.ratio is not None and goodput.ratio + _GOODPUT_ERRORS * goodput.error < _GOODPUT_RATIO
+    if short and goodput.seconds >= _GOODPUT_S_MIN:
+        return guard, f"goodput stays at {goodput.ratio:.2f} of its prediction"
+    return guard, None
+
+
+def _with_first(guard: Guard, cells: tuple[StepCell, ...], now_s: float) -> Guard:
+    if guard.watch is None or now_s - guard.watch.started_s > _FIRST_S:
+        return replace(guard, watch=None)
+    drafts = guard.watch.drafts + sum(cell.drafted[0] for cell in cells)
+    accepted = guard.watch.accepted + sum(cell.accepted[0] for cell in cells)
+    return replace(guard, watch=replace(guard.watch, drafts=drafts, accepted=accepted))
+
+
+def _with_goodput(guard: Guard, before: Forecast, cells: tuple[StepCell, ...]) -> Guard:
+    """Add one report. What is predicted is what was really drafted, so that it fails only where the model does."""
+    coefficients = before.cost.coefficients
+    seconds = predicted_s = tokens = predicted_tokens = 0.0
+    for cell in cells:
+        if cell.steps and cell.seconds > 0:
+            key = cell_key(cell, before.settings.batch_max)
+            right = sum(drafted * s for drafted, s in zip(cell.drafted, before.survival, strict=True))
+            seconds += cell.seconds
+            predicted_s += cell.steps * exp(
+                before.cost.log_step_s(coefficients, load_of(cell, before.settings.drafter_skipped_at_zero), key)
+            )
+            tokens += cell.tokens
+            predicted_tokens += cell.sequences + before.delivered_ratio * right
+    if seconds <= 0 or tokens <= 0:
+        return guard
+    ratio = tokens / seconds * predicted_s / predicted_tokens
+    ratio = min(max(ratio, 1.0 / _REPORT_BOUND), _REPORT_BOUND)
+    return replace(guard, goodput=guard.goodput.observe(ratio, seconds))

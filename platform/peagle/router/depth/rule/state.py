@@ -1,0 +1,181 @@
+"""What the rule knows of one replica, and how it learns from a report."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from peagle.router.depth.estimate import acceptance, prompt_cost, step_cost
+from peagle.router.depth.estimate.acceptance import Acceptance
+from peagle.router.depth.estimate.busy import Busy
+from peagle.router.depth.estimate.forecast import Forecast
+from peagle.router.depth.estimate.prompt_cost import PromptCost
+from peagle.router.depth.estimate.step_cost import StepCost
+from peagle.router.depth.ladder import batch_ranges, range_index
+from peagle.router.depth.plan import DepthChange, DepthPlan
+from peagle.router.depth.rule.guard import Guard
+from peagle.router.depth.rule.patience import RangeState
+from peagle.router.depth.rule.probe import Probe, ProbeClock
+from peagle.router.depth.settings import AcceptancePrior, DepthSettings
+from peagle.router.snapshot import PromptStats, StepCell, StepTime
+
+LOG_MAX = 64
+"""Changes that a state remembers."""
+
+_FLEET_DRAFTS = 50.0
+# Delivered drafts are forgotten over this time, and begin as if so many had all been delivered.
+_DELIVERY_HALF_LIFE_S, _DELIVERY_PRIOR = 60.0, 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Accepted drafts, and those of them that reached a client; an answer's end cuts off the rest of its last step."""
+
+    accepted: float = _DELIVERY_PRIOR
+    delivered: float = _DELIVERY_PRIOR
+
+    @property
+    def ratio(self) -> float:
+        return self.delivered / self.accepted
+
+    def observe(self, cells: Iterable[StepCell], elapsed_s: float) -> "Delivery":
+        accepted = delivered = 0.0
+        for cell in cells:
+            right = sum(cell.accepted)
+            accepted += right
+            delivered += min(max(cell.tokens - cell.sequences, 0), right)
+        kept = 0.5 ** (elapsed_s / _DELIVERY_HALF_LIFE_S)
+        more = max(0.0, _DELIVERY_PRIOR - self.accepted * kept - accepted)
+        return Delivery(self.accepted * kept + accepted + more, self.delivered * kept + delivered + more)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPrior:
+    """What the replicas of one model have learned together, for one that is new."""
+
+    acceptance: AcceptancePrior
+    cost: StepCost
+    prompts: PromptCost
+
+
+@dataclass(frozen=True, slots=True)
+class DepthState:
+    """Everything that the rule carries from one report of a replica to the next. A value: nothing changes it in place.
+
+    Attributes:
+        acceptance, cost, delivery, prompts: What is learned.
+        guard: Whether to trust it.
+        ranges: By batch range, as `batch_ranges` lists them.
+        clocks: By batch range, how long until the next probe.
+        probe: The one under way.
+        busy: Where the load is.
+        measured: Tokens/s of the last report at each batch range that has had one.
+        calibration: What the replica had timed before its first request.
+        plan: What was handed out last; None before the first.
+        reported_s: When the last usable report came; `reports` counts them.
+        log: The last `LOG_MAX` changes, oldest first.
+    """
+
+    acceptance: Acceptance
+    cost: StepCost
+    delivery: Delivery
+    guard: Guard
+    ranges: tuple[RangeState, ...]
+    clocks: tuple[ProbeClock, ...]
+    prompts: PromptCost = field(default_factory=PromptCost)
+    probe: Probe | None = None
+    busy: Busy = field(default_factory=Busy)
+    measured: Mapping[int, float] = field(default_factory=dict)
+    calibration: tuple[StepTime, ...] = ()
+    plan: DepthPlan | None = None
+    reported_s: float | None = None
+    reports: int = 0
+    log: tuple[DepthChange, ...] = ()
+
+    @property
+    def main(self) -> int | None:
+        """The batch range where the load is; None before the first step."""
+        return self.busy.main
+
+    def forecast(self, settings: DepthSettings, now_s: float) -> Forecast:
+        return Forecast(self.acceptance, self.cost, self.prompts, self.delivery.ratio, settings, now_s)
+
+
+def start(settings: DepthSettings, fleet: FleetPrior | None = None) -> DepthState:
+    """Return the state of a replica that has not reported yet."""
+    return DepthState(
+        acceptance=Acceptance.start(fleet.acceptance if fleet else settings.acceptance),
+        cost=step_cost.relearned(fleet.cost) if fleet else StepCost.start(settings.cost),
+        prompts=fleet.prompts if fleet else PromptCost(),
+        delivery=Delivery(),
+        guard=Guard(hold_s=settings.guard_hold_s[0]),
+        ranges=tuple(
+            RangeState(settings.depth_static, settings.changes_at_once) for _ in batch_ranges(settings.batch_max)
+        ),
+        clocks=tuple(ProbeClock.start(settings) for _ in batch_ranges(settings.batch_max)),
+    )
+
+
+def fleet_prior(states: Iterable[DepthState], settings: DepthSettings) -> FleetPrior | None:
+    """Return what a model's replicas have learned together; None while there is nothing.
+
+    Acceptance is pooled, as it is the model's and its traffic's. Step times and prompts' are those of the most
+    experienced replica, as machines differ; the new one finds its own by and by.
+    """
+    usable = [state for state in states if state.guard.reason is None and state.cost.steps]
+    if not usable:
+        return None
+    pooled = acceptance.pooled((state.acceptance for state in usable), settings.acceptance, _FLEET_DRAFTS)
+    most = max(usable, key=lambda state: state.cost.steps)
+    return FleetPrior(pooled, most.cost, most.prompts)
+
+
+def calibrate(state: DepthState, times: tuple[StepTime, ...], settings: DepthSettings, now_s: float) -> DepthState:
+    """Take in what the replica timed before its first request."""
+    skipped = settings.drafter_skipped_at_zero
+    cost = step_cost.calibrated(state.cost, times, settings.batch_max, skipped, now_s)
+    return replace(state, cost=cost, calibration=times)
+
+
+def learn_prompts(state: DepthState, added: PromptStats) -> DepthState:
+    """Take in what one report says of prompts."""
+    return replace(state, prompts=prompt_cost.observe(state.prompts, added, state.cost))
+
+
+def learn(state: DepthState, cells: tuple[StepCell, ...], settings: DepthSettings, now_s: float) -> DepthState:
+    """Take in the cells of one report."""
+    elapsed_s = max(0.0, now_s - state.reported_s) if state.reported_s is not None else 0.0
+    counts = acceptance.counts_of(cells, state.acceptance.survival)
+    learned = acceptance.observe(state.acceptance, counts, settings.half_life_drafts, now_s)
+    seconds: dict[int, float] = {}
+    tokens: dict[int, int] = {}
+    for cell in cells:
+        index = range_index(cell.batch_size, settings.batch_max)
+        seconds[index] = seconds.get(index, 0.0) + cell.seconds
+        tokens[index] = tokens.get(index, 0) + cell.tokens
+    measured = {index: tokens[index] / seconds[index] for index in seconds if seconds[index] > 0}
+    clocks = tuple(clock.ran(seconds.get(index, 0.0)) for index, clock in enumerate(state.clocks))
+    if learned.shifts != state.acceptance.shifts:
+        clocks = tuple(clock.anew(settings) for clock in clocks)
+    return replace(
+        state,
+        acceptance=learned,
+        cost=step_cost.observe(state.cost, cells, settings.batch_max, settings.drafter_skipped_at_zero, now_s),
+        delivery=state.delivery.observe(cells, elapsed_s),
+        clocks=clocks,
+        busy=state.busy.observe({index: seconds[index] for index in measured}, now_s),
+        measured={**state.measured, **measured},
+    )
+
+
+def unlearned(state: DepthState, settings: DepthSettings, now_s: float) -> DepthState:
+    """The state without what was learned, which the guard no longer trusts; the ranges start from the static K."""
+    fresh = calibrate(start(settings), state.calibration, settings, now_s)
+    return replace(
+        fresh,
+        guard=state.guard,
+        busy=state.busy,
+        measured=state.measured,
+        plan=state.plan,
+        reported_s=state.reported_s,
+        reports=state.reports,
+        log=state.log,
+    )

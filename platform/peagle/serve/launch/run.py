@@ -1,0 +1,272 @@
+"""`peagle serve`: starts Ray, deploys, waits until every replica answers, and takes everything down again."""
+
+import json
+import logging
+import os
+import shlex
+import shutil
+import signal
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from urllib.parse import urlsplit
+
+from rich.markup import escape
+
+from peagle import tracing
+from peagle.api.api_settings import ApiSettings
+from peagle.api.keys import check_keys
+from peagle.client.running_server import API_KEY
+from peagle.config import Deployment
+from peagle.errors import ConfigError, StartupError
+from peagle.host import processes
+from peagle.host.addresses import is_loopback
+from peagle.host.terminal import Terminal, agents_path, log_path
+from peagle.serve import haproxy
+from peagle.serve.launch import ray_cluster
+from peagle.serve.launch.diagnosis import root_cause_in
+from peagle.serve.launch.machine_checks import check_machine
+from peagle.serve.launch.serving_arguments import read_deployments, read_settings
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+POLL_S = 0.5
+# How long stragglers get to end by themselves, and again once they are asked to.
+PATIENCE_S = 10.0
+EXAMPLE_PROMPT = "def read_lines(path):"
+
+
+class Interrupted(BaseException):
+    """The operator asked to stop. Not an `Exception`: no library may take it for one of its own."""
+
+
+class StopSignals:
+    """Ctrl-C and SIGTERM: the first interrupts the main thread, any later one ends everything at once."""
+
+    def __init__(self, force: Callable[[], None]) -> None:
+        self._force = force
+        self._stopping = False
+
+    def install(self) -> None:
+        """Take both signals; again after Ray, which puts its own handler in."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def begin_stop(self) -> None:
+        """From here on a signal forces."""
+        self._stopping = True
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._stopping:
+            self._force()
+        self._stopping = True
+        raise Interrupted
+
+
+def run(
+    paths: Sequence[Path | str],
+    host: str = DEFAULT_HOST,
+    port: int = DEFAULT_PORT,
+    api: ApiSettings | Mapping[str, Any] | None = None,
+    address: str | None = None,
+    traces: tuple[str, float] | None = None,
+) -> int:
+    """Serve deployment files until Ctrl-C or SIGTERM.
+
+    Args:
+        paths: One deployment file for each model.
+        host: Address to listen on.
+        port: Port to listen on.
+        api: HTTP settings, or their fields.
+        address: A running Ray cluster to deploy to; without one a cluster is started here and ends with this call.
+        traces: Where spans go, and the share of requests that are traced; see `peagle.tracing.environment`.
+
+    Returns:
+        The process's exit status: 0 after a requested stop.
+
+    Raises:
+        ConfigError: A file, a setting or a checkpoint is wrong.
+        StartupError: It cannot run here now; the message names the cause and the log.
+    """
+    deployments = read_deployments([str(path) for path in paths])
+    settings = read_settings(api)
+    spans = trace_environment(traces, address)
+    if address is None:
+        if settings.keys_file is not None:
+            check_keys(Path(settings.keys_file))
+        check_machine(deployments, host, port)
+    ray_cluster.prepare_environment(joins=address is not None)
+    os.environ.update(spans)
+    processes.adopt_orphans()
+    signals = StopSignals(force=_end_now)
+    with Terminal(log_path(port)) as terminal:
+        folder = put_haproxy_in_front(host) if address is None else None
+        signals.install()
+        try:
+            terminal.say(f"Logs of Ray and vLLM: {terminal.log}")
+            _start(deployments, settings, (host, port, address), terminal, signals)
+            _announce(deployments, settings, base_url(host, port, address), terminal)
+            threading.Event().wait()
+        except (Interrupted, SystemExit):
+            terminal.say("Stopping. Press Ctrl-C again to stop at once.")
+        finally:
+            signals.begin_stop()
+            with terminal.stage("Stop"):
+                ray_cluster.leave(address, _attempt)
+                processes.end_descendants(PATIENCE_S)
+                agents_path(port).unlink(missing_ok=True)
+                if folder is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def put_haproxy_in_front(host: str) -> Path | None:
+    """Have the cluster that is started next listen on `host` by HAProxy; return the folder of its files.
+
+    None where Serve's own proxy has to do: HAProxy is not installed, or the operator has said so.
+    """
+    if os.environ.get(haproxy.SWITCH_KEY) == "0" or not haproxy.is_installed():
+        return None
+    folder = Path(tempfile.mkdtemp(prefix="peagle-", dir="/tmp"))
+    given = haproxy.environment(folder, host)
+    for name, value in given.items():
+        os.environ.setdefault(name, value)
+    # Without these clients would be taken for callers on this machine.
+    os.environ.update({name: given[name] for name in (haproxy.PROGRAM_KEY, haproxy.LISTEN_KEY, haproxy.TRUSTED_KEY)})
+    return folder
+
+
+def trace_environment(traces: tuple[str, float] | None, address: str | None) -> dict[str, str]:
+    """The variables by which the cluster's processes trace; none without `traces`.
+
+    Raises:
+        ConfigError: No spans can be sent there, or the cluster's processes have their environment already.
+    """
+    if traces is None:
+        return {}
+    url, ratio = traces
+    found = tracing.environment(url, ratio, os.environ)
+    if address is not None:
+        told = " ".join(f"{name}={value}" for name, value in found.items())
+        problem = f"the cluster at {address} has an environment of its own"
+        raise ConfigError("--traces-to", url, problem, f"Start its nodes with {told}, and leave the option out.")
+    return found
+
+
+def _start(
+    deployments: Sequence[Deployment],
+    settings: ApiSettings,
+    where: tuple[str, int, str | None],
+    terminal: Terminal,
+    signals: StopSignals,
+) -> None:
+    host, port, address = where
+    try:
+        with terminal.stage("Start Ray" if address is None else f"Join Ray at {address}"):
+            _connect(deployments, address)
+            if address is None:  # another cluster may get such nodes when they are asked for
+                ray_cluster.check_accelerators(deployments, ray_cluster.resources())
+            signals.install()
+            # Imported here: Ray's LLM library takes seconds, in which the operator should see something.
+            from peagle.serve.app import compose
+
+            listening = haproxy.BEHIND_HOST if haproxy.is_in_front() else host
+            ray_cluster.deploy(compose(deployments, settings), listening, port, joined=address is not None)
+            ray_cluster.write_agents(agents_path(port))
+        with terminal.stage("Load " + ", ".join(deployment.name for deployment in deployments)) as stage:
+            while not (state := ray_cluster.rollout()).is_running:
+                if state.problem:
+                    raise StartupError(
+                        root_cause_in(terminal.log) or ray_cluster.first_line(state.problem), "See the log"
+                    )
+                stage.detail(f"{state.replicas[0]} of {state.replicas[1]} replicas ready")
+                time.sleep(POLL_S)
+            ready = ray_cluster.rollout().replicas[0]
+            stage.detail(f"{ready} replica{'s' * (ready != 1)} ready")
+        if (url := base_url(host, port, address)) is not None:
+            with terminal.stage("Ask every replica"):
+                _wait_until_all_answer(url, deployments)
+    except StartupError as error:
+        raise StartupError(error.problem, f"{error.fix.rstrip('.')}: {terminal.log}") from None
+
+
+def _connect(deployments: Sequence[Deployment], address: str | None) -> None:
+    try:
+        ray_cluster.connect(deployments, address)
+    except StartupError:
+        if address is not None:
+            raise
+        # Ray gives its own processes half a minute, which a cold disk and a busy machine can use up; now they are warm.
+        processes.end_descendants(patience_s=0)
+        ray_cluster.connect(deployments, address)
+
+
+def base_url(host: str, port: int, address: str | None = None) -> str | None:
+    """Where a client on this machine reaches what listens on `host` of the nodes of the Ray cluster at `address`.
+
+    None where it cannot: they listen to their own machines only, and this is none of them.
+    """
+    # Ray's other addresses are joined from the cluster's own machines only.
+    head = (urlsplit(address or "").hostname or "") if (address or "").startswith("ray://") else "localhost"
+    is_here = head == "localhost" or is_loopback(head)
+    if host in ("0.0.0.0", "::"):
+        host = head if not is_here else "127.0.0.1" if host == "0.0.0.0" else "::1"
+    elif not is_here and (host == "localhost" or is_loopback(host)):
+        return None
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _wait_until_all_answer(url: str, deployments: Sequence[Deployment], timeout_s: float = 60.0) -> None:
+    """Ask over HTTP until of each model at least its least number of replicas is well."""
+    wanted = {deployment.name: deployment.replicas.min for deployment in deployments}
+    deadline = time.monotonic() + timeout_s
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy leads to the internet
+    while True:
+        answered: dict[str, int] = {}
+        try:
+            with direct.open(f"{url}/health", timeout=timeout_s) as answer:
+                answered = json.load(answer)["replicas"]
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            logger.info("%s/health: %s", url, error)
+        if all(answered.get(name, 0) >= count for name, count in wanted.items()):
+            return
+        if time.monotonic() > deadline:
+            raise StartupError(
+                f"{url}/health tells of {answered} and not {wanted} after {timeout_s:.0f} s", "See the log"
+            )
+        time.sleep(POLL_S)
+
+
+def _announce(deployments: Sequence[Deployment], settings: ApiSettings, url: str | None, terminal: Terminal) -> None:
+    if url is None:
+        terminal.say(
+            "Ready, for callers on the cluster's own machines: --host 0.0.0.0 lets others in. Ctrl-C stops it."
+        )
+        return
+    body = {"model": deployments[0].name, "prompt": EXAMPLE_PROMPT, "max_tokens": 64, "temperature": 0}
+    terminal.console.print(f"\n[bold green]Ready[/bold green] at [bold]{escape(url)}[/bold]. Try it:\n")
+    key = f'-H "Authorization: Bearer ${API_KEY}" ' if settings.keys_file else ""
+    json_type = "-H 'Content-Type: application/json'"
+    terminal.say(f"curl {url}/v1/completions {key}{json_type} -d {shlex.quote(json.dumps(body))}\n")
+    terminal.say("Ctrl-C stops it.")
+
+
+def _attempt(step: Callable[[], None]) -> None:
+    """Take one step of the stop; a step that fails must not keep the next from happening."""
+    try:
+        step()
+    except Exception:
+        logger.exception("A step of the stop failed")
+
+
+def _end_now() -> None:
+    processes.send(processes.descendants(), signal.SIGKILL)
+    os._exit(128 + signal.SIGINT)

@@ -1,0 +1,68 @@
+"""Reads what is to be served, before Ray is imported: a wrong file is named within a second."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from peagle.api.api_settings import ApiSettings
+from peagle.config import Deployment, load_deployment, parse_deployment
+from peagle.engine.arguments import engine_arguments
+from peagle.errors import ConfigError
+
+# Key-value cache of a CPU replica whose file names no size.
+CPU_CACHE_BYTES = 512 << 20
+
+
+def read_deployments(sources: object) -> tuple[Deployment, ...]:
+    """Read every deployment named or given in `sources`; their names differ.
+
+    Raises:
+        ConfigError: There is none, one is wrong, or two have one name.
+    """
+    if isinstance(sources, str | Path | Mapping):
+        sources = [sources]
+    if not isinstance(sources, Sequence) or not sources:
+        raise ConfigError("args.deployments", sources, "it names no deployment", "List files of deployments/.")
+    deployments = tuple(_read(source, f"args.deployments[{i}]") for i, source in enumerate(sources))
+    names = [deployment.name for deployment in deployments]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise ConfigError(
+                f"args.deployments[{index}].name", name, "another deployment has this name", "Give each its own name."
+            )
+    return deployments
+
+
+def _read(source: object, origin: str) -> Deployment:
+    match source:
+        case str() | Path():
+            return load_deployment(Path(source))
+        case Mapping():
+            return parse_deployment(source, origin=origin, base=Path.cwd())
+        case _:
+            raise ConfigError(origin, source, "it is neither a path nor a mapping", "Name a file of deployments/.")
+
+
+def read_settings(raw: object) -> ApiSettings:
+    """Validate the HTTP settings: `ApiSettings`, a mapping of its fields, or None for the defaults.
+
+    Raises:
+        ConfigError: A field is unknown or wrong.
+    """
+    try:
+        return ApiSettings.model_validate(raw or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(["args.api", *map(str, first["loc"])])
+        problem = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(place, first["input"], problem, "Correct that setting.") from None
+
+
+def engine_settings(deployment: Deployment) -> dict[str, Any]:
+    """vLLM's arguments, with a bounded cache on CPU, where vLLM would otherwise take most of the machine's memory."""
+    arguments = engine_arguments(deployment)
+    if deployment.resources.accelerator == "cpu" and "VLLM_CPU_KVCACHE_SPACE" not in deployment.environment:
+        arguments.setdefault("kv_cache_memory_bytes", CPU_CACHE_BYTES)
+    return arguments

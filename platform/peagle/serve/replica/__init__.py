@@ -1,0 +1,1 @@
+"""One replica: the server around vLLM, its statistics, and its reports to the Router."""

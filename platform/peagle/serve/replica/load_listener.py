@@ -1,0 +1,119 @@
+"""How busy an engine is, heard from vLLM's own statistics in the replica's process.
+
+Steps wait until somebody asks, or there are many: code that runs once in milliseconds finds no cache warm.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vllm.v1.metrics.loggers import AggregateStatLoggerBase
+from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+
+from peagle.router.rates import EngineRates
+from peagle.serve.replica.engine_sums import EngineSums
+
+RATES_HOLD_S = 30.0
+STEPS_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """Requests and cache as of the last step; tokens since the engine started."""
+
+    running_requests: int = 0
+    waiting_requests: int = 0
+    kv_usage_ratio: float = 0.0
+    generation_tokens: int = 0
+
+
+class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships no types
+    """A vLLM stat logger that keeps the newest figures instead of printing them."""
+
+    def __init__(self) -> None:
+        # The base's constructor is abstract and takes vLLM's configuration, which is not needed here.
+        self._load = EngineLoad()
+        self._sums = EngineSums()
+        self._rates = EngineRates()
+        self._stepped_s = 0.0
+        self._counting = True
+        self._steps: list[tuple[float, SchedulerStats | None, IterationStats | None]] = []
+
+    @property
+    def load(self) -> EngineLoad:
+        self._take_in()
+        return self._load
+
+    @property
+    def sums(self) -> EngineSums:
+        self._take_in()
+        return self._sums
+
+    @property
+    def rates(self) -> EngineRates:
+        """What the engine's steps have shown; nothing once it has idled for long, so that it is tried again."""
+        self._take_in()
+        return self._rates_at(time.monotonic())
+
+    def count(self, counting: bool) -> None:
+        """Sum the steps that come from now on, or do not; load and rates are known either way."""
+        self._take_in()
+        self._counting = counting
+
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        self._steps.append((time.monotonic(), scheduler_stats, iteration_stats))
+        if len(self._steps) == STEPS_KEPT:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        steps, self._steps = self._steps, []
+        for at_s, scheduler_stats, iteration_stats in steps:
+            if iteration_stats is not None:
+                tokens = self._load.generation_tokens + iteration_stats.num_generation_tokens
+                self._load = replace(self._load, generation_tokens=tokens)
+                if self._counting:
+                    self._sums.stepped(iteration_stats)
+                self._learn(iteration_stats, at_s)
+            if scheduler_stats is not None:
+                if self._counting:
+                    self._sums.looked_up(scheduler_stats.prefix_cache_stats)
+                self._load = replace(
+                    self._load,
+                    running_requests=scheduler_stats.num_running_reqs,
+                    waiting_requests=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
+                    kv_usage_ratio=scheduler_stats.kv_cache_usage,
+                )
+
+    def _rates_at(self, now_s: float) -> EngineRates:
+        if now_s - self._stepped_s > RATES_HOLD_S:
+            self._rates = EngineRates()
+        return self._rates
+
+    def _learn(self, stats: IterationStats, at_s: float) -> None:
+        rates, self._stepped_s = self._rates_at(at_s), at_s
+        waits_s, first_tokens = stats.inter_token_latencies_iter, len(stats.time_to_first_tokens_iter)
+        rates.stepped(len(waits_s), stats.num_generation_tokens - first_tokens, sum(waits_s))
+        for request in stats.finished_requests:
+            computed = request.num_prompt_tokens - request.num_cached_tokens
+            rates.finished(max(computed, 0), request.prefill_time, request.num_generation_tokens)
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say at the start."""
+
+
+def queued_prompt_tokens(client: Any) -> int:
+    """Prompt tokens of the requests that have no first token yet."""
+    waiting = client.output_processor.request_states.values()
+    return sum(int(state.prompt_len) for state in waiting if state.is_prefilling)
+
+
+def kv_capacity_tokens(client: Any) -> int:
+    """Tokens that the KV cache holds; 0 where vLLM does not say."""
+    cache = client.vllm_config.cache_config
+    return int((cache.num_gpu_blocks or 0) * cache.block_size)

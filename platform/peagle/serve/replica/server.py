@@ -1,0 +1,347 @@
+"""One replica: Ray Serve LLM's server around vLLM, with the calls by which depth is set and measured."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from ray import serve
+from ray.llm._internal.common.callbacks.base import CallbackBase
+from ray.llm._internal.serve.core.protocol import RawRequestInfo
+from ray.serve.handle import DeploymentHandle
+from ray.serve.llm import LLMConfig
+from ray.serve.llm.deployment import LLMServer
+from ray.util import get_node_ip_address
+
+from peagle import tracing
+from peagle.api.openai_errors import told
+from peagle.config import Deployment
+from peagle.engine.depth.live_depth import StepStatsReader, set_depths
+from peagle.host.cores import claim_cores
+from peagle.router.depth import DepthPlan, StandingLimits
+from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats, StepTime
+from peagle.serve.depth_settings import adapts, calibration_points
+from peagle.serve.replica.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
+
+# Below Ray Serve's own, which a replica prints from the level of information on.
+logger = logging.getLogger("ray.serve.replica")
+
+LOAD_PERIOD_S = 0.9
+"""So often dispatchers hear of a replica's load whatever its engine does: what is 2 s old they no longer believe."""
+
+STATIC = PlanStatus("static", "the depths are those that were configured", None)
+
+
+class LocalCheckpoint(CallbackBase):  # type: ignore[misc]  # Ray ships no types
+    """Skips Ray's download step, which starts a process of its own, where the checkpoint is a folder already here."""
+
+    async def on_before_node_init(self) -> None:
+        self.ctx.run_init_node = False
+
+
+class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
+    """A replica of one deployment. It applies the depths it is given and reports; it chooses none."""
+
+    async def __init__(  # type: ignore[misc]
+        self,
+        llm_config: LLMConfig,
+        *,
+        deployment: Deployment,
+        router: DeploymentHandle | None = None,
+        metrics: bool = True,
+    ) -> None:
+        """Args:
+        llm_config: Ray's configuration of the engine.
+        deployment: What it was made from.
+        router: Whom it reports to, and who chooses its depths where they adapt; None for neither.
+        metrics: Whether Ray's metrics have vLLM's own series.
+        """
+        self._deployment = deployment
+        self._router = router
+        self._metrics = metrics
+        self._listener: Any = None
+        self._series: Any = None
+        self._step_stats: StepStatsReader | None = None
+        self._before_serving: StepStats | None = None
+        self._reporter: DepthReporter | None = None
+        self._reporting: asyncio.Task[None] | None = None
+        await super().__init__(llm_config)
+
+    async def start(self) -> None:
+        """Start the engine; return when it has answered a request and, where its depth adapts, has timed its steps."""
+        if self._deployment.resources.accelerator == "cpu":
+            _bind_to_cores(int(self._deployment.resources.cpus))
+        await super().start()
+        # Imported here: vLLM takes seconds, and only a replica needs it.
+        from peagle.serve.replica.load_listener import LoadListener
+
+        self._step_stats = StepStatsReader(self._client)
+        manager = self._client.logger_manager
+        # vLLM has put in its own, whose figures nobody could read here. Ours come after what no client has asked for.
+        manager.stat_loggers.clear()
+        await self._answer_once()
+        calibration = await self._calibrate()
+        if self._has_live_depth:
+            self._before_serving = await self._read_step_stats()
+        self._listener = LoadListener()
+        manager.stat_loggers.append(self._listener)
+        if self._metrics:
+            from peagle.serve.replica.engine_series import EngineSeries
+
+            self._series = EngineSeries(self._client.vllm_config, manager.engine_indexes)
+            self._series.log_engine_initialized()
+            manager.stat_loggers.append(self._series)
+        if self._router is None:
+            return
+        if adapts(self._deployment):
+            self._reporter = DepthReporter(self._read_step_stats, self._apply, self._ask_router, calibration)
+        self._reporting = asyncio.create_task(keep_reporting(self._report), name="reports")
+
+    async def _report(self) -> None:
+        if self._reporter is None or self._client.errored:
+            await self._tell_load()
+            return
+        reporting, load_told = asyncio.create_task(self._reporter.report()), False
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                # An engine in a long step tells nothing of its steps, and one that dies now never does. Meanwhile
+                # dispatchers must hear how it is, before they take what they know for old.
+                while not (await asyncio.wait({reporting}, timeout=LOAD_PERIOD_S))[0]:
+                    await self._tell_load()
+                    load_told = True
+                await reporting
+        except TimeoutError:
+            if not load_told:  # it is the Router that is late
+                raise
+        finally:
+            reporting.cancel()
+
+    async def _tell_load(self) -> None:
+        async with asyncio.timeout(LOAD_PERIOD_S):
+            await self._ask_router(None)
+
+    async def _ask_router(self, steps: StepReport | None, standing: StandingLimits | None = None) -> DepthPlan:
+        assert self._router is not None
+        plan: DepthPlan = await self._router.report.remote(self._deployment.name, self._snapshot(), steps, standing)
+        return plan
+
+    def _snapshot(self) -> ReplicaSnapshot:
+        from peagle.serve.replica.load_listener import kv_capacity_tokens, queued_prompt_tokens
+
+        load, rates, client = self._listener.load, self._listener.rates, self._client
+        batch_max = client.vllm_config.scheduler_config.max_num_seqs
+        return ReplicaSnapshot(
+            replica_id=replica_id(),
+            taken_at_s=0.0,  # whoever receives it sets this, on its own clock
+            state=self._state,
+            running_requests=load.running_requests,
+            waiting_requests=load.waiting_requests,
+            queued_prompt_tokens=queued_prompt_tokens(client),
+            max_running_requests=batch_max,
+            max_ongoing_requests=self._deployment.routing.max_ongoing_requests,
+            kv_usage_ratio=load.kv_usage_ratio,
+            kv_capacity_tokens=kv_capacity_tokens(client),
+            prefill_tokens_per_s=rates.prefill_tokens_per_s,
+            request_tokens_per_s=rates.request_tokens_per_s(batch_max),
+            output_tokens_mean=rates.output_tokens_mean,
+        )
+
+    def _get_default_engine_class(self) -> Any:
+        # Imported here: the process that builds the app imports this module, and needs no vLLM.
+        from peagle.serve.replica.ray_engine import PeagleEngine
+
+        return PeagleEngine
+
+    async def _start_engine(self) -> None:
+        # Ray's own method then reports usage, through one more process that imports all of vLLM.
+        await self.engine.start()
+
+    @property
+    def _client(self) -> Any:
+        return self.engine._engine_client
+
+    @property
+    def _state(self) -> ReplicaState:
+        return ReplicaState.DEAD if self._client.errored else ReplicaState.READY
+
+    async def _answer_once(self) -> None:
+        from vllm import SamplingParams
+
+        async for _ in self._client.generate(
+            {"prompt_token_ids": [0]}, SamplingParams(max_tokens=2, temperature=0.0), request_id="peagle-readiness"
+        ):
+            pass
+
+    async def _calibrate(self) -> tuple[StepTime, ...]:
+        """What the engine's steps take; nothing where no one chooses depths by it."""
+        from peagle.engine.depth.calibration import calibrate
+
+        seconds = self._deployment.speculation.calibration_s
+        if self._router is None or not adapts(self._deployment) or not seconds:
+            return ()
+        began_s = time.monotonic()
+        try:
+            async with asyncio.timeout(seconds + TIMEOUT_S):
+                times = await calibrate(self._client, *calibration_points(self._deployment), seconds)
+        except Exception as error:
+            if self._client.errored:
+                raise
+            logger.warning("Steps could not be timed, so K is found while serving: %r", error)
+            return ()
+        logger.info("Timed steps at %d points of batch size and K in %.1f s", len(times), time.monotonic() - began_s)
+        return times
+
+    async def _run_request(
+        self, *args: Any, raw_request_info: RawRequestInfo | None = None, **options: Any
+    ) -> AsyncGenerator[Any, None]:
+        if tracing.is_on():
+            headers = dict(raw_request_info.headers) if raw_request_info else {}
+            tracing.continue_in(headers)  # Serve's span of this replica, rather than the request's first one
+            raw_request_info = RawRequestInfo(headers=headers)
+        options["raw_request_info"] = raw_request_info
+        return self._while_alive(await super()._run_request(*args, **options))
+
+    async def _while_alive(self, replies: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        """Pass on `replies`; raise where the engine is dead, which vLLM reports as it does any request's failure.
+
+        Raised, it is a lost replica's error, and the request goes to another. Other exceptions are told so that the
+        ingress understands them.
+        """
+        async with aclosing(replies):
+            try:
+                async for reply in replies:
+                    if self._client.errored:
+                        raise self._client.dead_error
+                    yield reply
+            except Exception as error:
+                if self._client.errored:
+                    raise self._client.dead_error from error
+                raised = told(error)
+                if raised is error:
+                    raise
+                raise raised from error
+
+    async def _apply(self, table: DepthTable) -> None:
+        await set_depths(self._client, table)
+
+    async def _read_step_stats(self) -> StepStats:
+        assert self._step_stats is not None, "the engine has started"
+        stats = await self._step_stats.read()
+        return stats if self._before_serving is None else stats.since(self._before_serving)
+
+    async def replica_status(self) -> dict[str, Any]:
+        """This replica's row of `GET /fleet`: load, the depth table it applies, and what drafting has yielded.
+
+        `depth_effective` is draft tokens per draft and `acceptance_length` tokens per verification, since it began to
+        serve; both are null before the first draft and where the engine does not speculate with live depth.
+        """
+        return self._status(await self._live_depth_stats())
+
+    async def replica_metrics(self) -> dict[str, Any]:
+        """This replica's part of `GET /metrics`: its status, and the sums of its engine."""
+        stats = await self._live_depth_stats()
+        speculation: dict[str, Any] = {}
+        if stats is not None:
+            changes = self._reporter.changes if self._reporter is not None else {}
+            speculation = {
+                "steps_by_depth": stats.steps_by_depth,
+                "depth_changes": changes,
+                "depth_modes": {self._plan.mode: 1},
+            }
+        sums = self._listener.sums.plain()
+        return {**self._status(stats), **sums, **speculation, "devices": self._deployment.devices}
+
+    async def count_steps(self, counting: bool) -> None:
+        """Count the engine's steps that come from now on, or do not. Load, rates and drafts are known either way."""
+        self._listener.count(counting)
+        if self._series is not None:
+            self._series.counting = counting
+
+    def _status(self, stats: StepStats | None) -> dict[str, Any]:
+        load = self._listener.load
+        return {
+            "id": replica_id(),
+            "node": get_node_ip_address(),
+            "state": self._state.value,
+            "running_requests": load.running_requests,
+            "waiting_requests": load.waiting_requests,
+            "kv_usage_ratio": load.kv_usage_ratio,
+            "generation_tokens": load.generation_tokens,
+            **depth_status(stats),
+            **(plan_status(self._plan) if stats is not None else {}),
+        }
+
+    async def _live_depth_stats(self) -> StepStats | None:
+        """The engine's step statistics; None where it does not speculate with live depth, or cannot say now."""
+        if not self._has_live_depth or self._client.errored:
+            return None
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await self._read_step_stats()
+        except Exception as error:
+            # One in a long step answers late, and one that dies now never does; its load is known here all the same.
+            if isinstance(error, TimeoutError) or self._client.errored:
+                return None
+            raise
+
+    @property
+    def _has_live_depth(self) -> bool:
+        return self._deployment.speculates and self._deployment.speculation.live_depth
+
+    @property
+    def _plan(self) -> PlanStatus:
+        return self._reporter.status if self._reporter is not None else STATIC
+
+    async def __del__(self) -> None:
+        """Serve calls this as it stops a replica: the engine's processes end before the replica's does."""
+        if (reporting := getattr(self, "_reporting", None)) is not None:
+            reporting.cancel()
+        engine = getattr(self, "engine", None)
+        client = getattr(engine, "_engine_client", None)
+        if client is not None:
+            client.shutdown()
+        await super().__del__()
+
+
+def replica_id() -> str:
+    """This replica's name in the fleet."""
+    name: str = serve.get_replica_context().replica_id.unique_id
+    return name
+
+
+def plan_status(plan: PlanStatus) -> dict[str, Any]:
+    """The fields of a replica's status that say who chose its depths."""
+    return {"depth_mode": plan.mode, "depth_reason": plan.reason, "plan_age_s": plan.age_s}
+
+
+def depth_status(stats: StepStats | None) -> dict[str, Any]:
+    """The depth fields of a replica's status; null or empty where nothing is known.
+
+    By position, accepted over drafted is the share of drafts that were right up to there; a mean over all drafts would
+    count drafts that never went so deep as wrong.
+    """
+    return {
+        "depth_version": stats.table.version if stats else None,
+        "depths": list(stats.table.depths) if stats else [],
+        "drafts": stats.drafts if stats else None,
+        "drafting_steps": stats.drafting_steps if stats else None,
+        "requested": stats.requested if stats else None,
+        "drafted": stats.drafted if stats else None,
+        "accepted": stats.accepted if stats else None,
+        "drafted_by_position": list(stats.drafted_by_position) if stats else [],
+        "accepted_by_position": list(stats.accepted_by_position) if stats else [],
+        "depth_effective": stats.depth_effective if stats else None,
+        "acceptance_length": stats.acceptance_length if stats else None,
+    }
+
+
+def _bind_to_cores(count: int) -> None:
+    """Tell vLLM's CPU worker which cores are its own; an operator's own setting wins."""
+    if "VLLM_CPU_OMP_THREADS_BIND" in os.environ:
+        return
+    cores = claim_cores(max(1, count))
+    # With every core taken, threads that float share them more evenly than threads pinned to one busy core.
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores)) if cores else "nobind"

@@ -1,0 +1,1 @@
+"""Which replica takes a request, in Ray Serve's terms: the request router and the Router deployment."""

@@ -1,0 +1,233 @@
+"""Ray Serve's request router for a model's replicas: maps Serve's ids and events to the dispatcher, which decides."""
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ray import serve
+from ray.serve._private.tracing_utils import is_span_recording, set_span_attributes
+from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
+
+from peagle.api.attempt import client_request
+from peagle.api.http_metrics import http_metrics
+from peagle.api.waits import waits
+from peagle.router.dispatch import Dispatcher, DispatcherReport, FleetNews, Route, Shed, ShedReason
+from peagle.router.snapshot import RouteRequest
+from peagle.serve.replica.reporting import TIMEOUT_S, keep_reporting
+from peagle.serve.routing import router_deployment
+from peagle.serve.routing.draining import draining_nodes, staying
+from peagle.serve.routing.lost_nodes import OpenCalls, alive_nodes
+from peagle.serve.routing.route_request import OUTPUT_TOKENS, route_request
+
+logger = logging.getLogger("ray.serve.dispatch")
+
+PERIOD_S = 0.25
+"""Between two readings of the Router: half a replica's own period, so that a report is on average 0.4 s old."""
+DRAW_BITS = 256
+"""Enough for a shuffle of as many replicas as one decision looks at."""
+SENT_REMEMBERED = 4096
+"""Requests whose replicas are remembered for a retry: more than one process has open."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A request that is not over, Serve's future of its replica, and why the last decision went as it did."""
+
+    request: RouteRequest
+    future: asyncio.Future[Any]
+    reason: str
+
+
+class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
+    """Sends each request to the replica that is expected to finish it first; see `peagle.router.dispatch`.
+
+    What the dispatcher cannot place stays in Serve's own queue, which tries again with back-off and is bounded.
+    """
+
+    def initialize_state(self, *, model: str, caches_prefixes: bool = True) -> None:
+        """Take the name under which the replicas report, and whether a prefix sent to one again is found there."""
+        self._model = model
+        self._caches_prefixes = caches_prefixes
+        self._id = uuid.uuid4().hex
+        self._dispatcher = Dispatcher()
+        self._draining = draining_nodes()
+        self._members: frozenset[str] = frozenset()
+        # What Serve handed in last, what drained then, and who was left.
+        self._listed: list[RunningReplica] | None = None
+        self._listed_draining: frozenset[str] = frozenset()
+        self._candidates: dict[str, RunningReplica] = {}
+        self._usual_output_tokens: float = OUTPUT_TOKENS
+        self._open: dict[str, _Open] = {}
+        self._sent_to: dict[str, frozenset[str]] = {}
+        self._nodes: dict[str, str] = {}
+        self._calls = OpenCalls(alive_nodes)
+        self._handle: DeploymentHandle | None = None
+        self._following: asyncio.Task[None] | None = None
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._staying(self._replicas_list)
+        before, self._nodes = self._nodes, {each.replica_id.unique_id: each.node_id for each in replicas}
+        self._calls.left(before.keys() - self._nodes.keys())
+        if self._following is None:  # the router's own loop runs from here on
+            self._following = self._event_loop.create_task(keep_reporting(self._follow, PERIOD_S), name="fleet-news")
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._event_loop.call_soon_threadsafe(lambda: self._staying(self._replicas_list))
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        candidates = self._staying(candidate_replicas)
+        if pending_request is None:
+            return [list(candidates.values())]
+        # Serve asks again at once, without end, where this is not set.
+        pending_request.routing_context.should_backoff = True
+        try:
+            ranked = self._dispatch(pending_request)
+        except Exception:  # raised in here, it would leave the request waiting for ever
+            logger.exception("No decision; the request goes to any replica.")
+            http_metrics().decided(self._model, "failed")
+            ranked = tuple(random.sample(list(candidates), len(candidates)))
+        return [[candidates[name]] for name in ranked]
+
+    def _staying(self, replicas: list[RunningReplica]) -> dict[str, RunningReplica]:
+        """By name, those on no draining node. Serve hands the same list in until it changes: only then it is read."""
+        draining = self._draining.ids
+        if replicas is not self._listed or draining != self._listed_draining:
+            self._candidates = {each.replica_id.unique_id: each for each in staying(replicas, draining)}
+            self._listed, self._listed_draining = replicas, draining
+            self._set_members(self._candidates)
+        return self._candidates
+
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> RunningReplica:
+        try:
+            return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
+        except asyncio.CancelledError:
+            # Serve sends it nowhere and tells nobody, even where a replica was chosen in this very turn of the loop.
+            self._forget(pending_request.metadata.internal_request_id)
+            raise
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
+        name = replica_id.unique_id
+        if name in self._nodes:
+            self._calls.sent(pending_request.metadata.internal_request_id, name, self._nodes[name], result)
+        # Unlike a decision, this runs in the request's own context, whose span is Serve's span of this try.
+        request = self._open.get(pending_request.metadata.internal_request_id)
+        if request is not None and is_span_recording():
+            set_span_attributes(route_attributes(request.request, name, request.reason))
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        # Called from a thread of Ray's; the dispatcher belongs to the loop.
+        self._event_loop.call_soon_threadsafe(self._over, internal_request_id, replica_id.unique_id)
+
+    def _over(self, request_id: str, replica_id: str) -> None:
+        """Forget a request, unless it has been sent elsewhere since: the end of a failed attempt may come late."""
+        self._calls.ended(request_id, replica_id)
+        self._dispatcher.ended(request_id, time.monotonic(), at=replica_id)
+        if self._dispatcher.where(request_id) is None:
+            self._open.pop(request_id, None)
+
+    def _forget(self, request_id: str) -> None:
+        self._dispatcher.forgotten(request_id)
+        self._open.pop(request_id, None)
+
+    def _dispatch(self, pending: PendingRequest) -> tuple[str, ...]:
+        """Decide; return the replicas to try in turn, none where the request has to wait."""
+        metadata, body = pending.metadata, pending.args[0] if pending.args else None
+        client, again = client_request(body)
+        tried = self._sent_to.get(client, frozenset()) if again else frozenset()
+        request = route_request(
+            metadata.internal_request_id, body, metadata.session_id, self._usual_output_tokens, tried
+        )
+        if not self._caches_prefixes:
+            request = replace(request, affinity_key=None, prefix_tokens=0)
+        decision = self._decide(request)
+        if isinstance(decision, Shed) and decision.reason is ShedReason.TRIED:
+            # Nobody else is there, and one that has failed it may be well again.
+            decision = self._decide(replace(request, tried=frozenset()))
+        if isinstance(decision, Shed):
+            waits().expect(self._model, decision.retry_after_s)
+        if isinstance(decision, Route) or request.request_id not in self._open:
+            http_metrics().decided(self._model, f"{'wait-' if isinstance(decision, Shed) else ''}{decision.reason}")
+        self._remember(_Open(request, pending.future, decision.reason), client)
+        return decision.ranked if isinstance(decision, Route) else ()
+
+    def _decide(self, request: RouteRequest) -> Route | Shed:
+        return self._dispatcher.dispatch(request, time.monotonic(), random.getrandbits(DRAW_BITS))
+
+    def _remember(self, new: _Open, client: str) -> None:
+        """Keep an open request until it is over, or given up before it was sent."""
+        request = new.request
+
+        def settled(future: "asyncio.Future[Any]") -> None:
+            known = self._open.get(request.request_id)
+            if known is None or known.future is not future:
+                return  # given up
+            if future.cancelled() or future.exception() is not None:
+                self._forget(request.request_id)
+            else:  # Serve may have found the first choice full
+                replica_id = future.result().replica_id.unique_id
+                self._dispatcher.moved(request, replica_id, time.monotonic())
+                self._note_sent(client, request.tried | {replica_id})
+
+        known = self._open.get(request.request_id)
+        if known is None or known.future is not new.future:  # Serve gives a request that was refused a new one
+            new.future.add_done_callback(settled)
+        self._open[request.request_id] = new
+
+    def _note_sent(self, client: str, replica_ids: frozenset[str]) -> None:
+        """Remember who had a client's request, should it come again; the oldest are forgotten."""
+        if not client:
+            return
+        self._sent_to[client] = replica_ids
+        if len(self._sent_to) > SENT_REMEMBERED:
+            del self._sent_to[next(iter(self._sent_to))]
+
+    def _set_members(self, replica_ids: Iterable[str]) -> None:
+        members = frozenset(replica_ids)
+        if members != self._members:
+            self._members = members
+            self._dispatcher.set_members(members)
+
+    async def _follow(self) -> None:
+        """Tell the Router of this dispatcher, and take what it knows of the fleet."""
+        mine = DispatcherReport(self._id, self._dispatcher.open_requests)
+        # Dated from the question: an answer that is late must not look newer than what was sent while it came.
+        asked_s = time.monotonic()
+        news = await asyncio.to_thread(self._ask, mine)
+        self._dispatcher.set_dispatchers(news.dispatchers)
+        known = [each for each in news.received(asked_s) if each.replica_id in self._members]
+        self._dispatcher.report(known)
+        if lengths := [each.output_tokens_mean for each in known if each.output_tokens_mean]:
+            self._usual_output_tokens = sum(lengths) / len(lengths)
+
+    def _ask(self, mine: DispatcherReport) -> FleetNews:
+        """Ask the Router, in a thread: a handle first used on the loop that routes would block it for ever."""
+        if self._handle is None:
+            self._handle = serve.get_deployment_handle(router_deployment.NAME, self.app_name)
+        response = self._handle.news.remote(self._model, mine)
+        try:
+            news: FleetNews = response.result(timeout_s=TIMEOUT_S)
+        except TimeoutError:
+            response.cancel()  # or Serve would keep it for a Router to come
+            raise
+        return news
+
+
+def route_attributes(request: RouteRequest, replica_id: str, reason: str) -> dict[str, Any]:
+    """What the span of one try tells of its decision: who has it, why, and who has failed it before."""
+    return {
+        "peagle.dispatch.replica_id": replica_id,
+        "peagle.dispatch.reason": reason,
+        "peagle.dispatch.tried": sorted(request.tried),
+    }
