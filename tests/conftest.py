@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from served import Served, up, write_deployment
+from support.served import Served, up, write_deployment
 
 REPLICAS = 2
 

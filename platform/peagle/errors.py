@@ -11,7 +11,7 @@ PeagleError
 ├── OverloadedError        429 with Retry-After
 ├── ReplicaLostError       502: a replica ended before it answered
 ├── RouterLostError        503: the Router does not answer
-└── EngineError            what an engine said of a request, in `api/errors.py`
+└── EngineError            what an engine said of a request, in `api/openai_errors.py`
 
 Each passes all its arguments to `Exception.__init__`, so that it crosses a Ray process boundary whole.
 """

@@ -11,10 +11,10 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboard_queries import panels, queries
 from dashboards.boards import SAID
 from dashboards.generate import BOARDS, CHART, HERE, generated
-from promql_names import wrong_names
+from support.dashboard_queries import panels, queries
+from support.promql_names import wrong_names
 
 FILES = sorted((HERE / "generated").glob("*.json"))
 TEXTS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FILES}

@@ -13,8 +13,8 @@ from dashboards.alerts import ALERTS, RECORDINGS
 from dashboards.generate import HERE
 from dashboards.objectives import OBJECTIVES
 from peagle.metrics import METRICS
-from prometheus_tools import program
-from promql_names import SCRAPED, aggregations, nodes, wrong_names
+from support.prometheus_tools import program
+from support.promql_names import SCRAPED, aggregations, nodes, wrong_names
 
 FILES = sorted((HERE / "generated").glob("*.yaml"))
 RULES: list[dict[str, Any]] = [

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from served import Served, up, write_deployment
+from support.served import Served, up, write_deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 

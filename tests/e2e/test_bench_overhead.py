@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from served import START_TIMEOUT_S, write_deployment
+from support.served import START_TIMEOUT_S, write_deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(1500)]
 

@@ -12,7 +12,7 @@ import time
 import httpx
 import pytest
 
-from served import Served
+from support.served import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform]
 

@@ -18,7 +18,7 @@ from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
 from peagle.host import processes
 from peagle.serve.launch import ray_cluster
-from served import free_port
+from support.served import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
 

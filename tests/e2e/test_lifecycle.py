@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from peagle.serve.launch.machine_checks import visible_gpus
-from served import START_TIMEOUT_S, Served, free_port, start, write_deployment
+from support.served import START_TIMEOUT_S, Served, free_port, start, write_deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 

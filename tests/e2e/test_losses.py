@@ -18,13 +18,13 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from engine_runner import held_out
 from peagle.api.api_settings import ApiSettings
 from peagle.config import load_deployment
 from peagle.host import processes
 from peagle.serve.app import compose
 from peagle.serve.launch import ray_cluster
-from served import free_port, write_deployment
+from support.engine_runner import held_out
+from support.served import free_port, write_deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(1500)]
 

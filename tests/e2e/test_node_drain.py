@@ -17,7 +17,6 @@ from ray.llm._internal.serve.core.configs.openai_api_models import ModelCard
 from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
 from ray.llm._internal.serve.core.protocol import LLMServerProtocol
 
-from kubernetes_api import KubernetesApi, client_of, node, ray_pod, until
 from peagle.api.api_settings import ApiSettings
 from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
@@ -26,7 +25,8 @@ from peagle.cluster.drain.drainer import Drainer
 from peagle.cluster.drain.ray_nodes import Gcs
 from peagle.config import parse_deployment
 from peagle.serve.app import DRAIN_AWARE, parting_options, routing_options
-from served import free_port
+from support.kubernetes_api import KubernetesApi, client_of, node, ray_pod, until
+from support.served import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
 

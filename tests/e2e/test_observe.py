@@ -16,13 +16,13 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from dashboard_queries import queries
 from dashboards import external
 from peagle.metrics import METRICS
 from peagle.observe.prometheus import Span, filled_in
-from prometheus_tools import REPOSITORY, program
-from promql_names import nodes, selectors
-from served import Served, free_port, up, write_deployment
+from support.dashboard_queries import queries
+from support.prometheus_tools import REPOSITORY, program
+from support.promql_names import nodes, selectors
+from support.served import Served, free_port, up, write_deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 

@@ -24,7 +24,7 @@ from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
 from peagle.serve import haproxy
 from peagle.serve.launch.ray_cluster import TRANSPORT
-from served import free_port
+from support.served import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
 

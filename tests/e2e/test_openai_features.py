@@ -11,7 +11,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from served import Served
+from support.served import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 

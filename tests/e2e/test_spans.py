@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from served import Served, up, write_deployment
-from trace_collector import Collector, Span, collecting
+from support.served import Served, up, write_deployment
+from support.trace_collector import Collector, Span, collecting
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 

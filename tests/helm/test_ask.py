@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rendered_chart import MINIMAL, render
+from support.rendered_chart import MINIMAL, render
 
 
 class Api(BaseHTTPRequestHandler):

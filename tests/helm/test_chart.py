@@ -20,7 +20,7 @@ from helm_python import Chart, lint
 import peagle
 from peagle.serve.launch.ray_cluster import ENVIRONMENT, TRANSPORT
 from peagle.serve.launch.serving_arguments import read_deployments, read_settings
-from rendered_chart import (
+from support.rendered_chart import (
     CHART,
     FULLNAME,
     MINIMAL,

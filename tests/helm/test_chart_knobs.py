@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from peagle.tracing import EXPORTER, environment
-from rendered_chart import CHART, FULLNAME, MINIMAL, Rendered, at, laid_over, render, schema
+from support.rendered_chart import CHART, FULLNAME, MINIMAL, Rendered, at, laid_over, render, schema
 
 ABSENT = object()
 SAME = object()

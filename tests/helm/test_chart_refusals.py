@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from helm_python import HelmRenderError, HelmValuesError
 
-from rendered_chart import MINIMAL, READY, at, laid_over, ready_values, render
+from support.rendered_chart import MINIMAL, READY, at, laid_over, ready_values, render
 
 DEPLOYMENT = "models.small.deployment"
 

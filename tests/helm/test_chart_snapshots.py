@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rendered_chart import MINIMAL, ready_values, render
+from support.rendered_chart import MINIMAL, ready_values, render
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 PINNED = {"defaults": MINIMAL, "embedded-cpu": ready_values("embedded-cpu")}

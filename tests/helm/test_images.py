@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import peagle
-from rendered_chart import MINIMAL, REPOSITORY, at, laid_over, ready_values, render
+from support.rendered_chart import MINIMAL, REPOSITORY, at, laid_over, ready_values, render
 
 IMAGES = sorted((REPOSITORY / "deployments" / "images").glob("*.Dockerfile"))
 

@@ -2,9 +2,10 @@
 
 import shlex
 import subprocess
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from support.paths import REPOSITORY
+
+ROOT = REPOSITORY
 
 
 def test_make_bench_is_the_command_that_the_table_was_made_with() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from peagle.engine.checks.validate import validate_file
+from support.paths import DEPLOYMENTS
 
-DEPLOYMENTS = Path(__file__).parents[2] / "deployments"
 RECIPES = sorted(DEPLOYMENTS.glob("*.yaml"))
 
 

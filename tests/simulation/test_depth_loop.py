@@ -7,9 +7,7 @@ from math import sin
 from typing import Any
 
 import pytest
-from depth_replica import CODE, NOISE, PROSE, Loop, OpenReplica, Replica, quick_step_s
 
-from depth_reports import QUICK_CPU
 from peagle.router.depth import (
     DEVICES,
     TARGETS,
@@ -20,6 +18,8 @@ from peagle.router.depth import (
     Mode,
     roofline_prior,
 )
+from peagle.simulator.depth_replica import CODE, NOISE, PROSE, Loop, OpenReplica, Replica, quick_step_s
+from support.depth_reports import QUICK_CPU
 
 SETTINGS = DepthSettings(
     depth_max=7, depth_static=7, batch_max=32, cost=QUICK_CPU, acceptance=AcceptancePrior.geometric(7)

@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from simulated_fleet import Outcome, Policy, PowerOfTwo, Replica, Simulation, Soonest, mixed_jobs
+from peagle.simulator.simulated_fleet import Outcome, Policy, PowerOfTwo, Replica, Simulation, Soonest, mixed_jobs
 
 REPLICAS, SLOW = 8, "replica-3"
 # Requests per second: half, two thirds and most of what the fleet can do.

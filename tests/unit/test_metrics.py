@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from metrics_sample import whole_scrape
 from peagle import metrics
 from peagle.api.http_metrics import HttpMetrics, Scrape, exposition
 from peagle.metrics import METRICS, Kind, Unit
 from peagle.router.depth import Mode
 from peagle.router.depth.plan import Cause
 from peagle.router.dispatch.decision import RouteReason, ShedReason
+from support.metrics_sample import whole_scrape
 
 PINNED = Path(__file__).parent / "golden" / "metrics.txt"
 

@@ -9,8 +9,9 @@ from transformers import AutoTokenizer
 
 from peagle.errors import ConfigError
 from peagle.prompt_file import encode_prompt, read_prompt_file
+from support.paths import EMBEDDED
 
-EMBEDDED = Path(__file__).parents[2] / "deployments" / "embedded" / "target"
+EMBEDDED = EMBEDDED / "target"
 
 
 def write(path: Path, *lines: Any) -> Path:

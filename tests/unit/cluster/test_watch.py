@@ -8,12 +8,12 @@ from contextlib import suppress
 import pytest
 from kubernetes.aio import client
 
-from kubernetes_api import KubernetesApi, client_of, node, until
 from peagle.cluster import watch as watching
 from peagle.cluster.drain.drain_actions import KubeNode, parse_node
 from peagle.cluster.kube import KubeApi
 from peagle.cluster.watch import Collection, Watch
 from peagle.errors import ClusterError
+from support.kubernetes_api import KubernetesApi, client_of, node, until
 
 NODES: Collection[KubeNode] = Collection("nodes", "/api/v1/nodes", parse_node, {})
 

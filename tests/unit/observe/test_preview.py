@@ -21,14 +21,14 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from metrics_sample import whole_scrape
 from peagle.api.http_metrics import exposition
 from peagle.observe.draw import _by_bucket, _colour, draw, shown
 from peagle.observe.prometheus import Answer, Line, Span, filled_in, legend
 from peagle.observe.provision import prometheus_config, write_grafana, write_prometheus
 from peagle.observe.services import Child
-from prometheus_tools import REPOSITORY, program
-from served import free_port
+from support.metrics_sample import whole_scrape
+from support.prometheus_tools import REPOSITORY, program
+from support.served import free_port
 
 GENERATED = REPOSITORY / "dashboards" / "generated"
 EVERY_S = 15

@@ -9,8 +9,7 @@ from peagle.engine.arguments import MAX_NUM_SEQS, engine_arguments
 from peagle.errors import ConfigError
 from peagle.router.depth import EMBEDDED_CPU, TARGETS
 from peagle.serve.depth_settings import adapts, depth_settings
-
-DEPLOYMENTS = Path(__file__).parents[3] / "deployments"
+from support.paths import DEPLOYMENTS
 
 
 def deployment(speculation: dict[str, object], **more: object) -> Deployment:

@@ -19,11 +19,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kubernetes_api import until
 from peagle.errors import StartupError
 from peagle.serve import haproxy
 from peagle.serve.launch.run import put_haproxy_in_front
-from served import free_port
+from support.kubernetes_api import until
+from support.served import free_port
 
 pytestmark = pytest.mark.skipif(not haproxy.is_installed(), reason="Ray brings HAProxy for Linux only")
 

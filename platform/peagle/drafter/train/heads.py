@@ -47,9 +47,9 @@ class HeadPlan:
     over all depths of a row grows with the square of its length; one step in `whole_row_every` sees whole rows, for
     what lies further back. With `partitions` above 1 a row of P-EAGLE's goes backward in that many chunks, which a row
     too long for the memory needs; its gradients are the same. `confidence_floor` weighs positions by what the
-    acceptance length gains by them (`drafter/loss.py`); without it all weigh the same. `start` is the folder of a head
+    acceptance length gains by them (`loss.py`); without it all weigh the same. `start` is the folder of a head
     whose weights it goes on from, instead of new ones. `markov_rank` is that of P-EAGLE's Markov head
-    (`engine/markov_drafts.py`); without one, 0, no draft knows the one before it. Beside a Markov head a draft gains
+    (`markov_drafts.py`); without one, 0, no draft knows the one before it. Beside a Markov head a draft gains
     `ngram_bias_nats` for each token of an n-gram that it has followed before; nothing learns by it. With `frozen` only
     the Markov head and the output matrix learn, which takes less time and less text.
     """

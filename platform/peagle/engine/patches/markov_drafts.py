@@ -6,7 +6,7 @@ that depends on the token chosen before it, as DSpark does: of low rank, and gat
 The drafter's pass stays one, and the target verifies as ever.
 
 Where it is asked for, a draft also gains by every token of an n-gram that has gone on so in the text before
-(`engine/ngrams.py`). That is a look at one token after the other, which a CPU is quick at and a GPU is not: it is left
+(`ngrams.py`). That is a look at one token after the other, which a CPU is quick at and a GPU is not: it is left
 out there.
 
 The weights lie in a folder of their own within the head's, where vLLM does not look: without peagle it serves the same

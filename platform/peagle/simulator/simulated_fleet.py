@@ -1,0 +1,229 @@
+"""A small discrete-event simulation of replicas that batch as vLLM does, so that dispatch can be judged in pure form.
+
+A replica works in steps: each gives every request in its batch that has been prefilled one token, and prefills a
+bounded chunk of the others' prompts in order of arrival. Time is simulated and chance is seeded: a run always repeats.
+"""
+
+import heapq
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+
+from peagle.router.dispatch import Dispatcher, Route
+from peagle.router.snapshot import ReplicaSnapshot, RequestRates, RouteRequest
+from peagle.simulator.timed_engine import take_step
+
+STEP_S, REQUEST_STEP_S, PREFILL_TOKENS_PER_S = 0.010, 0.0005, 8000.0
+CHUNK_TOKENS, MAX_RUNNING, MAX_ONGOING = 512, 32, 256
+PREFIXES_CACHED = 12
+REPORT_EVERY_S, REPORT_DELAY_S = 0.5, 0.1
+
+
+@dataclass
+class Job:
+    """One request on its way through the simulation."""
+
+    request: RouteRequest
+    arrives_s: float
+    output_tokens: int
+    dispatcher: int
+    prefill_left: int = 0
+    generated: int = 0
+    first_token_s: float | None = None
+    replica_id: str = ""
+
+
+@dataclass
+class Replica:
+    """One replica: `speed` 0.5 takes twice as long for every step."""
+
+    replica_id: str
+    speed: float = 1.0
+    running: list[Job] = field(default_factory=list)
+    waiting: list[Job] = field(default_factory=list)
+    cache: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    is_stepping: bool = False
+
+    @property
+    def ongoing(self) -> int:
+        return len(self.running) + len(self.waiting)
+
+    def snapshot(self, now_s: float) -> ReplicaSnapshot:
+        rates = {batch: self.speed / (STEP_S + batch * REQUEST_STEP_S) for batch in (1, MAX_RUNNING)}
+        return ReplicaSnapshot(
+            replica_id=self.replica_id,
+            taken_at_s=now_s,
+            running_requests=len(self.running),
+            waiting_requests=len(self.waiting),
+            queued_prompt_tokens=sum(job.prefill_left for job in (*self.running, *self.waiting)),
+            max_running_requests=MAX_RUNNING,
+            max_ongoing_requests=MAX_ONGOING,
+            prefill_tokens_per_s=self.speed * PREFILL_TOKENS_PER_S,
+            request_tokens_per_s=RequestRates.of(rates),
+            output_tokens_mean=120.0,
+        )
+
+    def take(self, job: Job) -> None:
+        request, cached = job.request, 0
+        if request.affinity_key is not None:
+            cached = request.prefix_tokens if request.affinity_key in self.cache else 0
+            self.cache[request.affinity_key] = None
+            self.cache.move_to_end(request.affinity_key)
+            if len(self.cache) > PREFIXES_CACHED:
+                self.cache.popitem(last=False)
+        job.replica_id, job.prefill_left = self.replica_id, request.prompt_tokens - cached
+        self.waiting.append(job)
+
+    def step(self) -> tuple[float, list[Job]]:
+        """Do one step; return how long it takes and whom it gives a token."""
+        while self.waiting and len(self.running) < MAX_RUNNING:
+            self.running.append(self.waiting.pop(0))
+        given, prefilled = take_step(self.running, CHUNK_TOKENS)
+        seconds = STEP_S + REQUEST_STEP_S * len(given) + prefilled / PREFILL_TOKENS_PER_S
+        return seconds / self.speed, given
+
+
+Choose = Callable[[Job, float, Sequence[Replica]], str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to."""
+
+    ttft_s: list[float]
+    seconds: float
+    tokens: int
+    sent: Counter[str]
+
+    @property
+    def ttft_s_p95(self) -> float:
+        return sorted(self.ttft_s)[int(0.95 * len(self.ttft_s))]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+class Policy:
+    """How requests are dispatched. This one takes turns."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self._turn = count()
+
+    def choose(self, job: Job, now_s: float, replicas: Sequence[Replica]) -> str:
+        return replicas[next(self._turn) % len(replicas)].replica_id
+
+    def ended(self, job: Job, now_s: float) -> None: ...
+
+    def report(self, snapshots: Sequence[ReplicaSnapshot]) -> None: ...
+
+
+class PowerOfTwo(Policy):
+    """The one of two random replicas that holds fewer requests, as it truly is at that moment."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self._random = random.Random(2)
+
+    def choose(self, job: Job, now_s: float, replicas: Sequence[Replica]) -> str:
+        return min(self._random.sample(list(replicas), 2), key=lambda replica: replica.ongoing).replica_id
+
+
+class Soonest(Policy):
+    """The real dispatcher, several processes of it, which see reports only and late."""
+
+    def __init__(self, replicas: Sequence[Replica], dispatchers: int = 4) -> None:
+        self._random = random.Random(3)
+        self.dispatchers = [Dispatcher() for _ in range(dispatchers)]
+        for dispatcher in self.dispatchers:
+            dispatcher.set_members(replica.replica_id for replica in replicas)
+            dispatcher.set_dispatchers(dispatchers)
+
+    def choose(self, job: Job, now_s: float, replicas: Sequence[Replica]) -> str:
+        dispatcher = self.dispatchers[job.dispatcher % len(self.dispatchers)]
+        decision = dispatcher.dispatch(job.request, now_s, self._random.getrandbits(64))
+        assert isinstance(decision, Route), decision
+        return decision.replica_id
+
+    def ended(self, job: Job, now_s: float) -> None:
+        self.dispatchers[job.dispatcher % len(self.dispatchers)].ended(job.request.request_id, now_s)
+
+    def report(self, snapshots: Sequence[ReplicaSnapshot]) -> None:
+        for dispatcher in self.dispatchers:
+            dispatcher.report(snapshots)
+
+
+class Simulation:
+    """Runs jobs through replicas under one policy."""
+
+    def __init__(self, replicas: Sequence[Replica], policy: Policy) -> None:
+        self.replicas, self.policy = replicas, policy
+        self._by_id = {replica.replica_id: replica for replica in replicas}
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._order = count()
+        self._open = 0
+        self._ended_at_s = 0.0
+
+    def run(self, jobs: Sequence[Job]) -> Outcome:
+        self._open = len(jobs)
+        for job in jobs:
+            self._at(job.arrives_s, partial(self._arrive, job))
+        self._report(0.0)
+        while self._open:
+            now_s, _, event = heapq.heappop(self._events)
+            event(now_s)
+        first = [job.first_token_s - job.arrives_s for job in jobs if job.first_token_s is not None]
+        assert len(first) == len(jobs)
+        return Outcome(
+            first, self._ended_at_s, sum(job.generated for job in jobs), Counter(job.replica_id for job in jobs)
+        )
+
+    def _at(self, time_s: float, event: Callable[[float], None]) -> None:
+        heapq.heappush(self._events, (time_s, next(self._order), event))
+
+    def _report(self, now_s: float) -> None:
+        snapshots = [replica.snapshot(now_s) for replica in self.replicas]
+        self._at(now_s + REPORT_DELAY_S, lambda _: self.policy.report(snapshots))
+        self._at(now_s + REPORT_EVERY_S, self._report)
+
+    def _arrive(self, job: Job, now_s: float) -> None:
+        replica = self._by_id[self.policy.choose(job, now_s, self.replicas)]
+        replica.take(job)
+        if not replica.is_stepping:
+            self._step(replica, now_s)
+
+    def _step(self, replica: Replica, now_s: float) -> None:
+        replica.is_stepping = replica.ongoing > 0
+        if replica.is_stepping:
+            seconds, given = replica.step()
+            self._at(now_s + seconds, lambda end_s: self._settle(replica, given, end_s))
+
+    def _settle(self, replica: Replica, given: Sequence[Job], now_s: float) -> None:
+        for job in given:
+            job.generated += 1
+            job.first_token_s = now_s if job.first_token_s is None else job.first_token_s
+            if job.generated == job.output_tokens:
+                replica.running.remove(job)
+                self.policy.ended(job, now_s)
+                self._open -= 1
+                self._ended_at_s = now_s
+        self._step(replica, now_s)
+
+
+def mixed_jobs(number: int, per_s: float, seed: int, prefixes: int = 24, prefix_tokens: int = 1000) -> list[Job]:
+    """Short and long requests at random times; every second one begins with one of `prefixes` shared beginnings."""
+    chance, now_s, jobs = random.Random(seed), 0.0, []
+    for place in range(number):
+        now_s += chance.expovariate(per_s)
+        is_long = chance.random() < 0.3
+        prompt = chance.randint(1500, 3000) if is_long else chance.randint(50, 300)
+        output = chance.randint(200, 400) if is_long else chance.randint(16, 64)
+        key = chance.randrange(prefixes) * 7919 if chance.random() < 0.5 else None
+        shared = 0 if key is None else prefix_tokens
+        # Nobody knows an answer's length beforehand; the dispatcher gets the mean of its kind.
+        expected = 300 if is_long else 40
+        request = RouteRequest(f"request-{place}", prompt + shared, expected, key, shared)
+        jobs.append(Job(request, now_s, output, dispatcher=chance.randrange(4)))
+    return jobs

@@ -1,0 +1,299 @@
+"""Every mistake a client can make, against the real platform: OpenAI's error object, and never a 5xx.
+
+The last test asks for one more answer, so nothing here may have hurt an engine.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+
+from support.served import Served
+
+pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
+
+CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def http(served: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url, timeout=120) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0, timeout=120) as openai_client:
+        yield openai_client
+
+
+def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    body: dict[str, dict[str, Any]] = answer.json()
+    assert set(body) == {"error"}
+    error = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert isinstance(error["type"], str)
+    assert error["param"] is None or isinstance(error["param"], str)
+    assert error["code"] is None or isinstance(error["code"], str)
+    return error
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    return {"prompt": "import os\n", "max_tokens": 4, **fields}
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "import os"}], "max_tokens": 4, **fields}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b'{"model":',
+        b'{"prompt": "\xff\xfe"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": NaN}',
+        b'{"temperature": 1e999}',
+        b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"max_tokens": ' + b"9" * 5000 + b"}",
+        b"[]",
+        b"null",
+    ],
+    ids=["empty", "cut", "utf-8", "surrogate", "nan", "infinity", "deep", "digits", "list", "null"],
+)
+def test_what_is_no_json_object(http: httpx.Client, path: str, raw: bytes) -> None:
+    assert error_of(http.post(path, content=raw, headers=JSON), 400)["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
+def test_another_content_type(http: httpx.Client, kind: str | None) -> None:
+    headers = {"content-type": kind} if kind else {}
+    error_of(http.post(CHAT, content=b'{"model":', headers=headers), 415)
+
+
+def test_a_body_over_the_limit(http: httpx.Client) -> None:
+    body = b'{"prompt": "' + b"x" * 17 * 2**20 + b'"}'
+    assert error_of(http.post(COMPLETIONS, content=body, headers=JSON), 413)["code"] == "request_too_large"
+
+
+def test_an_unknown_model(client: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="nothing", messages=[{"role": "user", "content": "x"}])
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("nothing")
+
+
+def test_an_adapter_of_a_known_model_is_unknown(http: httpx.Client, served: Served) -> None:
+    error = error_of(http.post(COMPLETIONS, json=completion(model=f"{served.model}:adapter")), 404)
+    assert error["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("path", ["/v1/nothing", "/", "/v1", "/docs", "/openapi.json", "/v1/chat/completions/"])
+def test_an_unknown_path(http: httpx.Client, path: str) -> None:
+    assert error_of(http.get(path), 404)["code"] == "unknown_url"
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", CHAT), ("PUT", COMPLETIONS), ("DELETE", "/v1/models")])
+def test_a_method_that_is_not_allowed(http: httpx.Client, method: str, path: str) -> None:
+    answer = http.request(method, path)
+    assert error_of(answer, 405)["code"] == "method_not_allowed"
+    assert answer.headers["allow"]
+
+
+STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+
+
+@STREAMED
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": -1}, "n"),
+        ({"n": 10**6}, "n"),
+        ({"n": 10**30}, None),
+        ({"seed": "x"}, "seed"),
+        ({"seed": 2**70}, None),
+        ({"top_k": 2**70}, None),
+        ({"stop": 5}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x"] * 10_000}, "stop"),
+        ({"logprobs": 1000}, "logprobs"),
+        ({"logprobs": -3}, "logprobs"),
+        ({"logprobs": "x"}, "logprobs"),
+        ({"presence_penalty": 9}, "presence_penalty"),
+        ({"stop_token_ids": [10**9]}, "stop_token_ids"),
+        ({"allowed_token_ids": [10**9]}, "allowed_token_ids"),
+        ({"logit_bias": {"x": 1}}, None),
+        ({"stream_options": 5}, "stream_options"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, None),
+        ({"prompt": [[]]}, None),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": [1, 10**9]}, None),
+        ({"prompt": [-1]}, None),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 5}, "best_of"),
+        ({"kv_transfer_params": {"prompt_token_ids": "x"}}, "kv_transfer_params"),
+        ({"structured_outputs": {"regex": "(["}}, None),
+        ({"structured_outputs": {"choice": []}}, None),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, None),
+    ],
+    ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else "",
+)
+def test_a_field_of_a_completion(http: httpx.Client, fields: dict[str, Any], param: str | None, stream: bool) -> None:
+    error = error_of(http.post(COMPLETIONS, json=completion(stream=stream, **fields)), 400)
+    assert error["type"] == "invalid_request_error"
+    if param is not None:
+        assert (error["param"] or "").split("[")[0] == param
+
+
+def test_a_limit_beyond_the_vocabulary_is_no_limit(http: httpx.Client) -> None:
+    same = [http.post(COMPLETIONS, json=completion(seed=1, top_k=top_k)) for top_k in (0, 2**62)]
+    assert [answer.status_code for answer in same] == [200, 200]
+    assert same[0].json()["choices"][0]["text"] == same[1].json()["choices"][0]["text"]
+
+
+@STREAMED
+@pytest.mark.parametrize("grammar", ["root ::=", "root ::= root"], ids=["empty", "endless"])
+def test_a_grammar_that_allows_no_text_gives_none_or_is_refused(http: httpx.Client, grammar: str, stream: bool) -> None:
+    """vLLM takes the end of text for an answer to some of these and refuses others; neither may be a server's error."""
+    answer = http.post(COMPLETIONS, json=completion(stream=stream, structured_outputs={"grammar": grammar}))
+    if answer.status_code == 400:
+        assert error_of(answer, 400)["param"] in (None, "structured_outputs")
+    elif stream:
+        assert (answer.status_code, answer.text.splitlines()[-2]) == (200, "data: [DONE]")
+        assert '"error"' not in answer.text
+    else:
+        assert (answer.status_code, answer.json()["choices"][0]["text"]) == (200, "")
+
+
+def schema(value: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}}
+
+
+@STREAMED
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": []},
+        {"messages": "hello"},
+        {"messages": [5]},
+        {"messages": [{"content": "x"}]},
+        {"messages": [{"role": 5, "content": "x"}]},
+        {"messages": [{"role": "user", "content": 5}]},
+        {"messages": [{"role": "user", "content": [{"type": "nothing"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://[::1]/x"}}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": 5}]},
+        {"top_logprobs": 100, "logprobs": True},
+        {"tools": 5},
+        {"tools": [{"type": "function", "function": {}}]},
+        {"tool_choice": "required"},
+        {"functions": [{"name": "f"}]},
+        {"response_format": {"type": "xml"}},
+        {"response_format": {"type": "json_schema"}},
+        schema({"type": "banana"}),
+        schema({"type": "object", "properties": 5}),
+        schema({"$ref": "#/nowhere"}),
+        schema({"type": "string", "pattern": "([a-z"}),
+        schema({"type": "string", "minLength": -1}),
+        schema({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
+        {"chat_template": "{{ 1 / 0 }}"},
+    ],
+    ids=lambda value: json.dumps(value)[:60],
+)
+def test_a_field_of_a_chat(http: httpx.Client, fields: dict[str, Any], stream: bool) -> None:
+    error = error_of(http.post(CHAT, json=chat(stream=stream, **fields)), 400)
+    assert error["type"] == "invalid_request_error"
+
+
+def test_a_nested_field_is_named_as_the_client_wrote_it(http: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "x"}, {"role": 5, "content": "x"}]
+    assert error_of(http.post(CHAT, json=chat(messages=messages)), 400)["param"] == "messages[1].role"
+
+
+@STREAMED
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (COMPLETIONS, {"prompt": "import os\n" * 5000}, "prompt"),
+        (COMPLETIONS, {"prompt": [5] * 5000}, "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": "import os\n" * 5000}]}, "messages"),
+    ],
+    ids=["text", "tokens", "chat"],
+)
+def test_a_prompt_longer_than_the_context(
+    http: httpx.Client, path: str, fields: dict[str, Any], param: str, stream: bool
+) -> None:
+    error = error_of(http.post(path, json={"max_tokens": 4, "stream": stream, **fields}), 400)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (TOKENIZE, {}),
+        (TOKENIZE, {"prompt": 5}),
+        (TOKENIZE, {"messages": [{"role": "user", "content": [{"type": "nothing"}]}]}),
+        (DETOKENIZE, {}),
+        (DETOKENIZE, {"tokens": "abc"}),
+        (DETOKENIZE, {"tokens": [-1]}),
+        (DETOKENIZE, {"tokens": [2**63 - 1]}),
+    ],
+)
+def test_a_field_of_the_tokenizer(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    assert error_of(http.post(path, json=body), 400)["type"] == "invalid_request_error"
+
+
+def test_what_speculation_rules_out_is_said(http: httpx.Client) -> None:
+    error = error_of(http.post(COMPLETIONS, json=completion(logit_bias={"5": 10})), 400)
+    assert "speculative" in error["message"]
+
+
+def test_a_page_of_another_origin_gets_no_permission(http: httpx.Client) -> None:
+    ask = {"origin": "https://elsewhere.test", "access-control-request-method": "POST"}
+    assert "access-control-allow-origin" not in http.options(CHAT, headers=ask).headers
+
+
+def test_headers_cannot_steer_the_engine(http: httpx.Client) -> None:
+    headers = {"x-data-parallel-rank": "7", "x-session-id": "s" * 5000, "x-request-id": "r" * 5000}
+    assert http.post(COMPLETIONS, json=completion(), headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        ("x-request-id", b"\xe9"),
+        ("x-request-timeout-seconds", b"\xff"),
+        ("x-request-timeout-seconds", b"0.001"),
+        ("serve_multiplexed_model_id", b"adapter"),
+        ("serve-multiplexed-model-id", b"adapter"),
+    ],
+)
+def test_headers_cannot_steer_the_proxy(http: httpx.Client, header: tuple[str, bytes]) -> None:
+    assert http.post(COMPLETIONS, json=completion(), headers=dict([header])).status_code == 200
+
+
+def test_an_answer_carries_a_request_id(http: httpx.Client) -> None:
+    assert len(http.get("/v1/nothing").headers.get_list("x-request-id")) == 1
+
+
+def test_after_all_that_every_replica_still_answers(http: httpx.Client, served: Served) -> None:
+    assert http.get("/health").json()["replicas"] == {served.model: served.replicas}
+    assert http.post(COMPLETIONS, json=completion()).status_code == 200

@@ -1,0 +1,233 @@
+"""Live depth in a real engine: outputs never change, and K is what was asked for.
+
+Everything runs in float32. In bfloat16 a row's logits depend, in their last bits, on how many rows are computed with
+it: K, batch size and preemption all change that number, and where two tokens are nearly as likely the greedy choice
+flips, with and without speculation. float32 leaves differences of about one part in a million, far below the gaps that
+occur. vLLM's own tests of speculation compare in float32 for the same reason.
+"""
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from peagle.errors import ConfigError
+from peagle.router.snapshot import DepthTable, StepCell
+from support.engine_runner import Runner, embedded, held_out, running
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+DEPTH_MAX = 7
+PROMPTS = 100
+TOKENS = 24
+# Room for 8 requests of the lossless tests, not for 8 of PREEMPTING.
+ENGINE = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_num_seqs": 8,
+    "block_size": 32,
+    "num_gpu_blocks_override": 100,
+    # A model this small otherwise indents until its tokens run out.
+    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+}
+BATCH_SIZES = (1, 8)
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "kind": {"type": "string", "enum": ["class", "function", "module"]},
+        "public": {"type": "boolean"},
+        "names": {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems": 2, "maxItems": 3},
+    },
+    "required": ["kind", "public", "names"],
+    "additionalProperties": False,
+}
+OnStep = Callable[[list[str]], None] | None
+
+
+def lossless(runner: Runner, batch_size: int, on_step: OnStep = None) -> list[tuple[int, ...]]:
+    outputs = runner.generate(held_out(PROMPTS), batch_size, on_step, max_tokens=TOKENS, ignore_eos=True)
+    return [tuple(output.token_ids) for output in outputs]
+
+
+def preempting(runner: Runner, on_step: OnStep = None) -> list[tuple[int, ...]]:
+    """Eight requests that outgrow the KV cache together."""
+    prompts = [prompt * 2 for prompt in held_out(8)]
+    outputs = runner.generate(prompts, 8, on_step, max_tokens=320, ignore_eos=True)
+    return [tuple(output.token_ids) for output in outputs]
+
+
+def structured(runner: Runner, on_step: OnStep = None) -> list[str]:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    outputs = runner.generate(
+        held_out(8),
+        4,
+        on_step,
+        max_tokens=160,
+        structured_outputs=StructuredOutputsParams(json=SCHEMA),
+    )
+    return [output.text for output in outputs]
+
+
+def stopping(runner: Runner, on_step: OnStep = None) -> list[tuple[str, str]]:
+    outputs = runner.generate(held_out(24), 4, on_step, max_tokens=64, stop=["):", "\n\n", "self."])
+    return [(output.text, output.stop_reason) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def truth() -> dict[str, Any]:
+    """What the target says without speculation."""
+    deployment = embedded(**ENGINE)
+    plain = deployment.model_copy(update={"speculation": deployment.speculation.model_copy(update={"enabled": False})})
+    with running(plain) as runner:
+        with pytest.raises(ConfigError, match="runs without live depth"):
+            runner.set_depths(3)
+        with pytest.raises(ConfigError, match="runs without live depth"):
+            runner.stats()
+        return {
+            **{f"lossless at {size}": lossless(runner, size) for size in BATCH_SIZES},
+            "preempting": preempting(runner),
+            "structured": structured(runner),
+            "stopping": stopping(runner),
+        }
+
+
+@pytest.fixture(scope="module")
+def runner(truth: dict[str, Any]) -> Iterator[Runner]:
+    """One engine with live depth; started after the one without has gone."""
+    with running(embedded(**ENGINE)) as runner:
+        yield runner
+
+
+@pytest.mark.parametrize("batch_size", BATCH_SIZES)
+@pytest.mark.parametrize("depth", range(DEPTH_MAX + 1))
+def test_output_equals_the_targets_own_at_every_depth(
+    runner: Runner, truth: dict[str, Any], depth: int, batch_size: int
+) -> None:
+    runner.set_depths(depth)
+    before, counted = runner.stats(), runner.counters()
+    assert lossless(runner, batch_size) == truth[f"lossless at {batch_size}"]
+    after, counts = runner.stats().since(before), runner.counters()
+    drafts = counts["spec_decode_num_drafts"] - counted["spec_decode_num_drafts"]
+    assert {cell.depth for cell in after.cells} == {depth}
+    assert counts["spec_decode_num_draft_tokens"] - counted["spec_decode_num_draft_tokens"] == depth * drafts
+    for cell in after.cells:
+        assert cell.drafted == (cell.drafts,) * depth + (0,) * (DEPTH_MAX - depth)
+        assert not any(cell.accepted[depth:])
+        assert not any(cell.tail_drafted[:depth])
+        assert cell.seconds > 0
+
+
+@pytest.mark.parametrize("batch_size", BATCH_SIZES)
+def test_output_equals_the_targets_own_while_depth_changes(
+    runner: Runner, truth: dict[str, Any], batch_size: int
+) -> None:
+    before = runner.stats()
+    assert lossless(runner, batch_size, runner.restless(seed=batch_size)) == truth[f"lossless at {batch_size}"]
+    assert len({cell.depth for cell in runner.stats().since(before).cells}) == DEPTH_MAX + 1
+
+
+def rate_gap(right: int, of: int, other_right: int, other_of: int) -> float:
+    """Two-proportion z: how many standard errors apart two rates are."""
+    pooled = (right + other_right) / (of + other_of)
+    error = math.sqrt(pooled * (1 - pooled) * (1 / of + 1 / other_of))
+    return 0.0 if error == 0 else (right / of - other_right / other_of) / error
+
+
+def total(cells: Sequence[StepCell], field: str, position: int) -> int:
+    return sum(getattr(cell, field)[position] for cell in cells)
+
+
+def measured(
+    runner: Runner, shallow: int, deep: int, batch_size: int
+) -> tuple[tuple[StepCell, ...], tuple[StepCell, ...]]:
+    """Steps at one depth and at another, drawn anew for each step of one run.
+
+    In runs of their own the two would draft from different places: deep drafts pass over easy text in fewer steps, so
+    that less of it is counted.
+    """
+    rng, before = random.Random(batch_size), runner.stats()
+    runner.generate(
+        held_out(96),
+        batch_size,
+        lambda _: runner.set_depths(rng.choice((shallow, deep))),
+        max_tokens=64,
+        ignore_eos=True,
+    )
+    cells = runner.stats().since(before).cells
+    assert {cell.batch_size for cell in cells} >= {batch_size}
+    return tuple(cell for cell in cells if cell.depth == shallow), tuple(cell for cell in cells if cell.depth == deep)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 8])
+def test_acceptance_by_position_does_not_depend_on_depth(runner: Runner, batch_size: int) -> None:
+    shallow, deep = measured(runner, 3, DEPTH_MAX, batch_size)
+    for position in range(3):
+        counts = [total(cells, field, position) for cells in (shallow, deep) for field in ("accepted", "drafted")]
+        assert min(counts[1], counts[3]) > 500
+        assert abs(rate_gap(*counts)) < 4, (position, counts)
+    assert total(deep, "accepted", 0) > 0
+
+
+def test_cut_tails_tell_the_acceptance_beyond_the_depth(runner: Runner) -> None:
+    shallow, deep = measured(runner, 2, DEPTH_MAX, 8)
+    for position in range(2, DEPTH_MAX):
+        counts = [
+            total(shallow, "tail_matched", position),
+            total(shallow, "tail_drafted", position),
+            total(deep, "accepted", position),
+            total(deep, "drafted", position),
+        ]
+        assert min(counts[1], counts[3]) > 500
+        assert abs(rate_gap(*counts)) < 4, (position, counts)
+
+
+def test_aborted_requests_leave_the_others_as_they_were(runner: Runner, truth: dict[str, Any]) -> None:
+    change, steps = runner.restless(seed=5), 0
+
+    def abort_some(in_flight: list[str]) -> None:
+        nonlocal steps
+        steps += 1
+        change(in_flight)
+        if steps % 4 == 0 and len(in_flight) > 4:
+            runner.engine.abort_request(in_flight[:1])
+
+    outputs = runner.generate(held_out(PROMPTS), 8, abort_some, max_tokens=TOKENS, ignore_eos=True)
+    kept = [index for index, output in enumerate(outputs) if output is not None]
+    assert 0 < len(kept) < PROMPTS
+    for index in kept:
+        assert tuple(outputs[index].token_ids) == truth["lossless at 8"][index]
+
+
+def test_preempted_requests_resume_where_they_were(runner: Runner, truth: dict[str, Any]) -> None:
+    before = runner.counters()["num_preemptions"]
+    assert preempting(runner, runner.restless(seed=3)) == truth["preempting"]
+    assert runner.counters()["num_preemptions"] > before
+
+
+def test_structured_output_follows_its_schema_while_depth_changes(runner: Runner, truth: dict[str, Any]) -> None:
+    texts = structured(runner, runner.restless(seed=11))
+    assert texts == truth["structured"]
+    for text in texts:
+        assert set(json.loads(text)) == {"kind", "public", "names"}
+
+
+def test_stop_strings_end_a_request_at_the_same_place(runner: Runner, truth: dict[str, Any]) -> None:
+    texts = stopping(runner, runner.restless(seed=13))
+    assert texts == truth["stopping"]
+    assert any(reason for _, reason in texts)
+
+
+def test_a_refused_table_names_what_is_wrong_and_the_engine_goes_on(runner: Runner, truth: dict[str, Any]) -> None:
+    from peagle.engine.depth.live_depth import set_depths_sync
+
+    table = runner.stats().table
+    with pytest.raises(ConfigError, match="depth at batch size 2 = 8: K is out of range"):
+        set_depths_sync(runner.llm, DepthTable(runner.version + 1, (1, 1, 8)))
+    with pytest.raises(ConfigError, match="version"):
+        set_depths_sync(runner.llm, DepthTable(runner.version - 1, (1,)))
+    assert runner.stats().table == table
+    assert lossless(runner, 8) == truth["lossless at 8"]

@@ -1,0 +1,1 @@
+"""What several test files share: helpers that start, render or stand in for the real thing."""

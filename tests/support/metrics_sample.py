@@ -1,0 +1,95 @@
+"""One whole answer of `/metrics`, made by the code that makes it in production out of a little of everything."""
+
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
+
+from peagle.api.http_metrics import Exchange, HttpMetrics, Scrape
+from peagle.router.depth import ModelDepths
+from peagle.router.snapshot import DepthTable, StepStats
+from peagle.serve.replica.engine_sums import EngineSums
+from peagle.serve.replica.reporting import PlanStatus
+from support.depth_reports import SETTINGS, good_cell, report
+
+MODEL, REPLICA = "m", "r1"
+
+
+def finished_request(**changes: Any) -> SimpleNamespace:
+    usual = {
+        "finish_reason": "stop",
+        "e2e_latency": 0.9,
+        "num_generation_tokens": 9,
+        "queued_time": 0.02,
+        "mean_time_per_output_token": 0.1,
+    }
+    return SimpleNamespace(**{**usual, **changes})
+
+
+def step_of_vllm(**changes: Any) -> SimpleNamespace:
+    usual = {
+        "num_prompt_tokens": 12,
+        "num_preempted_reqs": 1,
+        "time_to_first_tokens_iter": [0.03],
+        "inter_token_latencies_iter": [0.012, 0.3],
+        "finished_requests": [finished_request()],
+    }
+    return SimpleNamespace(**{**usual, **changes})
+
+
+def engine_sums() -> EngineSums:
+    sums = EngineSums()
+    sums.stepped(step_of_vllm())
+    sums.looked_up(SimpleNamespace(queries=12, hits=4, preempted_queries=3, preempted_hits=1))
+    return sums
+
+
+def replica_row() -> dict[str, Any]:
+    # Imported here: it brings all of Ray Serve LLM.
+    from peagle.serve.replica.server import depth_status, plan_status
+
+    stats = StepStats(DepthTable(3, (5, 5)), 7, (good_cell(),))
+    return {
+        "id": REPLICA,
+        "running_requests": 2,
+        "waiting_requests": 1,
+        "kv_usage_ratio": 0.25,
+        "generation_tokens": 40,
+        "devices": 1,
+        "depth_changes": {"gain": 2},
+        "depth_modes": {"adaptive": 1},
+        "steps_by_depth": stats.steps_by_depth,
+        **engine_sums().plain(),
+        **depth_status(stats),
+        **plan_status(PlanStatus("adaptive", "", 0.4)),
+    }
+
+
+def estimates() -> dict[str, dict[str, Any]]:
+    depths = ModelDepths(SETTINGS)
+    for number in range(4):
+        depths.report(REPLICA, report(good_cell()), 0.5 * number)
+    return {replica: asdict(each) for replica, each in depths.estimates(2.0).items()}
+
+
+def http_values() -> HttpMetrics:
+    http = HttpMetrics()
+    for status in (200, 200, 404, 429, 499, 500):
+        exchange = Exchange(MODEL, ttft_s=0.04 if status == 200 else None)
+        http.opened(exchange)
+        for at_s in (0.04, 0.06):
+            http.sent(exchange, b'data: {"choices":[{"text":"x"}]}\n\n', at_s)
+        http.closed(exchange, status, 1.0)
+    http.observe("POST", "/v1/completions", 200, 1.0)
+    http.retried(MODEL)
+    for reason in ("soonest", "soonest", "wait-full"):
+        http.decided(MODEL, reason)
+    return http
+
+
+def whole_scrape() -> Scrape:
+    return Scrape(
+        ingress={"i1": http_values().values()},
+        replicas={MODEL: [replica_row()]},
+        estimates={MODEL: estimates()},
+        states={MODEL: {"running": 1}},
+    )

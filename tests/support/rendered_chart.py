@@ -1,0 +1,162 @@
+"""Renders the Helm chart with Helm's own library, and finds things in what comes out."""
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import yaml
+from helm_python import Chart
+
+from support.paths import REPOSITORY
+
+CHART = REPOSITORY / "helm" / "peagle"
+READY = {path.stem: path for path in sorted((CHART / "values").glob("*.yaml"))}
+RELEASE, NAMESPACE, FULLNAME = "demo", "serving", "demo-peagle"
+
+# The least that can be installed: every other value is the chart's default.
+MINIMAL: Mapping[str, Any] = {
+    "models": {
+        "small": {
+            "deployment": {
+                "name": "small",
+                "target": {"source": "org/target"},
+                "drafter": {"source": "org/head", "trained_depth": 8},
+                "resources": {"accelerator_type": "B200"},
+            }
+        }
+    },
+    "workerGroups": {"b200": {}},
+}
+
+
+@cache
+def chart() -> Chart:
+    return Chart.load(CHART)
+
+
+@cache
+def schema() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    return found
+
+
+def ready_values(name: str) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load(READY[name].read_text(encoding="utf-8"))
+    return values
+
+
+def laid_over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` merged in, map by map, as Helm merges value files."""
+    merged = copy.deepcopy(dict(base))
+    for key, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = laid_over(merged[key], value) if both else copy.deepcopy(value)
+    return merged
+
+
+def at(path: str, value: Any) -> dict[str, Any]:
+    """The values in which `path` (`a.b.c`) is `value`."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return value
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """What one set of values renders to."""
+
+    texts: Mapping[str, str]
+
+    @cached_property
+    def objects(self) -> list[dict[str, Any]]:
+        texts = [text for path, text in self.texts.items() if not path.endswith("NOTES.txt")]
+        return [found for text in texts for found in yaml.safe_load_all(text) if found]
+
+    @property
+    def notes(self) -> str:
+        return next(text for path, text in self.texts.items() if path.endswith("NOTES.txt"))
+
+    def all(self, kind: str) -> list[dict[str, Any]]:
+        return [found for found in self.objects if found["kind"] == kind]
+
+    def one(self, kind: str, name: str = FULLNAME) -> dict[str, Any]:
+        (found,) = [found for found in self.all(kind) if found["metadata"]["name"] == name]
+        return found
+
+    @property
+    def service(self) -> dict[str, Any]:
+        spec: dict[str, Any] = self.one("RayService")["spec"]
+        return spec
+
+    @property
+    def cluster(self) -> dict[str, Any]:
+        cluster: dict[str, Any] = self.service["rayClusterConfig"]
+        return cluster
+
+    @property
+    def serve(self) -> dict[str, Any]:
+        """The Serve configuration."""
+        config: dict[str, Any] = yaml.safe_load(self.service["serveConfigV2"])
+        return config
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the application builder is called with."""
+        (application,) = self.serve["applications"]
+        arguments: dict[str, Any] = application["args"]
+        return arguments
+
+    @property
+    def head(self) -> dict[str, Any]:
+        template: dict[str, Any] = self.cluster["headGroupSpec"]["template"]
+        return template
+
+    @property
+    def group(self) -> dict[str, Any]:
+        """The first worker group."""
+        group: dict[str, Any] = self.cluster["workerGroupSpecs"][0]
+        return group
+
+    @property
+    def worker(self) -> dict[str, Any]:
+        template: dict[str, Any] = self.group["template"]
+        return template
+
+    @property
+    def container(self) -> dict[str, Any]:
+        """Ray's container in the first worker group."""
+        container: dict[str, Any] = self.worker["spec"]["containers"][0]
+        return container
+
+    @property
+    def env(self) -> dict[str, Any]:
+        return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in self.container["env"]}
+
+    def policy(self, suffix: str) -> dict[str, Any]:
+        spec: dict[str, Any] = self.one("NetworkPolicy", f"{FULLNAME}-{suffix}")["spec"]
+        return spec
+
+    def pods(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the name and template of every pod that the release brings about."""
+        yield "head", self.head
+        for group in self.cluster["workerGroupSpecs"]:
+            yield f"worker {group['groupName']}", group["template"]
+        for kind in ("Deployment", "StatefulSet"):
+            for found in self.all(kind):
+                yield found["metadata"]["name"], found["spec"]["template"]
+        for pod in self.all("Pod"):
+            yield pod["metadata"]["name"], pod
+
+
+def volume(pod: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The volume `name` of a pod template."""
+    (found,) = [entry for entry in pod["spec"]["volumes"] if entry["name"] == name]
+    return found
+
+
+def render(values: Mapping[str, Any], **changes: Any) -> Rendered:
+    """Render the chart with `values`, and `changes` laid over them."""
+    return Rendered(chart().render(laid_over(values, changes), name=RELEASE, namespace=NAMESPACE))

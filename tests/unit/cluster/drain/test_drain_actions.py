@@ -1,0 +1,109 @@
+"""What is decided about Ray workers on nodes that leave."""
+
+from dataclasses import replace
+
+import pytest
+
+from peagle.cluster.drain.drain_actions import (
+    TERMINATION_TAINTS,
+    Action,
+    Drain,
+    DrainPolicy,
+    KubeNode,
+    RayNode,
+    RayPod,
+    Release,
+    Stay,
+    decide,
+    parse_node,
+    parse_pod,
+)
+from support.kubernetes_api import node, ray_pod
+
+NOW_MS = 1_000_000
+POLICY = DrainPolicy(patience_s=300.0, finish_s=60.0)
+KEPT, CORDONED = KubeNode("kept", False, ()), KubeNode("left", True, ())
+WORKER = RayPod("w1", "serving", "uid-1", "ray", is_head=False, is_ending=False, node="left", ip="10.0.0.1")
+HEAD = replace(WORKER, name="head", uid="uid-0", is_head=True, node="kept")
+RUNS, DRAINS = RayNode("aa", "w1", None), RayNode("aa", "w1", NOW_MS + 1)
+
+
+def decided(
+    left: KubeNode = CORDONED,
+    pods: tuple[RayPod, ...] = (HEAD, WORKER),
+    ray_nodes: tuple[RayNode, ...] | None = (RUNS,),
+    policy: DrainPolicy = POLICY,
+) -> list[Action]:
+    nodes = {each.name: each for each in (KEPT, left)}
+    return decide(nodes, pods, {} if ray_nodes is None else {"ray": ray_nodes}, NOW_MS, policy)
+
+
+def test_while_no_node_leaves_nothing_is_done() -> None:
+    assert decided(KubeNode("left", False, ("nvidia.com/gpu",))) == []
+
+
+def test_a_cordoned_node_is_drained_with_patience_and_time_to_finish() -> None:
+    assert decided() == [Drain(WORKER, "aa", NOW_MS + 360_000, "node left is cordoned")]
+
+
+@pytest.mark.parametrize("key", TERMINATION_TAINTS)
+def test_a_node_about_to_be_taken_away_is_drained_without_patience(key: str) -> None:
+    reason = f"node left has the taint {key}"
+    for is_cordoned in (False, True):
+        assert decided(KubeNode("left", is_cordoned, ("x", key))) == [Drain(WORKER, "aa", NOW_MS + 60_000, reason)]
+
+
+def test_an_operator_adds_taints_of_his_own() -> None:
+    left = KubeNode("left", False, ("example.org/leaving",))
+    assert decided(left) == []
+    assert len(decided(left, policy=DrainPolicy(taints=frozenset({"example.org/leaving"})))) == 1
+
+
+def test_what_drains_already_is_given_its_time() -> None:
+    assert decided(ray_nodes=(DRAINS,)) == []
+
+
+def test_a_pod_is_released_once_ray_has_ended_in_it() -> None:
+    assert decided(ray_nodes=()) == [Release(WORKER, "node left is cordoned and Ray has ended there")]
+
+
+def test_ray_that_came_back_in_a_restarted_container_drains_again() -> None:
+    actions = decided(ray_nodes=(replace(DRAINS, deadline_ms=NOW_MS - 1), replace(RUNS, id="bb")))
+    assert [action.ray_node for action in actions if isinstance(action, Drain)] == ["bb"]
+    assert not [action for action in actions if isinstance(action, Release)]
+
+
+def test_a_pod_that_outlives_its_deadline_is_released_all_the_same() -> None:
+    late = replace(DRAINS, deadline_ms=NOW_MS)
+    assert decided(ray_nodes=(late,)) == [Release(WORKER, "node left is cordoned and its deadline has passed")]
+
+
+def test_a_pod_that_ends_already_is_drained_but_not_evicted_again() -> None:
+    ending = replace(WORKER, is_ending=True)
+    assert [type(action) for action in decided(pods=(ending,))] == [Drain]
+    assert decided(pods=(ending,), ray_nodes=()) == []
+
+
+def test_a_ray_cluster_that_does_not_answer_is_left_alone() -> None:
+    assert decided(ray_nodes=None) == []
+
+
+def test_a_head_is_never_drained() -> None:
+    head = replace(HEAD, node="left")
+    assert decided(pods=(head,), ray_nodes=(RayNode("cc", "head", None),)) == [Stay(head, "node left is cordoned")]
+
+
+def test_pods_elsewhere_or_nowhere_are_not_touched() -> None:
+    assert decided(pods=(replace(WORKER, node="kept"), replace(WORKER, node=None), replace(WORKER, node="lost"))) == []
+
+
+def test_nodes_and_pods_are_read_as_the_api_gives_them() -> None:
+    assert parse_node(node("a", unschedulable=True, taints=[{"key": "k", "effect": "NoSchedule"}])) == KubeNode(
+        "a", True, ("k",)
+    )
+    assert parse_node(node("a")) == KubeNode("a", False, ())
+    pod = ray_pod("w1", on="a", ip="10.0.0.1")
+    pod["metadata"]["uid"] = "u"
+    assert parse_pod(pod) == RayPod("w1", "serving", "u", "r-ray", False, False, "a", "10.0.0.1")
+    assert parse_pod(pod | {"status": {"phase": "Failed"}}) is None
+    assert parse_pod(pod | {"metadata": {**pod["metadata"], "labels": {}}}) is None

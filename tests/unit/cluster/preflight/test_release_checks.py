@@ -1,0 +1,386 @@
+"""Preflight: a cluster that has everything passes, and each thing taken away is found with its fix."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from peagle.cluster.preflight.capacity import tolerates
+from peagle.cluster.preflight.facts import gather, pod_requests
+from peagle.cluster.preflight.outcome import Check, Outcome
+from peagle.cluster.preflight.release_checks import RAYSERVICE_FIELDS, check_all
+from peagle.cluster.preflight.values import Values, load_values, parse_values
+from peagle.errors import ClusterError, ConfigError
+from support.kubernetes_api import KubernetesApi, client_of
+from support.paths import REPOSITORY
+
+CHART = REPOSITORY / "helm" / "peagle"
+MODEL = {
+    "name": "m",
+    "target": {"source": "org/m"},
+    "speculation": {"enabled": False},
+    "replicas": {"min": 8, "max": 8},
+    "resources": {"accelerator": "gpu", "accelerator_type": "B200", "cpus": 8.0},
+}
+RAW: dict[str, Any] = {
+    "models": {"m": {"deployment": MODEL}, "off": {"enabled": False, "deployment": {"name": 3}}},
+    "workerGroupDefaults": {
+        "minReplicas": 1,
+        "maxReplicas": 1,
+        "acceleratorType": "B200",
+        "cpus": 16,
+        "memory": "128Gi",
+        "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-B200"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    },
+    "workerGroups": {"b200": {"gpus": 4, "minReplicas": 2, "maxReplicas": 2}},
+    "head": {"resources": {"requests": {"cpu": "2", "memory": "8Gi"}}},
+    "huggingFace": {"existingSecret": "hf"},
+    "modelCache": {"type": "pvc", "storageClassName": "fast"},
+    "gcs": {"store": "none"},
+}
+
+
+def values(**changes: Any) -> Values:
+    return parse_values({**RAW, **changes}, "values.yaml", minimum_kubernetes=">=1.29.0-0")
+
+
+def schema_of(paths: tuple[str, ...]) -> dict[str, Any]:
+    """A schema that knows these dotted paths."""
+    root: dict[str, Any] = {"properties": {}}
+    for path in paths:
+        level = root
+        for part in path.split("."):
+            level = level["properties"].setdefault(part, {"properties": {}})
+    return root
+
+
+def crd(name: str, fields: tuple[str, ...] = RAYSERVICE_FIELDS) -> dict[str, Any]:
+    schema = {"openAPIV3Schema": {"properties": {"spec": schema_of(fields)}}}
+    return {"metadata": {"name": name}, "spec": {"versions": [{"name": "v1", "served": True, "schema": schema}]}}
+
+
+def gpu_node(name: str, product: str = "NVIDIA-B200", gpus: int = 8) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": {"nvidia.com/gpu.product": product}},
+        "spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]},
+        "status": {
+            "allocatable": {"cpu": "64", "memory": "1Ti", "nvidia.com/gpu": str(gpus)},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+
+
+def operator(namespace: str, release: str) -> dict[str, Any]:
+    labels = {"app.kubernetes.io/name": "kuberay-operator", "app.kubernetes.io/instance": release}
+    spec = {"template": {"spec": {"containers": [{"image": "kuberay/operator:v1.7.0"}]}}}
+    return {"metadata": {"name": "op", "namespace": namespace, "labels": labels}, "spec": spec}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[KubernetesApi]:
+    """A cluster that has all that `RAW` asks for."""
+    async with KubernetesApi(replies={"/version": {"gitVersion": "v1.33.2"}}) as serving:
+        for kind in ("rayservices", "rayclusters"):
+            await serving.put("customresourcedefinitions", crd(f"{kind}.ray.io"))
+        await serving.put("deployments", operator("kuberay", "kuberay"))
+        await serving.put("namespaces", {"metadata": {"name": "serving", "labels": {}}})
+        await serving.put("storageclasses", {"metadata": {"name": "fast"}})
+        await serving.put(
+            "secrets", {"metadata": {"name": "hf", "namespace": "serving"}, "data": {"token": "c2VjcmV0"}}
+        )
+        await serving.put("nodes", gpu_node("gpu-1"))
+        cpu_status = {
+            "allocatable": {"cpu": "8", "memory": "32Gi"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        }
+        await serving.put("nodes", {"metadata": {"name": "cpu-1"}, "spec": {}, "status": cpu_status})
+        yield serving
+
+
+async def checks(server: KubernetesApi, wanted: Values | None = None, scale_up: bool = False) -> list[Check]:
+    wanted = wanted or values()
+    async with client_of(server) as api:
+        return check_all(wanted, await gather(api, wanted, "r"), scale_up)
+
+
+async def only(server: KubernetesApi, wanted: Values | None = None, scale_up: bool = False) -> Check:
+    """The one check that does not pass."""
+    (found,) = [check for check in await checks(server, wanted, scale_up) if check.outcome is not Outcome.PASS]
+    return found
+
+
+async def test_a_cluster_that_has_everything_passes(server: KubernetesApi) -> None:
+    found = await checks(server)
+    assert [check for check in found if check.outcome is not Outcome.PASS] == []
+    assert "2 of 2 pods fit" in next(check.detail for check in found if check.subject == "room for b200")
+    assert "c2VjcmV0" not in str(found)
+
+
+async def test_nothing_is_changed(server: KubernetesApi) -> None:
+    await checks(server)
+    assert {(verb, resource) for verb, resource, _ in server.requests if verb not in ("get", "list")} == {
+        ("create", "selfsubjectaccessreviews")
+    }
+
+
+async def test_an_old_kubernetes_is_refused(server: KubernetesApi) -> None:
+    server.replies["/version"] = {"gitVersion": "v1.28.9-eks"}
+    found = await only(server)
+    assert (found.subject, found.outcome) == ("Kubernetes", Outcome.FAIL)
+
+
+async def test_without_kuberay_the_fix_installs_it(server: KubernetesApi) -> None:
+    await server.remove("customresourcedefinitions", "rayservices.ray.io")
+    await server.remove("deployments", "op", "kuberay")
+    failed = [check for check in await checks(server) if check.outcome is Outcome.FAIL]
+    assert [check.subject for check in failed] == ["rayservices.ray.io", "KubeRay operator"]
+    assert all("helm install kuberay-operator" in check.fix for check in failed)
+    await server.remove("customresourcedefinitions", "rayclusters.ray.io")
+    with_operator = await checks(server, values(**{"kuberay-operator": {"enabled": True}}))
+    assert all(check.outcome is Outcome.PASS for check in with_operator)
+
+
+async def test_a_second_operator_is_refused(server: KubernetesApi) -> None:
+    with_operator = values(**{"kuberay-operator": {"enabled": True}})
+    found = await only(server, with_operator)
+    assert found.fix == "Set kuberay-operator.enabled: false."
+    # An upgrade finds the one that the release brought itself.
+    await server.remove("deployments", "op", "kuberay")
+    await server.put("deployments", operator("serving", "r"))
+    assert all(check.outcome is Outcome.PASS for check in await checks(server, with_operator))
+    await server.put("deployments", operator("serving", "another"))
+    assert (await only(server, with_operator)).fix == "Set kuberay-operator.enabled: false."
+
+
+async def test_an_operator_that_the_network_policy_keeps_out_is_refused(server: KubernetesApi) -> None:
+    found = await only(server, values(networkPolicy={"enabled": True}))
+    assert found.fix == "Set networkPolicy.operatorNamespace: kuberay."
+    for policy in ({"enabled": True, "operatorNamespace": "kuberay"}, {"enabled": False}):
+        assert all(check.outcome is Outcome.PASS for check in await checks(server, values(networkPolicy=policy)))
+    await server.remove("deployments", "op", "kuberay")
+    policy = {"enabled": True, "operatorNamespace": "kuberay"}
+    found = await only(server, values(networkPolicy=policy, **{"kuberay-operator": {"enabled": True}}))
+    assert "lets it in from kuberay only" in found.detail
+
+
+async def test_a_kuberay_that_would_drop_fields_is_refused(server: KubernetesApi) -> None:
+    await server.put("customresourcedefinitions", crd("rayservices.ray.io", fields=("upgradeStrategy",)))
+    assert "rayClusterConfig.authOptions.secretName" in (await only(server)).detail
+
+
+async def test_kinds_that_only_a_switch_needs_are_asked_for_with_it(server: KubernetesApi) -> None:
+    found = await only(server, values(monitoring={"podMonitors": {"enabled": True}}))
+    assert (found.subject, found.outcome) == ("podmonitors.monitoring.coreos.com", Outcome.FAIL)
+
+
+async def test_gpus_of_another_kind_are_named(server: KubernetesApi) -> None:
+    await server.put("nodes", gpu_node("gpu-1", "NVIDIA-H200"))
+    failed = [check for check in await checks(server) if check.outcome is Outcome.FAIL]
+    assert [check.subject for check in failed] == ["GPUs for b200", "room for b200"]
+    assert "NVIDIA-H200 on 1" in failed[0].detail
+    assert "nodeSelector" in failed[0].fix
+
+
+async def test_an_accelerator_type_that_is_not_the_label_s_is_questioned(server: KubernetesApi) -> None:
+    groups = {"b200": {**RAW["workerGroups"]["b200"], "nodeSelector": {}}}
+    await server.put("nodes", gpu_node("gpu-1", "NVIDIA-H200"))
+    found = await only(server, values(workerGroups=groups))
+    assert (found.subject, found.outcome) == ("GPUs for b200", Outcome.WARN)
+
+
+async def test_gpus_in_use_are_no_room_but_the_release_s_own_are(server: KubernetesApi) -> None:
+    spec = {"nodeName": "gpu-1", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "5"}}}]}
+    pod = {"metadata": {"name": "busy", "namespace": "serving", "labels": {}}, "spec": spec, "status": {}}
+    await server.put("pods", pod)
+    found = await only(server)
+    assert found.subject == "room for b200"
+    assert found.detail.startswith("0 of 2 pods fit, each with 4 nvidia.com/gpu")
+    assert "gpu-1 has 3 nvidia.com/gpu left" in found.detail
+    assert (await only(server, scale_up=True)).outcome is Outcome.WARN
+    await server.merge("pods", "busy", {"metadata": {"labels": {"app.kubernetes.io/instance": "r"}}}, "serving")
+    assert all(check.outcome is Outcome.PASS for check in await checks(server, values(ray={"upgradeStrategy": "None"})))
+
+
+async def test_a_second_cluster_beside_the_running_one_needs_room_of_its_own(server: KubernetesApi) -> None:
+    spec = {"nodeName": "gpu-1", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "4"}}}]}
+    labels = {"app.kubernetes.io/instance": "r"}
+    await server.put("pods", {"metadata": {"name": "w", "namespace": "serving", "labels": labels}, "spec": spec})
+    found = await only(server)
+    assert (found.subject, found.outcome) == ("room for an upgrade", Outcome.WARN)
+    assert found.detail == "beside the running cluster 1 of 2 pods of b200 fit"
+    await server.put("nodes", gpu_node("gpu-2"))
+    assert all(check.outcome is Outcome.PASS for check in await checks(server))
+
+
+async def test_what_one_group_may_have_takes_no_room_that_another_must_have(server: KubernetesApi) -> None:
+    groups = {
+        "a": {"gpus": 4, "minReplicas": 1, "maxReplicas": 4},
+        "b": {"gpus": 4, "minReplicas": 1, "maxReplicas": 4},
+    }
+    found = await checks(
+        server, values(workerGroups=groups, autoscaling={"enabled": True}, ray={"upgradeStrategy": "None"})
+    )
+    rooms = {check.subject: (check.outcome, check.detail) for check in found if check.subject.startswith("room for")}
+    assert {name: outcome for name, (outcome, _) in rooms.items()} == {
+        "room for a": Outcome.WARN,
+        "room for b": Outcome.WARN,
+        "room for head": Outcome.PASS,
+    }
+    assert rooms["room for b"][1].startswith("1 of at most 4 pods fit")
+
+
+async def test_a_cordoned_or_unready_node_is_no_room(server: KubernetesApi) -> None:
+    await server.merge("nodes", "gpu-1", {"spec": {"unschedulable": True}})
+    assert {check.subject for check in await checks(server) if check.outcome is Outcome.FAIL} >= {"room for b200"}
+
+
+async def test_models_that_ask_for_more_gpus_than_groups_have_are_refused(server: KubernetesApi) -> None:
+    found = await only(server, values(workerGroups={"b200": {"gpus": 4}}))
+    assert (found.subject, found.detail) == ("B200 replicas", "models ask for 8 GPUs, worker groups have 4")
+
+
+async def test_storage_that_is_not_there_is_named(server: KubernetesApi) -> None:
+    found = await only(server, values(modelCache={"type": "pvc", "storageClassName": "slow"}))
+    assert "there is fast" in found.detail
+    found = await only(server, values(modelCache={"type": "pvc"}))
+    assert "no default" in found.detail
+    found = await only(server, values(modelCache={"type": "pvc", "existingClaim": "weights"}))
+    assert found.subject == "claim weights"
+    metadata = {"name": "weights", "namespace": "serving"}
+    await server.put("persistentvolumeclaims", {"metadata": metadata, "spec": {"accessModes": ["ReadWriteOnce"]}})
+    found = await only(server, values(modelCache={"type": "pvc", "existingClaim": "weights"}))
+    assert (found.outcome, "3 pods share it" in found.detail) == (Outcome.WARN, True)
+
+
+async def test_a_secret_that_serves_two_purposes_needs_both_keys(server: KubernetesApi) -> None:
+    found = await only(server, values(apiKeys={"existingSecret": "hf"}))
+    assert (found.subject, found.detail) == ("secret hf", "it has no key keys, only token")
+    assert "--from-literal=keys=... --from-literal=token=..." in found.fix
+
+
+async def test_a_secret_without_its_key_is_found(server: KubernetesApi) -> None:
+    found = await only(server, values(apiKeys={"existingSecret": "hf"}, huggingFace={}))
+    assert found.detail == "it has no key keys, only token"
+    found = await only(server, values(envFromSecrets=["hf", "absent"]))
+    assert found.subject == "secret absent"
+    found = await only(server, values(apiKeys={"existingSecret": "gone"}))
+    assert found.fix.startswith("Run: kubectl create secret generic gone -n serving --from-literal=keys=")
+
+
+async def test_rays_token_is_looked_for_only_where_it_is_asked_for(server: KubernetesApi) -> None:
+    found = await only(server, values(ray={"auth": {"mode": "token", "existingSecret": "absent"}}))
+    assert found.subject == "secret absent"
+    unused = values(ray={"auth": {"mode": "disabled", "existingSecret": "absent"}})
+    assert all(check.outcome is Outcome.PASS for check in await checks(server, unused))
+
+
+async def test_pod_security_that_refuses_a_pod_is_found(server: KubernetesApi) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    await server.put("namespaces", {"metadata": {"name": "serving", "labels": labels}})
+    assert all(check.outcome is Outcome.PASS for check in await checks(server))
+    found = await only(server, values(modelCache={"type": "hostPath"}))
+    assert "hostPath" in found.detail
+
+
+async def test_what_may_not_be_seen_is_a_warning_and_what_may_not_be_made_a_failure(server: KubernetesApi) -> None:
+    server.refused |= {("list", "deployments"), ("get", "secrets"), ("create", "rayservices")}
+    found = {check.subject: check.outcome for check in await checks(server) if check.outcome is not Outcome.PASS}
+    assert found == {"rights": Outcome.FAIL, "KubeRay operator": Outcome.WARN, "secret hf": Outcome.WARN}
+
+
+async def test_a_cluster_that_does_not_answer_is_one_error(server: KubernetesApi) -> None:
+    server.url = "http://127.0.0.1:9"
+    with pytest.raises(ClusterError, match="does not answer"):
+        await checks(server)
+
+
+def test_a_pod_asks_for_its_containers_or_its_largest_init_container() -> None:
+    def container(cpu: str, **fields: Any) -> dict[str, Any]:
+        return {"resources": {"requests": {"cpu": cpu}}, **fields}
+
+    spec = {
+        "containers": [container("500m"), container("1")],
+        "initContainers": [container("4"), container("250m", restartPolicy="Always")],
+    }
+    assert float(pod_requests(spec)["cpu"]) == 4.0
+    assert float(pod_requests({**spec, "initContainers": [container("250m", restartPolicy="Always")]})["cpu"]) == 1.75
+
+
+@pytest.mark.parametrize(
+    ("toleration", "fits"),
+    [
+        ({"operator": "Exists"}, True),
+        ({"key": "k", "operator": "Exists"}, True),
+        ({"key": "k", "value": "v"}, True),
+        ({"key": "k", "value": "other"}, False),
+        ({"key": "k", "operator": "Exists", "effect": "NoExecute"}, False),
+        ({"key": "other", "operator": "Exists"}, False),
+    ],
+)
+def test_taints_are_tolerated_by_kubernetes_own_rule(toleration: dict[str, str], fits: bool) -> None:
+    assert tolerates([toleration], {"key": "k", "value": "v", "effect": "NoSchedule"}) is fits
+
+
+@pytest.mark.parametrize("path", sorted((CHART / "values").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_ready_file_is_understood(path: Path) -> None:
+    wanted = load_values(CHART, [path])
+    assert wanted.groups
+    assert wanted.deployments
+
+
+def test_wrong_values_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"values\.yaml: api\.cors_origins.*is no origin"):
+        values(api={"cors_origins": ["https://chat.example.org/"]})
+    with pytest.raises(ConfigError, match=r"workerGroups\.b200\.gpus"):
+        values(workerGroups={"b200": {"gpus": "many"}})
+    with pytest.raises(ConfigError, match=r"workerGroups\.b200\.memory.*768GB.*no amount"):
+        values(workerGroups={"b200": {"memory": "768GB"}})
+    with pytest.raises(ConfigError, match=r"head\.resources\.requests\.cpu"):
+        values(head={"resources": {"requests": {"cpu": "2 cores"}}})
+    with pytest.raises(ConfigError, match=r"workerGroups: b200 = 8"):
+        values(workerGroups={"b200": 8})
+    with pytest.raises(ConfigError, match="no model is enabled"):
+        values(models={})
+    with pytest.raises(ConfigError, match=r"models.m.deployment: replicas.max"):
+        values(models={"m": {"deployment": {**MODEL, "replicas": {"min": 2, "max": 1}}}})
+    with pytest.raises(ConfigError, match="there is no chart"):
+        load_values(tmp_path, [])
+
+
+async def test_the_command_prints_a_table_and_fails_with_1(server: KubernetesApi, tmp_path: Path) -> None:
+    await server.remove("secrets", "hf", "serving")
+    (tmp_path / "kubeconfig").write_text(server.kubeconfig())
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump({**RAW, "networkPolicy": {"operatorNamespace": "kuberay"}}))
+    ended = await run(tmp_path, "-f", str(tmp_path / "values.yaml"))
+    assert ended.returncode == 1, ended.stderr
+    assert "secret hf" in ended.stdout
+    assert "1 fail" in ended.stdout
+    ended = await run(tmp_path, "-f", str(tmp_path / "values.yaml"), "--json")
+    assert [check["subject"] for check in json.loads(ended.stdout) if check["outcome"] == "fail"] == ["secret hf"]
+
+
+@pytest.mark.parametrize("kubeconfig", ["{}", "a: [", "[]"])
+async def test_a_context_that_is_not_there_is_one_line(tmp_path: Path, kubeconfig: str) -> None:
+    (tmp_path / "kubeconfig").write_text(kubeconfig)
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(RAW))
+    ended = await run(tmp_path, "-f", str(tmp_path / "values.yaml"), "--context", "absent")
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.startswith("peagle: ")
+    assert "--context = 'absent'" in ended.stderr
+
+
+async def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "peagle.cli", "cluster", "preflight", "--chart", str(CHART), *arguments]
+    environment = {**os.environ, "KUBECONFIG": str(folder / "kubeconfig")}
+    return await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=120, env=environment
+    )
