@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
 from peagle.errors import ConfigError
+from peagle.import_paths import TRACE_EXPORTER
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -23,11 +24,10 @@ HTTP_PORT, HTTP_PATH = 4318, "/v1/traces"
 ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 EXPORTER_VARIABLE = "RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH"
-EXPORTER = "peagle.tracing:processors"
 
 # What holds wherever spans go.
 ENVIRONMENT: Mapping[str, str] = {
-    EXPORTER_VARIABLE: EXPORTER,
+    EXPORTER_VARIABLE: TRACE_EXPORTER,
     # Each of Serve's processes would draw anew, and start a trace in the middle of a request; the edge draws for all.
     "RAY_SERVE_TRACING_SAMPLING_RATIO": "0",
     "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
@@ -90,7 +90,7 @@ def protocol_in(given: Mapping[str, str], otherwise: str = GRPC) -> str:
 
 def is_on() -> bool:
     """Whether tracing is on here: Serve makes spans in this process, and hands them to `processors`."""
-    return os.environ.get(EXPORTER_VARIABLE) == EXPORTER
+    return os.environ.get(EXPORTER_VARIABLE) == TRACE_EXPORTER
 
 
 def processors() -> "list[SpanProcessor]":

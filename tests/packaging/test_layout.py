@@ -4,16 +4,14 @@ import ast
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.imports import MODULES, imports, name_of
 from support.paths import REPOSITORY
 
 ROOT = REPOSITORY
-PACKAGE = ROOT / "platform" / "peagle"
-MODULES = sorted(PACKAGE.rglob("*.py"))
 SOURCES = sorted([*MODULES, *(ROOT / "tests").rglob("*.py")])
 
 ROOT_FOLDERS = {"platform", "deployments", "helm", "dashboards", "tests"}
@@ -35,7 +33,7 @@ LAYERS = (
     ("peagle.api",),
     ("peagle.client", "peagle.config", "peagle.host"),
     ("peagle.router",),
-    ("peagle.errors", "peagle.metrics", "peagle.tracing", "peagle.prompt_file"),
+    ("peagle.errors", "peagle.import_paths", "peagle.metrics", "peagle.tracing", "peagle.prompt_file"),
 )
 HEAVY = {"ray", "vllm", "torch", "kubernetes", "transformers"}
 
@@ -90,28 +88,12 @@ def test_modules_and_functions_stay_short(path: Path) -> None:
     assert not long
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Every module of this project that the one at `path` imports, inside functions too."""
-    here = [*path.relative_to(PACKAGE.parent).parts[:-1]]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join(here[: len(here) - node.level + 1]) if node.level else ""
-            module = ".".join(part for part in (base, node.module) if part)
-            yield from (f"{module}.{alias.name}" for alias in node.names)
-
-
 def layer_of(module: str) -> int | None:
     """The layer that `module`, or the package it lies in, stands in; None for `peagle` itself and what is in none."""
     under = {name: index for index, names in enumerate(LAYERS) for name in names}
     while module and module not in under:
         module = module.rpartition(".")[0]
     return under.get(module)
-
-
-def name_of(path: Path) -> str:
-    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=id_of)

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoConfig
 
 from peagle.drafter.train import heads
+from peagle.drafter.train.head_plan import HEAD_PLANS
 
 
 def peak_bytes() -> int:
@@ -28,7 +29,7 @@ def cost(target: Path, partitions: int, length: int) -> dict[str, float]:
     """Peak memory above what is there before the row, and the time of its forward and backward passes."""
     torch.manual_seed(1)
     # Without a Markov head speculators' own pass takes the whole row.
-    plan = replace(heads.HEAD_PLANS["p-eagle"], partitions=partitions, markov_rank=0)
+    plan = replace(HEAD_PLANS["p-eagle"], partitions=partitions, markov_rank=0)
     config = AutoConfig.from_pretrained(target)
     head = heads.make_head(target, config, 1, plan, heads.tapped_layers_of(config.num_hidden_layers))
     batch = {

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from peagle.errors import ConfigError
+from peagle.import_paths import TRACE_EXPORTER
 from peagle.serve.launch.run import trace_environment
-from peagle.tracing import EXPORTER, environment
+from peagle.tracing import environment
 
 TRACES = "OTEL_EXPORTER_OTLP_TRACES_"
 
@@ -58,7 +59,7 @@ def test_an_address_that_takes_no_spans_is_refused(url: str, given: dict[str, st
 
 def test_a_cluster_that_runs_already_is_told_by_its_own_environment() -> None:
     assert trace_environment(None, "ray://head:10001") == {}
-    with pytest.raises(ConfigError, match=f"RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH={EXPORTER}"):
+    with pytest.raises(ConfigError, match=f"RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH={TRACE_EXPORTER}"):
         trace_environment(("http://c:4317", 1.0), "ray://head:10001")
 
 
@@ -90,8 +91,8 @@ def test_serve_gets_one_exporter_of_the_protocol(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(name, value)
     tracing._processor.cache_clear()
     try:
-        (processor,) = _load_span_processors(EXPORTER, "unused")
-        assert _load_span_processors(EXPORTER, "unused") == [processor]
+        (processor,) = _load_span_processors(TRACE_EXPORTER, "unused")
+        assert _load_span_processors(TRACE_EXPORTER, "unused") == [processor]
         (exporter,) = made
         assert f".{kind}." in type(exporter).__module__
         processor.shutdown()

@@ -10,6 +10,7 @@ import typer
 from peagle import __version__
 from peagle.client.server_url import http_url
 from peagle.errors import ConfigError, PeagleError
+from peagle.import_paths import COMMAND_GROUPS
 
 EXIT_STARTUP, EXIT_CONFIGURATION = 1, 2
 EXTRAS = {
@@ -209,7 +210,7 @@ def dashboards(context: typer.Context) -> None:
 
     Example: peagle dashboards preview
     """
-    _forward("peagle.observe.dashboards_cli", context)
+    _forward("dashboards", context)
 
 
 @app.command(context_settings=FORWARD, add_help_option=False)
@@ -218,7 +219,7 @@ def drafter(context: typer.Context) -> None:
 
     Example: peagle drafter --help
     """
-    _forward("peagle.drafter.drafter_cli", context)
+    _forward("drafter", context)
 
 
 @app.command(context_settings=FORWARD, add_help_option=False)
@@ -227,7 +228,7 @@ def bench(context: typer.Context) -> None:
 
     Example: peagle bench speculation deployments/embedded.yaml
     """
-    _forward("peagle.bench.bench_cli", context)
+    _forward("bench", context)
 
 
 @app.command(context_settings=FORWARD, add_help_option=False)
@@ -236,7 +237,7 @@ def cluster(context: typer.Context) -> None:
 
     Example: peagle cluster preflight -f helm/peagle/values/gpt-oss-20b.yaml
     """
-    _forward("peagle.cluster.cluster_cli", context)
+    _forward("cluster", context)
 
 
 @app.command()
@@ -248,9 +249,10 @@ def version() -> None:
     typer.echo(__version__)
 
 
-def _forward(module: str, context: typer.Context) -> None:
+def _forward(command: str, context: typer.Context) -> None:
     """Hand the rest of the command line to a command group that is imported only now."""
-    group: typer.Typer = import_module(module).app
+    module, _, name = COMMAND_GROUPS[command].partition(":")
+    group: typer.Typer = getattr(import_module(module), name)
     group(args=context.args or ["--help"], prog_name=context.command_path)
 
 

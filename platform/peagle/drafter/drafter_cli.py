@@ -205,7 +205,7 @@ def _job(
     from dataclasses import replace
 
     from peagle.drafter.data.repository import local_target
-    from peagle.drafter.train.heads import HEAD_PLANS
+    from peagle.drafter.train.head_plan import HEAD_PLANS
     from peagle.drafter.train.prepare import Job
     from peagle.drafter.train.pretrained import read_plan
     from peagle.errors import ConfigError

@@ -19,7 +19,8 @@ from speculators.models.peagle import PEagleDraftModel
 
 from peagle.drafter.data.generated_text import GeneratedText
 from peagle.drafter.train.compute import CPU, autocast
-from peagle.drafter.train.heads import HeadPlan, Row, TargetTap
+from peagle.drafter.train.head_plan import HeadPlan
+from peagle.drafter.train.heads import Row, TargetTap
 from peagle.drafter.train.partition import draft_tokens
 from peagle.drafter.train.pretrained import load_head
 from peagle.errors import ConfigError

@@ -4,13 +4,8 @@ from typing import Any
 
 from peagle.config import Deployment
 from peagle.engine.cpu_dtype import cpu_dtype
+from peagle.import_paths import EXECUTOR, SCHEDULER, WORKER_EXTENSION
 
-# Resolved by name inside the engine core process; see plugin.scheduler.
-SCHEDULER = "peagle.engine.plugin.scheduler"
-# Resolved by name in each worker process; see worker.
-WORKER_EXTENSION = "peagle.engine.worker.WorkerExtension"
-# Resolved by name as vLLM builds its configuration; see executor.
-EXECUTOR = "peagle.engine.executor.InProcessExecutor"
 # Of an engine whose depth adapts, where its deployment does not say.
 MAX_NUM_SEQS = 256
 # The key under vLLM's `additional_config` that carries settings to the scheduler in the engine core process.

@@ -17,6 +17,7 @@ from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
 from peagle.config import Deployment
 from peagle.errors import ConfigError
+from peagle.import_paths import DRAIN_AWARE_ROUTER, REQUEST_ROUTER
 from peagle.serve import haproxy
 from peagle.serve.depth_settings import adapts
 from peagle.serve.launch.serving_arguments import engine_settings, read_deployments, read_settings
@@ -26,7 +27,7 @@ from peagle.serve.routing.router_deployment import bind_router
 # Open requests at which one more ingress process is started: each is one Python event loop that relays streams.
 INGRESS_TARGET_REQUESTS = 64
 INGRESS_MAX_REQUESTS = 1_000_000
-DRAIN_AWARE = {"request_router_config": {"request_router_class": "peagle.serve.routing.draining.DrainAwareRouter"}}
+DRAIN_AWARE = {"request_router_config": {"request_router_class": DRAIN_AWARE_ROUTER}}
 
 
 def build_app(args: Mapping[str, Any]) -> serve.Application:
@@ -108,7 +109,7 @@ def routing_options(deployment: Deployment) -> dict[str, Any]:
     """Serve options by which a request finds its replica."""
     if not is_dispatched(deployment):
         return DRAIN_AWARE
-    router = "peagle.serve.routing.request_router.SoonestRouter"
+    router = REQUEST_ROUTER
     return {
         "request_router_config": {
             "request_router_class": router,

@@ -16,6 +16,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from peagle.bench.dispatch.fleet_load import Arrival, Sample
 from peagle.bench.dispatch.timed_server import TimedRequest, TimedServer
 from peagle.config import parse_deployment
+from peagle.import_paths import REQUEST_ROUTER
 from peagle.serve.routing.router_deployment import bind_router
 from peagle.simulator.timed_engine import TimedModel
 
@@ -126,7 +127,7 @@ def _application(plan: FleetPlan) -> serve.Application:
 
 def _router_config(policy: str) -> RequestRouterConfig:
     if policy == SOONEST:
-        path = "peagle.serve.routing.request_router.SoonestRouter"
+        path = REQUEST_ROUTER
         return RequestRouterConfig(request_router_class=path, request_router_kwargs={"model": SOONEST})
     if policy == ROUND_ROBIN:
         return RequestRouterConfig(request_router_class=RoundRobinRouter)

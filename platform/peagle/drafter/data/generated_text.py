@@ -12,6 +12,8 @@ from peagle.errors import ConfigError
 
 REMEDY = "Write it with `peagle drafter generate`."
 
+# A crop that held only a prompt would have nothing to learn.
+ANSWER_TOKENS_MIN = 8
 # Stands behind a text's end; in every vocabulary, and never read.
 PADDING = 0
 

@@ -7,11 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from peagle.drafter.data.generated_text import GeneratedText
+from peagle.drafter.data.generated_text import ANSWER_TOKENS_MIN, GeneratedText
 from peagle.drafter.data.prompt_source import Asked, GenerationPlan
-from peagle.drafter.train.heads import ANSWER_TOKENS_MIN
-from peagle.engine.arguments import WORKER_EXTENSION
 from peagle.errors import ConfigError
+from peagle.import_paths import WORKER_EXTENSION
 
 
 @dataclass(frozen=True, slots=True)

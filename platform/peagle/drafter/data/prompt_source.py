@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from peagle.drafter.data.corpus import END_OF_TEXT, standard_library, token_stream
-from peagle.drafter.train.heads import ANSWER_TOKENS_MIN
+from peagle.drafter.data.generated_text import ANSWER_TOKENS_MIN
 from peagle.errors import ConfigError
 from peagle.prompt_file import encode_prompt, read_prompt_file
 

@@ -8,12 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 from peagle.drafter.train.compute import CPU
+from peagle.drafter.train.head_plan import HeadPlan
 from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY, NGRAM_BIAS_KEY, TAPS_KEY
 
 if TYPE_CHECKING:
     from speculators.models.eagle3 import Eagle3DraftModel
-
-    from peagle.drafter.train.heads import HeadPlan
 
 # The target's own matrices, which only training needs.
 TRAINING_ONLY = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.", "t2d", "d2t")
@@ -22,7 +21,7 @@ TRAINING_ONLY = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.", "t2d", "d
 MARKOV = "markov_head."
 
 
-def export_head(head: "Eagle3DraftModel", out: Path, plan: "HeadPlan", mask_token: int | None) -> None:
+def export_head(head: "Eagle3DraftModel", out: Path, plan: HeadPlan, mask_token: int | None) -> None:
     """Write `config.json` and bfloat16 `model.safetensors` into `out`, and a Markov head into a folder of its own."""
     weights = {
         name: value.detach().to(CPU, torch.bfloat16).contiguous()

@@ -9,7 +9,7 @@ from peagle.config.schema import Strict, parse, wrong
 from peagle.config.yaml_file import read_mapping
 from peagle.drafter.data.repository import local_target
 from peagle.drafter.train.compute import DeviceName
-from peagle.drafter.train.heads import HEAD_PLANS, HEAD_RATES, HeadPlan
+from peagle.drafter.train.head_plan import HEAD_PLANS, HEAD_RATES, HeadPlan
 from peagle.drafter.train.training import CHECKPOINT, Rates
 from peagle.engine.checkpoint import NGRAM_BIAS_NATS_MAX
 from peagle.errors import ConfigError

@@ -12,7 +12,7 @@ from peagle.drafter.data.corpus import END_OF_TEXT, MASK, standard_library, toke
 from peagle.drafter.data.generated_text import GeneratedText
 from peagle.drafter.train.compute import ALONE, Compute, DeviceName, target_dtype
 from peagle.drafter.train.export import TRAINING_ONLY
-from peagle.drafter.train.heads import HeadPlan, tapped_layers_of
+from peagle.drafter.train.head_plan import HeadPlan, tapped_layers_of
 from peagle.drafter.train.plan_file import STANDARD_LIBRARY, TrainingFile
 from peagle.drafter.train.pretrained import load_head, read_size
 from peagle.drafter.train.readiness import TargetShape, check_training

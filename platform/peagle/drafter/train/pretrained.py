@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from peagle.drafter.train.export import MARKOV, TRAINING_ONLY
-from peagle.drafter.train.heads import HEAD_PLANS, OUT_OF_ORDER, TARGET_TYPES, HeadPlan, make_head
+from peagle.drafter.train.head_plan import HEAD_PLANS, OUT_OF_ORDER, TARGET_TYPES, HeadPlan
+from peagle.drafter.train.heads import make_head
 from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY, TAPS_KEY, Folder, read_ngram_bias
 
 _REMEDY = "Name a head that `peagle drafter train` wrote for this target."

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from peagle.drafter.data.generated_text import GeneratedText
-from peagle.drafter.train.heads import ANSWER_TOKENS_MIN, OUT_OF_ORDER, HeadPlan, tapped_layers_of
+from peagle.drafter.data.generated_text import ANSWER_TOKENS_MIN, GeneratedText
+from peagle.drafter.train.head_plan import OUT_OF_ORDER, HeadPlan, tapped_layers_of
 from peagle.errors import CombinedConfigError, ConfigError
 
 GENERATE = "Write the rows again with `peagle drafter generate` and this target."

@@ -4,17 +4,15 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from peagle.drafter.data.generated_text import GeneratedText
+from peagle.drafter.train.head_plan import HeadPlan
 from peagle.drafter.train.training import CHECKPOINT
 from peagle.engine.checkpoint import fingerprint
 from peagle.errors import ConfigError
-
-if TYPE_CHECKING:
-    from peagle.drafter.train.heads import HeadPlan
 
 PLAN = "plan.json"
 # They change no gradient.
@@ -36,7 +34,7 @@ def learned_from(
     }
 
 
-def check_record(out: Path, plan: "HeadPlan", learned: dict[str, str | int | None]) -> None:
+def check_record(out: Path, plan: HeadPlan, learned: dict[str, str | int | None]) -> None:
     """Check that the folder's checkpoint, where there is one, was trained by and from the same.
 
     Raises:
@@ -62,7 +60,7 @@ def check_record(out: Path, plan: "HeadPlan", learned: dict[str, str | int | Non
             raise ConfigError(name, value, problem, "Name what it was trained with, or train into another folder.")
 
 
-def write_record(out: Path, plan: "HeadPlan", learned: dict[str, str | int | None]) -> None:
+def write_record(out: Path, plan: HeadPlan, learned: dict[str, str | int | None]) -> None:
     """Write down what the folder's checkpoint is trained by and from."""
     record = _settings(plan) | {"learned_from": learned}
     partial = out / f"{PLAN}.partial"  # a kill while writing leaves what the checkpoint needs to go on
@@ -70,7 +68,7 @@ def write_record(out: Path, plan: "HeadPlan", learned: dict[str, str | int | Non
     partial.replace(out / PLAN)
 
 
-def _settings(plan: "HeadPlan") -> dict[str, Any]:
+def _settings(plan: HeadPlan) -> dict[str, Any]:
     settings: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
     return settings
 

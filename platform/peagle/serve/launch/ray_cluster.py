@@ -12,6 +12,7 @@ from typing import Any
 
 from peagle.config import ACCELERATOR_TYPES, Deployment
 from peagle.errors import ConfigError, StartupError
+from peagle.import_paths import EDGE_MIDDLEWARES
 
 APP_NAME = "peagle"
 OBJECT_STORE_BYTES = 128 << 20
@@ -29,7 +30,7 @@ ENVIRONMENT: Mapping[str, str] = {
     # Ray lowers its workers' priority by 15 steps, which on a busy machine starves the engine itself.
     "RAY_worker_niceness": "0",
     # Serve's own proxy answers in OpenAI's form, too.
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "peagle.api.edge.middlewares",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": EDGE_MIDDLEWARES,
     # A first start that fails is told at once; a replica that has run is restarted for ever all the same.
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
 }

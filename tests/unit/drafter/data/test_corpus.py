@@ -13,7 +13,7 @@ from peagle.drafter.data.corpus import (
 )
 from peagle.drafter.data.generation import loops
 from peagle.drafter.data.held_out_prompts import held_out_prompts
-from peagle.drafter.train.heads import tapped_layers_of
+from peagle.drafter.train.head_plan import tapped_layers_of
 from peagle.errors import ConfigError
 
 TEXTS = ("def add(a, b):\n    return a + b\n", "class Empty:\n    pass\n")

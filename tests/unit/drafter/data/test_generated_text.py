@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.drafter.data.generated_text import GeneratedText
-from peagle.drafter.train.heads import ANSWER_TOKENS_MIN, HEAD_PLANS, rows_of_step
+from peagle.drafter.data.generated_text import ANSWER_TOKENS_MIN, GeneratedText
+from peagle.drafter.train.head_plan import HEAD_PLANS
+from peagle.drafter.train.heads import rows_of_step
 from peagle.drafter.train.record import check_record, learned_from, write_record
 from peagle.drafter.train.training import CHECKPOINT, Rates
 from peagle.errors import ConfigError

@@ -15,7 +15,8 @@ from transformers import AutoConfig
 from peagle.drafter.evaluate import drafts_of
 from peagle.drafter.train import heads
 from peagle.drafter.train.compute import ALONE, CPU, Compute, device_of, joined
-from peagle.drafter.train.heads import HEAD_PLANS, HeadPlan, Row, TargetTap, make_head, sampling_seed, train_head
+from peagle.drafter.train.head_plan import HEAD_PLANS, HeadPlan
+from peagle.drafter.train.heads import Row, TargetTap, make_head, sampling_seed, train_head
 from peagle.drafter.train.readiness import check_training
 from peagle.errors import ConfigError
 from peagle.host.machine_limits import available_memory_bytes

@@ -14,7 +14,8 @@ from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from peagle.drafter.data.generated_text import GeneratedText
-from peagle.drafter.train.heads import HEAD_PLANS, TARGET_TYPES, Row, TargetTap, make_head, train_head
+from peagle.drafter.train.head_plan import HEAD_PLANS, TARGET_TYPES
+from peagle.drafter.train.heads import Row, TargetTap, make_head, train_head
 from peagle.drafter.train.prepare import Job, prepare
 from peagle.drafter.train.training import Progress
 from peagle.errors import ConfigError

@@ -16,6 +16,7 @@ from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig
 
 from peagle.drafter.train import heads
+from peagle.drafter.train.head_plan import HEAD_PLANS
 from peagle.drafter.train.loss import weighted_kl
 from peagle.drafter.train.partition import backward_in_chunks, chunks_of
 
@@ -136,7 +137,7 @@ def test_they_are_when_positions_weigh_by_their_chains(prompt_tokens: int, parti
 def test_training_weighs_the_same_whole_and_in_chunks(monkeypatch: pytest.MonkeyPatch, markov_rank: int) -> None:
     monkeypatch.setattr(heads, "autocast", nullcontext)
     head, batch = head_of(2), row(prompt_tokens=7)
-    plan = heads.HEAD_PLANS["p-eagle"]
+    plan = HEAD_PLANS["p-eagle"]
     plan = replace(plan, trained_depth=DEPTHS, depth_ratio=0.9, depth_ratio_min=0.6, markov_rank=markov_rank)
     if markov_rank:
         head.markov_head = heads.new_markov_head(VOCABULARY, HIDDEN, markov_rank)
@@ -155,7 +156,7 @@ def test_training_weighs_the_same_whole_and_in_chunks(monkeypatch: pytest.Monkey
 def test_only_what_follows_a_draft_is_biased(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "autocast", nullcontext)
     head, batch = head_of(1), row(prompt_tokens=0)
-    plan = replace(heads.HEAD_PLANS["p-eagle"], markov_rank=5)
+    plan = replace(HEAD_PLANS["p-eagle"], markov_rank=5)
     losses: dict[tuple[int, float], float] = {}
     head.markov_head = heads.new_markov_head(VOCABULARY, HIDDEN, 5)
     for weight in (0.0, 1.0):

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from peagle.drafter.data.generated_text import GeneratedText
-from peagle.drafter.train.heads import HEAD_PLANS, HeadPlan
+from peagle.drafter.train.head_plan import HEAD_PLANS, HeadPlan
 from peagle.drafter.train.plan_file import TrainingFile, load_training
 from peagle.drafter.train.prepare import Job, prepare
 from peagle.drafter.train.readiness import TargetShape, check_training, peak_bytes

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from peagle.cli.main import app
 from peagle.drafter.data.corpus import END_OF_TEXT, Corpus
 from peagle.drafter.data.generated_text import GeneratedText
-from peagle.drafter.train.heads import HEAD_PLANS, HeadPlan, train_head
+from peagle.drafter.train.head_plan import HEAD_PLANS, HeadPlan
+from peagle.drafter.train.heads import train_head
 from peagle.drafter.train.prepare import Job, prepare
 from peagle.drafter.train.pretrained import load_head
 from peagle.drafter.train.target_training import Stage, TargetPlan, grown, train_target
