@@ -1,6 +1,6 @@
 # make serve   serve the embedded model on this machine
 # make observe   Prometheus, and Grafana where the machine has it, on the server that make serve runs
-# make test    run the unit tests and the tests on a real engine
+# make test    run all tests but those on the whole platform, real engines among them
 # make test-platform   run the tests on the whole platform
 # make helm-test   lint, render and validate the Helm chart
 # make helm-schema   write what the chart derives: its schema, and facts of the package
@@ -15,7 +15,7 @@ FILE ?= deployments/embedded.yaml
 PORT ?= 8000
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TESTS ?=
-# Test files that run at once, of which each has a core of its own for its engine.
+# Test processes, of which each has a core of its own for its engines; the tests of a file, or of a platform, share one.
 WORKERS ?= 2
 
 VENV := .venv
@@ -43,10 +43,10 @@ observe: $(READY) prometheus
 	@$(BIN)/peagle observe --url http://127.0.0.1:$(PORT)
 
 test: $(READY) prometheus
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not platform and not gpu" $(TESTS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup -m "not platform and not gpu" $(TESTS)
 
 test-platform: $(READY) prometheus
-	@$(BIN)/python -m pytest -m platform $(TESTS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup -m platform $(TESTS)
 
 helm-test: $(READY)
 	@$(BIN)/python -m pytest tests/helm tests/unit/cluster $(TESTS)

@@ -1,7 +1,8 @@
 """Fixtures that every test may use.
 
-`served` starts the whole platform once for the session: the real `peagle serve` in a process of its own, with two
-replicas of the embedded model on a free port. It yields a `Served`:
+Two platforms are started at most once for the session, each the real `peagle serve` in a process of its own on a free
+port: `served` has two replicas of the embedded model at a static K, `adaptive` has one whose K the Router chooses.
+They yield a `Served`:
 
     served.url         http://127.0.0.1:PORT (OpenAI's base address is served.url + "/v1")
     served.model       the model's name
@@ -9,18 +10,23 @@ replicas of the embedded model on a free port. It yields a `Served`:
     served.log         the file that holds Ray's and vLLM's logs
     served.pid         the process of `peagle serve`
 
-When the session ends it is stopped as a user would stop it, and no process may be left. A test that uses it is `slow`.
-`PEAGLE_TEST_DEPLOYMENT` names another deployment file to serve; eager mode and two replicas are set here.
+When the session ends each is stopped in one of the ways in which users stop it, and no process may be left. A test that
+uses one is `slow`. `PEAGLE_TEST_DEPLOYMENT` names another deployment file to serve; eager mode and replicas are set
+here.
+
+Where several pytest processes share the tests, those of one platform, and else those of one file, go to one process.
 """
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
-from support.served import Served, up, write_deployment
+from support.served import Served, Stop, up, write_deployment
 
 REPLICAS = 2
+PLATFORMS = ("served", "adaptive")
 
 # Warnings of libraries about themselves: (message, reason).
 TOLERATED_WARNINGS = (
@@ -53,12 +59,34 @@ def _keep_to_own_cores() -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, own)))
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        group = next((platform for platform in PLATFORMS if platform in names), item.path.name)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The platform, up; see the top of this file."""
     folder = tmp_path_factory.mktemp("served")
+    # float32: in bfloat16 a batch's size can turn a close choice, and texts are compared.
     deployment = write_deployment(
-        folder, engine={"enforce_eager": True}, replicas={"min": REPLICAS, "max": REPLICAS}, resources={"cpus": 1}
+        folder,
+        engine={"enforce_eager": True, "dtype": "float32"},
+        replicas={"min": REPLICAS, "max": REPLICAS},
+        resources={"cpus": 1},
     )
     with up(folder, deployment, REPLICAS) as platform:
+        yield platform
+
+
+@pytest.fixture(scope="session")
+def adaptive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The platform with one replica whose depth the Router chooses."""
+    folder = tmp_path_factory.mktemp("adaptive")
+    speculation = {"adaptive": True, "calibration_s": 10.0}
+    deployment = write_deployment(folder, engine={"enforce_eager": True}, speculation=speculation)
+    with up(folder, deployment, stop=Stop(signal.SIGINT)) as platform:
         yield platform

@@ -13,22 +13,12 @@ import httpx
 import psutil
 import pytest
 
-from support.served import Served, up, write_deployment
+from support.served import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
 PROMPT = "def read_lines(path):\n    with open(path) as file:"
 PATIENCE_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def adaptive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One replica whose depth the Router chooses."""
-    folder = tmp_path_factory.mktemp("adaptive")
-    speculation = {"adaptive": True, "calibration_s": 10.0}
-    deployment = write_deployment(folder, engine={"enforce_eager": True}, speculation=speculation)
-    with up(folder, deployment) as platform:
-        yield platform
 
 
 @pytest.fixture

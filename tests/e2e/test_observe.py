@@ -22,7 +22,7 @@ from peagle.observe.prometheus import Span, filled_in
 from support.dashboard_queries import queries
 from support.prometheus_tools import REPOSITORY, program
 from support.promql_names import nodes, selectors
-from support.served import Served, free_port, up, write_deployment
+from support.served import Served, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
@@ -44,15 +44,6 @@ ABSENT = {
     "ALERTS": "all is well",
 }
 UNEVENTFUL_PANELS = {"Dispatch by reason", "Changes of K by cause"}
-
-
-@pytest.fixture(scope="module")
-def adaptive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One replica whose depth the Router chooses."""
-    folder = tmp_path_factory.mktemp("observed")
-    deployment = write_deployment(folder, engine={"enforce_eager": True}, speculation={"adaptive": True})
-    with up(folder, deployment) as platform:
-        yield platform
 
 
 @pytest.fixture(scope="module")

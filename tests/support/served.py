@@ -166,14 +166,24 @@ def start(
     return Served(deployment, port, folder, process, output, replicas)
 
 
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """How a user stops it: a terminal interrupts every process of its group, others signal the one process."""
+
+    number: signal.Signals = signal.SIGTERM
+    whole_group: bool = False
+
+
 @contextmanager
-def up(folder: Path, deployment: Path, replicas: int = 1, arguments: Sequence[str] = ()) -> Iterator[Served]:
-    """A platform that is ready; stopped as a user would stop it, with no process left."""
+def up(
+    folder: Path, deployment: Path, replicas: int = 1, arguments: Sequence[str] = (), stop: Stop = Stop()
+) -> Iterator[Served]:
+    """Yield a platform that is ready. Stop it by `stop`, and check that it ends well and leaves no process."""
     platform = start(folder, deployment, replicas=replicas, arguments=arguments)
     try:
         platform.wait_until_ready()
         yield platform
     finally:
-        status = platform.stop()
+        status = platform.stop(stop.number, stop.whole_group)
     assert status == 0, platform.said()
     assert platform.left_behind() == []

@@ -147,13 +147,17 @@ def deploy(app: Any, host: str, port: int, *, joined: bool) -> None:
     """Hand the application to Serve; return before it runs.
 
     Raises:
-        StartupError: The cluster that was `joined` serves one of that name, which this one would replace.
+        StartupError: Serve's proxy does not start, or the cluster that was `joined` serves an application of that name,
+            which this one would replace.
     """
     from ray import serve
     from ray.serve.api import RunTarget, run_many
 
     quiet = {"enable_access_log": False}
-    serve.start(http_options={"host": host, "port": port}, logging_config=quiet)
+    try:
+        serve.start(http_options={"host": host, "port": port}, logging_config=quiet)
+    except Exception as error:  # Ray raises errors of many kinds here, and none that says more than its log
+        raise StartupError(f"Ray Serve's proxy did not start ({first_line(str(error))})", "The log says more") from None
     if joined and APP_NAME in serve.status().applications:
         raise StartupError(
             f"the cluster serves an application named {APP_NAME} already",
