@@ -43,10 +43,10 @@ observe: $(READY) prometheus
 	@$(BIN)/peagle observe --url http://127.0.0.1:$(PORT)
 
 test: $(READY) prometheus
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup -m "not platform and not gpu" $(TESTS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not platform and not gpu" $(TESTS)
 
 test-platform: $(READY) prometheus
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup -m platform $(TESTS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m platform $(TESTS)
 
 helm-test: $(READY)
 	@$(BIN)/python -m pytest tests/helm tests/unit/cluster $(TESTS)

@@ -14,7 +14,7 @@ When the session ends each is stopped in one of the ways in which users stop it,
 uses one is `slow`. `PEAGLE_TEST_DEPLOYMENT` names another deployment file to serve; eager mode and replicas are set
 here.
 
-Where several pytest processes share the tests, those of one platform, and else those of one file, go to one process.
+Tests of one of them lie in the folder of its name, so that pytest processes that run at once start it in one of them.
 """
 
 import os
@@ -22,11 +22,11 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from support.served import Served, Stop, up, write_deployment
 
 REPLICAS = 2
-PLATFORMS = ("served", "adaptive")
 
 # Warnings of libraries about themselves: (message, reason).
 TOLERATED_WARNINGS = (
@@ -59,12 +59,17 @@ def _keep_to_own_cores() -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, own)))
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        names = getattr(item, "fixturenames", ())
-        group = next((platform for platform in PLATFORMS if platform in names), item.path.name)
-        item.add_marker(pytest.mark.xdist_group(group))
+class ByFileOrPlatform(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
+    """Sends a file's tests to one process, and those of a folder below e2e/, which share a platform, too."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        folder = file.rpartition("/")[0]
+        return folder if "e2e/" in folder else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    return ByFileOrPlatform(config, log)
 
 
 @pytest.fixture(scope="session")

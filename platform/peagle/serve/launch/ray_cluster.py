@@ -31,6 +31,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "RAY_worker_niceness": "0",
     # Serve's own proxy answers in OpenAI's form, too.
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": EDGE_MIDDLEWARES,
+    # A busy machine takes longer than the 5 s that Serve gives its proxy to answer; after three it is started anew.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
     # A first start that fails is told at once; a replica that has run is restarted for ever all the same.
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
 }

@@ -6,6 +6,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import psutil
 import pytest
 
 from support.served import Served
@@ -15,6 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 PROMPT = "def read_lines(path):\n    with open(path) as file:"
 REQUESTS, AT_ONCE = 40, 8
 PATIENCE_S = 30.0
+RECOVERY_TIMEOUT_S = 240.0
 _DECISION = re.compile(r'^peagle_dispatch_decisions_total\{[^}]*reason="([^"]+)"\} (\d+)', re.MULTILINE)
 
 
@@ -43,3 +45,26 @@ def test_requests_go_where_reports_say_they_finish_first(served: Served) -> None
     assert len(tokens) == 2
     # On a machine whose cores they share they are not equally fast, but neither is passed over.
     assert min(tokens) >= 0.1 * sum(tokens), tokens
+
+
+def test_a_killed_replica_is_replaced_while_requests_go_on(served: Served) -> None:
+    before = {row["id"] for row in served.fleet()}
+    assert len(before) == served.replicas
+    replicas = [child for child in psutil.Process(served.pid).children(recursive=True) if _is_replica(child)]
+    assert len(replicas) == served.replicas
+    replicas[0].kill()
+    deadline = time.monotonic() + RECOVERY_TIMEOUT_S
+    answered = 0
+    while len(after := {row["id"] for row in served.fleet()} - before) == 0 or len(served.fleet()) < served.replicas:
+        assert time.monotonic() < deadline, f"no replica came back; {answered} requests were answered"
+        answered += served.complete()["usage"]["completion_tokens"] > 0
+        time.sleep(1)
+    assert len(after) == 1
+    assert answered > 0
+
+
+def _is_replica(process: psutil.Process) -> bool:
+    try:
+        return "PeagleServer" in process.cmdline()[0]
+    except (psutil.NoSuchProcess, IndexError):
+        return False
