@@ -128,7 +128,6 @@ DEPTH = (
             _gauge("peagle_replica_plan_version", "{{replica}} planned"),
             _gauge("peagle_replica_depth_version", "{{replica}} applied"),
         ),
-        width=12,
     ),
     Panel(
         "Fallbacks",
@@ -140,8 +139,15 @@ DEPTH = (
                 "{{model}} {{replica}}",
             ),
         ),
-        width=12,
         limits=((1, "red"),),
+    ),
+    Panel(
+        "Stand-ins in the first guess",
+        "Replicas whose first guess of step times is another target's or device's, as their own is not known; the "
+        f"Router's log says which and the fix. What is measured replaces it. {WHERE_ADAPTIVE}",
+        units.Short,
+        (Query(f"sum by (model, part) (peagle_replica_depth_prior_assumed{{{OF_REPLICA}}})", "{{model}} {{part}}"),),
+        limits=((1, "orange"),),
     ),
 )
 

@@ -117,6 +117,7 @@ CAUSE = Label(
     frozenset({"gain", "latency", "load", "limits", "pin", "guard", "resumed"})
     | {"probe", "probe_adopted", "probe_reverted"},
 )
+PART = Label("part", "what a first guess of step times is derived from", frozenset({"target", "device"}))
 DISPATCH = Label(
     "reason",
     "why a replica is chosen, or none is yet",
@@ -357,6 +358,13 @@ REPLICA_METRICS = (
         OF_REPLICA,
         "Tokens per second over those predicted, lately; the guard acts on it.",
         "goodput_ratio",
+    ),
+    _gauge(
+        "peagle_replica_depth_prior_assumed",
+        Unit.FLAG,
+        (*OF_REPLICA, PART),
+        "1 where the first guess of step times is that of another target or device, as the own is not known.",
+        "prior_assumed",
     ),
     _gauge("peagle_replica_plan_version", Unit.VERSION, OF_REPLICA, "Version of the Router's plan.", "plan_version"),
     _gauge(

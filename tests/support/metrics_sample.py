@@ -1,10 +1,11 @@
 """One whole answer of `/metrics`, made by the code that makes it in production out of a little of everything."""
 
-from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
 from peagle.api.http_metrics import Exchange, HttpMetrics, Scrape
+from peagle.engine.cost_prior import FoundPrior
+from peagle.errors import ConfigError
 from peagle.router.depth import ModelDepths
 from peagle.router.snapshot import DepthTable, StepStats
 from peagle.serve.replica.engine_sums import EngineSums
@@ -65,10 +66,14 @@ def replica_row() -> dict[str, Any]:
 
 
 def estimates() -> dict[str, dict[str, Any]]:
+    # Imported here: it brings all of Ray Serve.
+    from peagle.serve.routing.router_deployment import estimate_rows
+
     depths = ModelDepths(SETTINGS)
     for number in range(4):
         depths.report(REPLICA, report(good_cell()), 0.5 * number)
-    return {replica: asdict(each) for replica, each in depths.estimates(2.0).items()}
+    prior = FoundPrior(SETTINGS.cost, "", {"target": ConfigError("target.source", "org/t", "it is not known", "")})
+    return estimate_rows(depths, prior, 2.0)
 
 
 def http_values() -> HttpMetrics:

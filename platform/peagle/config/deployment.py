@@ -224,6 +224,11 @@ class Deployment(Strict):
         return self.speculation.enabled
 
     @property
+    def adapts(self) -> bool:
+        """Whether the Router chooses its depths."""
+        return self.speculates and self.speculation.live_depth and self.speculation.adaptive
+
+    @property
     def pipeline_parallel_size(self) -> int:
         """Stages of a replica, each on `resources.tensor_parallel_size` accelerators of one node."""
         size = self.engine.get("pipeline_parallel_size", 1)

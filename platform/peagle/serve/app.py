@@ -19,7 +19,6 @@ from peagle.config import Deployment
 from peagle.errors import ConfigError
 from peagle.import_paths import DRAIN_AWARE_ROUTER, REQUEST_ROUTER
 from peagle.serve import haproxy
-from peagle.serve.depth_settings import adapts
 from peagle.serve.launch.serving_arguments import engine_settings, read_deployments, read_settings
 from peagle.serve.replica.server import LocalCheckpoint, PeagleServer
 from peagle.serve.routing.router_deployment import bind_router
@@ -51,7 +50,7 @@ def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.A
     configs = {
         each.name: llm_config(each, {**parting_options(settings), **routing_options(each)}) for each in deployments
     }
-    routed = {each.name: each for each in deployments if adapts(each) or is_dispatched(each)}
+    routed = {each.name: each for each in deployments if each.adapts or is_dispatched(each)}
     router = bind_router(routed) if routed else None
     servers = {
         each.name: build_llm_deployment(

@@ -2,22 +2,8 @@
 
 from peagle.config import Deployment
 from peagle.engine.arguments import engine_arguments
-from peagle.router.depth import (
-    DEVICES,
-    EMBEDDED_CPU,
-    TARGETS,
-    AcceptancePrior,
-    CostPrior,
-    DepthSettings,
-    batch_ranges,
-    roofline_prior,
-)
-
-
-def adapts(deployment: Deployment) -> bool:
-    """Whether the Router chooses the depths of this deployment."""
-    speculation = deployment.speculation
-    return deployment.speculates and speculation.live_depth and speculation.adaptive
+from peagle.engine.cost_prior import cost_prior
+from peagle.router.depth import AcceptancePrior, DepthSettings, batch_ranges
 
 
 def calibration_points(deployment: Deployment) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -34,17 +20,8 @@ def depth_settings(deployment: Deployment) -> DepthSettings:
         depth_max=speculation.depth_max,
         depth_static=speculation.depth_static,
         batch_max=max_num_seqs,
-        cost=_cost_prior(deployment),
+        cost=cost_prior(deployment).cost,
         acceptance=AcceptancePrior.geometric(speculation.depth_max),
         inter_token_s_max=speculation.inter_token_s_max,
         drafter_skipped_at_zero=deployment.drafter is not None and deployment.drafter.method == "p-eagle",
     )
-
-
-def _cost_prior(deployment: Deployment) -> CostPrior:
-    if deployment.resources.accelerator == "cpu":
-        return EMBEDDED_CPU
-    source = deployment.target.source.lower()
-    size = next((size for name, size in TARGETS.items() if name in source), TARGETS["gpt-oss-20b"])
-    device = DEVICES.get(deployment.resources.accelerator_type or "", DEVICES["B200"])
-    return roofline_prior(size, device, deployment.resources.tensor_parallel_size)

@@ -1,5 +1,6 @@
 """What a deployment file tells the depth rule."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,8 @@ import pytest
 from peagle.config import Deployment, load_deployment, parse_deployment
 from peagle.engine.arguments import MAX_NUM_SEQS, engine_arguments
 from peagle.errors import ConfigError
-from peagle.router.depth import EMBEDDED_CPU, TARGETS
-from peagle.serve.depth_settings import adapts, depth_settings
+from peagle.router.depth import DEVICES, EMBEDDED_CPU, TARGETS, roofline_prior
+from peagle.serve.depth_settings import depth_settings
 from support.paths import DEPLOYMENTS
 
 
@@ -56,7 +57,7 @@ def test_gpus_that_share_a_models_layers_share_its_work() -> None:
     [({}, False), ({"adaptive": True}, True), ({"adaptive": True, "enabled": False}, False)],
 )
 def test_only_speculation_that_says_so_adapts(speculation: dict[str, object], expected: bool) -> None:
-    assert adapts(deployment(speculation)) is expected
+    assert deployment(speculation).adapts is expected
 
 
 def test_an_inter_token_target_reaches_the_rule_and_needs_something_that_adapts() -> None:
@@ -68,3 +69,16 @@ def test_an_inter_token_target_reaches_the_rule_and_needs_something_that_adapts(
 def test_adaptive_without_live_depth_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"speculation\.adaptive.*live_depth"):
         deployment({"adaptive": True, "live_depth": False})
+
+
+def test_a_target_and_a_gpu_that_are_named_are_taken() -> None:
+    model = deployment({"adaptive": True}, resources={"accelerator_type": "H200"})
+    assert depth_settings(model).cost == roofline_prior(TARGETS["gpt-oss-120b"], DEVICES["H200"])
+
+
+def test_an_unknown_target_changes_nothing_but_the_prior() -> None:
+    speculation = {"adaptive": True, "depth_max": 5, "depth_static": 3}
+    known = depth_settings(deployment(speculation))
+    assert depth_settings(deployment(speculation, target={"source": "org/unheard-of"})) == replace(
+        known, cost=roofline_prior(TARGETS["gpt-oss-20b"], DEVICES["B200"])
+    )

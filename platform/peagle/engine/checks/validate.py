@@ -7,6 +7,7 @@ from peagle.config import Deployment, load_deployment
 from peagle.engine.checks.argument_checks import examine_arguments
 from peagle.engine.checks.check import Check, wrong_check
 from peagle.engine.checks.drafter_checks import examine_checkpoints
+from peagle.engine.cost_prior import cost_prior
 from peagle.errors import ConfigError
 
 
@@ -33,9 +34,19 @@ def validate_file(path: Path) -> Report:
         deployment = load_deployment(path)
     except ConfigError as error:
         return Report(path, None, (wrong_check("file", "fields", error),))
-    looked_at = (*examine_arguments(deployment), *examine_checkpoints(deployment))
+    looked_at = (*examine_arguments(deployment), *examine_checkpoints(deployment), *_examine_prior(deployment))
     checks = [Check("file", "fields", "ok", deployment.name)]
     for check in looked_at:
         problems = tuple(problem.under(str(path)) for problem in check.problems)
         checks.append(Check(check.subject, check.name, check.outcome, check.detail, problems))
     return Report(path, deployment, tuple(checks))
+
+
+def _examine_prior(deployment: Deployment) -> tuple[Check, ...]:
+    """Tell what step times are first guessed from, where depth adapts by them."""
+    if not deployment.adapts:
+        return ()
+    prior = cost_prior(deployment)
+    if prior.stand_ins:
+        return (Check("target", "cost prior", "not checked", " ".join(map(str, prior.stand_ins.values()))),)
+    return (Check("target", "cost prior", "ok", prior.basis),)

@@ -10,8 +10,19 @@ One report of one replica in, its plan out:
 
 from peagle.router.depth.ladder import BatchRange, batch_ranges, depth_ladder
 from peagle.router.depth.model_depths import ModelDepths
+from peagle.router.depth.model_size import target_size
 from peagle.router.depth.plan import Cause, DepthChange, DepthInputs, DepthPlan, Mode
-from peagle.router.depth.priors import DEVICES, EMBEDDED_CPU, TARGETS, CostPrior, Device, TargetSize, roofline_prior
+from peagle.router.depth.priors import (
+    DEVICES,
+    EMBEDDED_CPU,
+    TARGETS,
+    CostPrior,
+    Device,
+    TargetSize,
+    cpu_prior,
+    known_target,
+    roofline_prior,
+)
 from peagle.router.depth.rule.state import DepthState, FleetPrior, fleet_prior, start
 from peagle.router.depth.rule.tuner import step
 from peagle.router.depth.settings import AcceptancePrior, DepthLimits, DepthSettings, StandingLimits
@@ -40,11 +51,14 @@ __all__ = [
     "StandingLimits",
     "TargetSize",
     "batch_ranges",
+    "cpu_prior",
     "depth_ladder",
     "fleet_prior",
+    "known_target",
     "request_tokens_per_s",
     "roofline_prior",
     "start",
     "step",
+    "target_size",
     "view",
 ]

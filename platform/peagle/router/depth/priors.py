@@ -1,7 +1,7 @@
 """A first guess of how long a step takes, before anything is measured. The shape is that of a roofline."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -101,15 +101,6 @@ class CostPrior:
         return 1.0 - (1.0 - self.experts_active / self.experts) ** tokens if self.experts else 0.0
 
 
-EMBEDDED_CPU = CostPrior(
-    step_s=5.3e-3, weights_s=1.8e-3, sequence_s=0.28e-3, token_s=0.30e-3, draft_s=2.9e-3, draft_sequence_s=0.1e-3
-)
-"""The embedded model, compiled, on one core with bfloat16: 7 ms without speculation at batch 1 and 24 ms at 32, 11 and
-98 with K = 7, where the drafter drafts no deeper than K. The shape is that of measured steps of 1 to 32 sequences at
-K = 0 to 7; of the cores that were tried, the quickest took 4 ms at batch 1 and the slowest 8.
-"""
-
-
 @dataclass(frozen=True, slots=True)
 class Device:
     """A GPU: memory bandwidth in TB/s, dense BF16 compute in PFLOP/s."""
@@ -129,8 +120,35 @@ class TargetSize:
     experts_active: int = 0
 
 
+EMBEDDED_CPU = CostPrior(
+    step_s=5.3e-3, weights_s=1.8e-3, sequence_s=0.28e-3, token_s=0.30e-3, draft_s=2.9e-3, draft_sequence_s=0.1e-3
+)
+"""The embedded model, compiled, on one core with bfloat16: 7 ms without speculation at batch 1 and 24 ms at 32, 11 and
+98 with K = 7, where the drafter drafts no deeper than K. The shape is that of measured steps of 1 to 32 sequences at
+K = 0 to 7; of the cores that were tried, the quickest took 4 ms at batch 1 and the slowest 8.
+"""
+_EMBEDDED_SIZE = TargetSize(0.022020096, 0.0, 11_010_048.0)
+# Of a head of four layers: what it reads beside what its target reads.
+_HEAD_RATIO = 0.2
+
+# By Ray's names: published memory bandwidths, and dense BF16 rates with sums in 32 bits.
 DEVICES: Mapping[str, Device] = MappingProxyType(
-    {"H100": Device(3.35, 0.99), "H200": Device(4.8, 0.99), "B200": Device(8.0, 2.25)}
+    {
+        "A10": Device(0.6, 0.125),
+        "A10G": Device(0.6, 0.07),
+        "L4": Device(0.3, 0.121),
+        "L40S": Device(0.864, 0.362),
+        "A100": Device(1.555, 0.312),  # at least: of one that does not say its memory
+        "A100-40G": Device(1.555, 0.312),
+        "A100-80G": Device(2.039, 0.312),
+        "H20": Device(4.0, 0.148),
+        "H100": Device(3.35, 0.99),
+        "H200": Device(4.8, 0.99),
+        "B200": Device(8.0, 2.25),
+        "B300": Device(8.0, 2.25),
+        "GB200": Device(8.0, 2.5),
+        "GB300": Device(8.0, 2.5),
+    }
 )
 TARGETS: Mapping[str, TargetSize] = MappingProxyType(
     {
@@ -140,6 +158,24 @@ TARGETS: Mapping[str, TargetSize] = MappingProxyType(
         "gemma-4-31b": TargetSize(62.0, 0.0, 31e9),
     }
 )
+# Whole names: one with more to it may be quantized in another way.
+_REPOSITORIES: Mapping[str, str] = MappingProxyType(
+    {
+        "gpt-oss-120b": "gpt-oss-120b",
+        "gpt-oss-20b": "gpt-oss-20b",
+        "qwen3-coder-30b-a3b-instruct-fp8": "qwen3-coder-30b-a3b",
+        "gemma-4-31b": "gemma-4-31b",
+        "gemma-4-31b-it": "gemma-4-31b",
+    }
+)
+
+
+def known_target(repository: str) -> TargetSize | None:
+    """Return the size of the target in `repository`, whosever copy it is; None for one that is not known."""
+    name = _REPOSITORIES.get(repository.rpartition("/")[2].lower())
+    return TARGETS[name] if name is not None else None
+
+
 _MEMORY_REACHED, _COMPUTE_REACHED = 0.7, 0.45
 
 
@@ -170,6 +206,25 @@ def roofline_prior(
         token_s=2.0 * target.active_parameters / compute,
         draft_s=draft_s,
         experts_s=target.experts_gb * 1e9 / bandwidth,
+        experts=target.experts,
+        experts_active=target.experts_active,
+    )
+
+
+def cpu_prior(target: TargetSize, cores: int = 1) -> CostPrior:
+    """Scale EMBEDDED_CPU to another target.
+
+    Weights and computation follow its size, and the cores share what is more than the embedded model's.
+    """
+    read = (target.dense_gb / _EMBEDDED_SIZE.dense_gb - 1.0) / cores
+    computed = (target.active_parameters / _EMBEDDED_SIZE.active_parameters - 1.0) / cores
+    embedded = EMBEDDED_CPU
+    return replace(
+        embedded,
+        weights_s=embedded.weights_s * (1.0 + read),
+        token_s=embedded.token_s * (1.0 + computed),
+        draft_s=embedded.draft_s + _HEAD_RATIO * embedded.weights_s * read,
+        experts_s=embedded.weights_s * target.experts_gb / _EMBEDDED_SIZE.dense_gb / cores,
         experts=target.experts,
         experts_active=target.experts_active,
     )

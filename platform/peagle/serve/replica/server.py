@@ -23,7 +23,7 @@ from peagle.engine.depth.live_depth import StepStatsReader, set_depths
 from peagle.host.cores import claim_cores
 from peagle.router.depth import DepthPlan, StandingLimits
 from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats, StepTime
-from peagle.serve.depth_settings import adapts, calibration_points
+from peagle.serve.depth_settings import calibration_points
 from peagle.serve.replica.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 
 # Below Ray Serve's own, which a replica prints from the level of information on.
@@ -96,7 +96,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             manager.stat_loggers.append(self._series)
         if self._router is None:
             return
-        if adapts(self._deployment):
+        if self._deployment.adapts:
             self._reporter = DepthReporter(self._read_step_stats, self._apply, self._ask_router, calibration)
         self._reporting = asyncio.create_task(keep_reporting(self._report), name="reports")
 
@@ -180,7 +180,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         from peagle.engine.depth.calibration import calibrate
 
         seconds = self._deployment.speculation.calibration_s
-        if self._router is None or not adapts(self._deployment) or not seconds:
+        if self._router is None or not self._deployment.adapts or not seconds:
             return ()
         began_s = time.monotonic()
         try:

@@ -1,5 +1,6 @@
 """The Router deployment: takes every replica's report, answers with its depth plan, and tells dispatchers of all."""
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -8,11 +9,15 @@ from typing import Any
 from ray import serve
 
 from peagle.config import Deployment
+from peagle.engine.cost_prior import FoundPrior, cost_prior
 from peagle.errors import ConfigError, NotFoundError
 from peagle.router.depth import DepthLimits, DepthPlan, ModelDepths, StandingLimits
 from peagle.router.dispatch import Board, DispatcherReport, FleetNews
 from peagle.router.snapshot import ReplicaSnapshot, StepReport
-from peagle.serve.depth_settings import adapts, depth_settings
+from peagle.serve.depth_settings import depth_settings
+
+# Below Ray Serve's own, which a replica prints from the level of information on.
+logger = logging.getLogger("ray.serve.router")
 
 NAME = "Router"
 
@@ -23,8 +28,12 @@ class Router:
 
     def __init__(self, deployments: Mapping[str, Deployment]) -> None:
         self._boards = {name: Board() for name in deployments}
-        adaptive = {name: each for name, each in deployments.items() if adapts(each)}
+        adaptive = {name: each for name, each in deployments.items() if each.adapts}
         self._models = {name: ModelDepths(depth_settings(each)) for name, each in adaptive.items()}
+        self._priors = {name: cost_prior(each) for name, each in adaptive.items()}
+        for name, prior in self._priors.items():
+            if prior.stand_ins:
+                logger.warning("%s", guess_told(name, prior, adaptive[name].speculation.calibration_s))
 
     async def report(
         self,
@@ -53,10 +62,7 @@ class Router:
     async def estimates(self) -> dict[str, dict[str, dict[str, Any]]]:
         """What is expected of each replica whose depth adapts, by model and replica, as fields of its metrics."""
         now_s = time.monotonic()
-        return {
-            model: {replica_id: asdict(each) for replica_id, each in depths.estimates(now_s).items()}
-            for model, depths in self._models.items()
-        }
+        return {model: estimate_rows(depths, self._priors[model], now_s) for model, depths in self._models.items()}
 
     async def depth(self, replica_id: str) -> dict[str, Any]:
         """What lies behind a replica's plan, as plain values; `at_s` of its log becomes `age_s`.
@@ -105,6 +111,26 @@ class Router:
             f"No replica {replica_id} reports here: `GET /fleet` lists replicas; those whose deployment file has "
             "speculation.adaptive do, twice a second."
         )
+
+
+def estimate_rows(depths: ModelDepths, prior: FoundPrior, now_s: float) -> dict[str, dict[str, Any]]:
+    """Return, by replica, the fields of its metrics that the Router knows; fewer before it has shown a step."""
+    known = depths.estimates(now_s)
+    return {
+        replica_id: {"prior_assumed": prior.assumed, **(asdict(known[replica_id]) if replica_id in known else {})}
+        for replica_id in depths.replicas
+    }
+
+
+def guess_told(model: str, prior: FoundPrior, calibration_s: float) -> str:
+    """Say what the first guess of a model's step times lacks, what is taken instead, and what comes of it."""
+    lacks = " ".join(str(each) for each in prior.stand_ins.values())
+    then = (
+        f"Each replica times its steps for up to {calibration_s:g} s before its first request"
+        if calibration_s
+        else "With speculation.calibration_s 0 nothing is timed before the first request, and K may be wrong at first"
+    )
+    return f"{model}: the first guess of its step times is a stand-in. {lacks} {then}."
 
 
 def _checked(limits: DepthLimits | None, depths: ModelDepths) -> DepthLimits | None:

@@ -45,3 +45,33 @@ def test_a_repository_is_not_downloaded_and_that_is_said(deployment_file: Write)
     assert report.problems == ()
     (check,) = [check for check in report.checks if check.subject == "target"]
     assert (check.outcome, check.detail) == ("not checked", "org/t is remote")
+
+
+ADAPTIVE = """
+name: t
+target: {source: %s}
+drafter: {source: org/d, trained_depth: 8}
+speculation: {adaptive: true}
+resources: {accelerator_type: %s}
+"""
+
+
+def test_what_step_times_are_first_guessed_from_is_told_where_depth_adapts(deployment_file: Write) -> None:
+    report = validate_file(deployment_file(ADAPTIVE % ("openai/gpt-oss-20b", "H200")))
+    (check,) = [check for check in report.checks if check.name == "cost prior"]
+    assert (check.subject, check.outcome) == ("target", "ok")
+    assert check.detail == "the known size of openai/gpt-oss-20b, on H200"
+
+
+def test_a_stand_in_for_it_is_no_problem_and_is_told(deployment_file: Write) -> None:
+    report = validate_file(deployment_file(ADAPTIVE % ("org/unheard-of", "null")))
+    assert report.problems == ()
+    (check,) = [check for check in report.checks if check.name == "cost prior"]
+    assert check.outcome == "not checked"
+    for part in ("target.source = 'org/unheard-of'", "gpt-oss-20b's size stands in", "resources.accelerator_type"):
+        assert part in check.detail
+
+
+def test_it_is_not_told_where_nothing_adapts_by_it(deployment_file: Write) -> None:
+    report = validate_file(deployment_file(ADAPTIVE.replace("true", "false") % ("org/t", "null")))
+    assert "cost prior" not in {check.name for check in report.checks}

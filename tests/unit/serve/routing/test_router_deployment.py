@@ -1,5 +1,6 @@
-"""What an operator may decide for a model's depth, as the Router takes it."""
+"""What an operator may decide for a model's depth, and what the Router says it does not know."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,9 @@ import pytest
 from peagle.config import parse_deployment
 from peagle.errors import ConfigError, NotFoundError
 from peagle.router.depth import DepthLimits
+from peagle.router.snapshot import ReplicaSnapshot
 from peagle.serve.routing.router_deployment import Router
+from support.depth_reports import report
 
 MODEL = {
     "name": "m",
@@ -45,3 +48,47 @@ async def test_what_cannot_is_refused_with_the_fix(limits: DepthLimits, message:
 async def test_a_model_whose_depth_does_not_adapt_is_not_found() -> None:
     with pytest.raises(NotFoundError, match="other"):
         await router().limit_model("other", DepthLimits(pin=1))
+
+
+def unknown(**speculation: float) -> Router:
+    raw = {**MODEL, "target": {"source": "org/unheard-of"}, "speculation": {"adaptive": True, **speculation}}
+    return Router({"m": parse_deployment(raw, origin="m.yaml", base=Path.cwd())})
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("speculation", "then"),
+    [
+        ({}, "Each replica times its steps for up to 25 s before its first request."),
+        ({"calibration_s": 0}, "With speculation.calibration_s 0 nothing is timed before the first request"),
+    ],
+)
+def test_a_stand_in_is_told_once_with_fields_and_fixes(
+    speculation: dict[str, float], then: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    unknown(**speculation)
+    (told,) = warnings(caplog)
+    assert told.startswith("m: the first guess of its step times is a stand-in. target.source = 'org/unheard-of': ")
+    for part in (
+        "gpt-oss-20b's size stands in",
+        "resources.accelerator_type: no GPU is named",
+        "a B200's speed stands in",
+        then,
+    ):
+        assert part in told
+
+
+def test_of_a_known_target_on_a_known_device_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    raw = {**MODEL, "resources": {"accelerator_type": "H200"}}
+    Router({"m": parse_deployment(raw, origin="m.yaml", base=Path.cwd())})
+    assert warnings(caplog) == []
+
+
+async def test_a_replica_s_metrics_say_what_is_a_stand_in_from_its_first_report_on() -> None:
+    model = unknown()
+    assert await model.estimates() == {"m": {}}
+    await model.report("m", ReplicaSnapshot("r1", 0.0), report())
+    assert await model.estimates() == {"m": {"r1": {"prior_assumed": {"target": 1, "device": 1}}}}
