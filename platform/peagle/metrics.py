@@ -117,12 +117,7 @@ CAUSE = Label(
     frozenset({"gain", "latency", "load", "limits", "pin", "guard", "resumed"})
     | {"probe", "probe_adopted", "probe_reverted"},
 )
-DISPATCH = Label(
-    "reason",
-    "why a replica is chosen, or none is yet",
-    frozenset({"soonest", "home", "least-in-flight", "queued", "failed"})
-    | {f"wait-{reason}" for reason in ("full", "draining", "tried", "dead", "no-replicas")},
-)
+DISPATCH = Label("reason", "why a replica is chosen, or none is yet: `peagle.router.dispatch.DECISION_REASONS`")
 STATE = Label(
     "state",
     "Ray Serve's states of a replica",

@@ -17,6 +17,7 @@ from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
 from peagle.config import Deployment
 from peagle.errors import ConfigError
+from peagle.router.dispatch import POLICIES
 from peagle.serve import haproxy
 from peagle.serve.depth_settings import adapts
 from peagle.serve.launch.serving_arguments import engine_settings, read_deployments, read_settings
@@ -101,19 +102,20 @@ def parting_options(settings: ApiSettings) -> dict[str, Any]:
 
 def is_dispatched(deployment: Deployment) -> bool:
     """Whether there is a choice of replicas, and it is the Router's to inform."""
-    return deployment.replicas.max > 1 and deployment.routing.policy == "soonest"
+    return deployment.replicas.max > 1 and deployment.routing.policy in POLICIES
 
 
 def routing_options(deployment: Deployment) -> dict[str, Any]:
     """Serve options by which a request finds its replica."""
     if not is_dispatched(deployment):
         return DRAIN_AWARE
-    router = "peagle.serve.routing.request_router.SoonestRouter"
+    router = "peagle.serve.routing.request_router.PolicyRouter"
     return {
         "request_router_config": {
             "request_router_class": router,
             "request_router_kwargs": {
                 "model": deployment.name,
+                "policy": deployment.routing.policy,
                 # vLLM's default is to keep them.
                 "caches_prefixes": deployment.engine.get("enable_prefix_caching") is not False,
             },

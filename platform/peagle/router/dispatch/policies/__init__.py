@@ -1,0 +1,10 @@
+"""The one table of dispatch policies. A new one is a file here and its row below; nothing else names it."""
+
+from collections.abc import Mapping
+
+from peagle.router.dispatch.policies.soonest import SOONEST
+from peagle.router.dispatch.policy import Policy
+
+POLICIES: Mapping[str, Policy] = {
+    SOONEST.name: SOONEST,
+}
