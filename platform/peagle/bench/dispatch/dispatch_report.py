@@ -32,7 +32,7 @@ def dispatch_rows(runs: Runs, ours: Collection[str]) -> list[Row]:
 def dispatch_table(rows: Sequence[Row]) -> Table:
     """The rows for a terminal of 80 columns; `report.md` has the other figures."""
     caption = "TTFT p95 in ms; medians over repeats, ratios to the best of the others with extremes"
-    table = Table(box=box.SIMPLE_HEAD, caption=caption)
+    table = Table(box=box.SIMPLE_HEAD, caption=caption, pad_edge=False, collapse_padding=True)
     for heading in ("policy", "TTFT", "x", "tokens/s", "x"):
         table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
     for row in rows:

@@ -12,6 +12,7 @@ from peagle.bench.dispatch.dispatch_session import DispatchOptions, compare_disp
 from peagle.bench.dispatch.fleet_load import PREFIX_TOKENS, Sample, burst, mixed_arrivals
 from peagle.errors import ConfigError
 from peagle.host.terminal import Terminal
+from peagle.router.dispatch import POLICIES
 
 
 def samples(ttft_s: float, replicas: int = 2) -> list[Sample]:
@@ -43,10 +44,11 @@ def test_each_of_ours_is_held_against_the_others_and_not_against_ours() -> None:
 
 def test_the_table_fits_a_terminal_of_80_columns() -> None:
     console = Console(width=80, record=True, file=StringIO())
-    console.print(dispatch_table(dispatch_rows({**RUNS, "power-of-two": RUNS["worse"]}, ("soonest",))))
+    runs = {**RUNS, **dict.fromkeys(POLICIES, RUNS["soonest"]), "power-of-two": RUNS["worse"]}
+    console.print(dispatch_table(dispatch_rows(runs, POLICIES)))
     text = console.export_text()
-    assert "0.62 (0.50 to 0.75)" in text
-    assert "power-of-two" in text
+    assert text.count("0.62 (0.50 to 0.75)") == len(POLICIES)
+    assert all(policy in text for policy in (*POLICIES, "power-of-two"))
     assert "…" not in text
 
 
