@@ -33,8 +33,8 @@ LOAD = (
 DISPATCH = (
     Panel(
         "Dispatch by reason",
-        "Why a replica was chosen: soonest; home of the prefix; least in flight, where reports were stale; queued, "
-        "where all were full. `wait-` is a request that no replica could take yet.",
+        "Why a replica was chosen: by its policy, such as soonest; home of the prefix; least in flight, where reports "
+        "were stale; queued, where all were full. `wait-` is a request that no replica could take yet.",
         units.RequestsPerSecond,
         (Query(rate("peagle_dispatch_decisions_total", OF_MODEL, "reason"), "{{reason}}"),),
         Shape.STACK,

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from peagle.api.api_settings import ApiSettings
-from peagle.config import ACCELERATOR_TYPES, PLATFORM_OWNED_ARGUMENTS, VARIABLE_NAME, Deployment
+from peagle.config import ACCELERATOR_TYPES, PLATFORM_OWNED_ARGUMENTS, ROUTING_POLICIES, VARIABLE_NAME, Deployment
 
 CHART = Path(__file__).parent / "peagle"
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -104,6 +104,7 @@ def definitions() -> dict[str, Any]:
     # What validators of the models refuse, which pydantic cannot tell of.
     found["Deployment"]["properties"]["environment"]["propertyNames"] = {"pattern": f"^{VARIABLE_NAME.pattern}$"}
     found["DeploymentResources"]["properties"]["accelerator_type"]["enum"] = [*ACCELERATOR_TYPES, None]
+    found["Routing"]["properties"]["policy"]["enum"] = [*ROUTING_POLICIES]
     found["ApiSettings"]["properties"]["cors_origins"]["items"]["pattern"] = r"^(\*|https?://[^/]+)$"
     return found | {
         "Model": MODEL,

@@ -118,12 +118,7 @@ CAUSE = Label(
     | {"probe", "probe_adopted", "probe_reverted"},
 )
 PART = Label("part", "what a first guess of step times is derived from", frozenset({"target", "device"}))
-DISPATCH = Label(
-    "reason",
-    "why a replica is chosen, or none is yet",
-    frozenset({"soonest", "home", "least-in-flight", "queued", "failed"})
-    | {f"wait-{reason}" for reason in ("full", "draining", "tried", "dead", "no-replicas")},
-)
+DISPATCH = Label("reason", "why a replica is chosen, or none is yet: `peagle.router.dispatch.DECISION_REASONS`")
 STATE = Label(
     "state",
     "Ray Serve's states of a replica",

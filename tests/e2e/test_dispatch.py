@@ -13,7 +13,7 @@ import pytest
 import ray
 from ray import cloudpickle, serve
 
-from peagle.bench.dispatch.dispatchers import APP, SOONEST, FleetPlan, run, start
+from peagle.bench.dispatch.dispatchers import APP, FleetPlan, run, start
 from peagle.bench.dispatch.fleet_load import Sample, burst, mixed_arrivals
 from peagle.host import processes
 from peagle.router.dispatch import DispatcherReport
@@ -23,6 +23,7 @@ from peagle.serve.routing import router_deployment
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
 
 REPLICAS, CALLERS = 4, 4
+SOONEST = "soonest"
 PATIENCE_S = 60.0
 
 

@@ -16,7 +16,7 @@ from peagle.api.http_metrics import HttpMetrics, Scrape, exposition
 from peagle.metrics import METRICS, Kind, Unit
 from peagle.router.depth import Mode
 from peagle.router.depth.plan import Cause
-from peagle.router.dispatch.decision import RouteReason, ShedReason
+from peagle.router.dispatch import DECISION_REASONS
 from support.metrics_sample import whole_scrape
 
 PINNED = Path(__file__).parent / "golden" / "metrics.txt"
@@ -61,7 +61,6 @@ def test_histograms_have_rising_buckets_and_nothing_else_has_any() -> None:
     [
         (metrics.MODE, {"static", *Mode}),
         (metrics.CAUSE, {*Cause}),
-        (metrics.DISPATCH, {*RouteReason, *(f"wait-{reason}" for reason in ShedReason), "failed"}),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
@@ -75,6 +74,13 @@ def test_a_label_has_the_values_that_ray_and_vllm_give_it() -> None:
 
     assert metrics.STATE.values == {state.value.lower() for state in ReplicaState}
     assert metrics.FINISH.values == {str(reason) for reason in FinishReason}
+
+
+def test_decisions_begin_at_zero_for_every_reason_of_the_dispatch_policies() -> None:
+    http = HttpMetrics()
+    http.expect(["m"])
+    begun = {dict(labels)["reason"]: value for name, labels, value in http.values() if "decisions" in name}
+    assert begun == dict.fromkeys(DECISION_REASONS, 0.0)
 
 
 def test_a_value_that_a_label_is_not_declared_to_have_counts_as_another() -> None:

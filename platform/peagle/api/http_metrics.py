@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from peagle import metrics
 from peagle.api.relay import any_choices
 from peagle.metrics import FLEET_METRICS, INGRESS_METRICS, REPLICA_METRICS, Kind, Metric
+from peagle.router.dispatch import DECISION_REASONS
 
 Rows = Mapping[str, Iterable[Mapping[str, Any]]]
 Value = tuple[str, tuple[tuple[str, str], ...], float]
@@ -85,9 +86,10 @@ class HttpMetrics:
             for metric in INGRESS_METRICS:
                 if metric.labels[1:] == (metrics.MODEL,):
                     self._at(metric, model)
-            for metric in (metrics.REQUESTS, metrics.DECISIONS):
-                for value in metric.labels[-1].values:
-                    self._at(metric, model, value)
+            for outcome in metrics.OUTCOME.values:
+                self._at(metrics.REQUESTS, model, outcome)
+            for reason in DECISION_REASONS:
+                self._at(metrics.DECISIONS, model, reason)
 
     def retried(self, model: str) -> None:
         self._keep(self._retried, model)
@@ -95,7 +97,7 @@ class HttpMetrics:
     def decided(self, model: str, reason: str) -> None:
         """Count what dispatch decided for a request."""
         if self.counting:
-            self._keep(self._decided, model, reason)
+            self._keep(self._decided, model, reason if reason in DECISION_REASONS else metrics.OTHER)
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answer to any route."""

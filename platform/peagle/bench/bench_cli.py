@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from peagle.bench.core.options import Comparison, EndpointOptions, LoadOptions, OverheadOptions, take_load
+from peagle.bench.dispatch.compared_policies import COMPARED, compared
 from peagle.bench.engines.engine_plan import NONE, PEAGLE
 from peagle.config import Deployment, load_deployment
 from peagle.errors import ConfigError
@@ -76,8 +77,7 @@ def speculation(
 
     Example: peagle bench speculation deployments/embedded.yaml --baseline deployments/embedded-eagle3.yaml
     """
-    names = tuple(name.strip() for name in methods.split(",") if name.strip())
-    comparison = Comparison(names, _numbers("--depths", depths), _numbers("--concurrency", concurrency), load)
+    comparison = Comparison(_names(methods), _numbers("--depths", depths), _numbers("--concurrency", concurrency), load)
     _compare(load_deployment(file), load_deployment(baseline) if baseline else None, comparison, out, price_per_hour)
 
 
@@ -136,9 +136,10 @@ def dispatch(
     requests: Annotated[int, typer.Option(min=1, help="Requests in each run.")] = 400,
     per_second: Annotated[float, typer.Option(min=0.1, help="Requests each second, on average.")] = 14.0,
     repeats: Annotated[int, typer.Option(min=1, help="Measured repeats; the report has their median.")] = 5,
+    policies: Annotated[str, typer.Option(help=f"Some of {','.join(COMPARED)}; by default all.")] = "",
     out: Out = None,
 ) -> None:
-    """Compare the platform's dispatch with Ray Serve's default and with round robin.
+    """Compare the platform's dispatch policies with Ray Serve's default and with round robin.
 
     Real Ray Serve and the real request router; the replicas take the time of an engine and compute nothing, so that
     many fit on a small machine. Short and long requests, half of which begin like others. In each repeat every policy
@@ -148,10 +149,11 @@ def dispatch(
     """
     if slow > replicas:
         raise ConfigError("--slow", slow, f"there are {replicas} replicas", "Name at most as many.")
+    chosen = compared(_names(policies))
     with _measuring(out, "cluster.log") as (folder, terminal):
         from peagle.bench.dispatch.dispatch_session import DispatchOptions, compare_dispatch
 
-        options = DispatchOptions(replicas, slow, callers, requests, per_second, repeats)
+        options = DispatchOptions(replicas, slow, callers, requests, per_second, repeats, chosen)
         compare_dispatch(options, folder, terminal)
 
 
@@ -179,7 +181,7 @@ def overhead(
     from peagle.bench.core.journal import unfinished
     from peagle.bench.servers.overhead_session import OverheadJob, compare_servers
 
-    names = tuple(name.strip() for name in sides.split(",") if name.strip())
+    names = _names(sides)
     options = OverheadOptions(names, _numbers("--concurrency", concurrency), load)
     job = OverheadJob.of(load_deployment(file), options)
     with _measuring(out or unfinished(RESULTS, job.settings), "overhead.log") as (folder, terminal):
@@ -284,6 +286,11 @@ def _measuring(out: Path | None, log: str) -> Iterator[tuple[Path, Terminal]]:
     names = chain([log], (f"{stem}-{number}.{suffix}" for number in count(2)))
     with Terminal(next(path for name in names if not (path := folder / name).exists())) as terminal:
         yield folder, terminal
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Return the names between the commas, in the order given."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:

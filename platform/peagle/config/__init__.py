@@ -3,6 +3,8 @@
 from peagle.config.deployment import (
     ACCELERATOR_TYPES,
     PLATFORM_OWNED_ARGUMENTS,
+    POWER_OF_TWO,
+    ROUTING_POLICIES,
     VARIABLE_NAME,
     Checkpoint,
     Deployment,
@@ -14,6 +16,8 @@ from peagle.config.deployment import (
 __all__ = [
     "ACCELERATOR_TYPES",
     "PLATFORM_OWNED_ARGUMENTS",
+    "POWER_OF_TWO",
+    "ROUTING_POLICIES",
     "VARIABLE_NAME",
     "Checkpoint",
     "Deployment",

@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from peagle.config.schema import Strict, parse, wrong
 from peagle.config.yaml_file import read_mapping
 from peagle.errors import ConfigError
+from peagle.router.dispatch import POLICIES, SOONEST
 
 # What the platform sets itself, and the field that sets it.
 PLATFORM_OWNED_ARGUMENTS: Mapping[str, str] = {
@@ -30,6 +31,13 @@ PLATFORM_OWNED_ARGUMENTS: Mapping[str, str] = {
 # Hugging Face's own rule: an organisation (older repositories have none) and a name.
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+POWER_OF_TWO = "power-of-two"
+ROUTING_POLICIES: Mapping[str, str] = {
+    **{name: policy.description for name, policy in POLICIES.items()},
+    POWER_OF_TWO: "Ray Serve's own choice, the less busy of two picked at random",
+}
+"""What each policy takes, by name: those of the platform, and Ray Serve's own."""
 
 Depth = Annotated[int, Field(ge=0, le=64)]
 
@@ -146,15 +154,20 @@ class Resources(Strict):
 
 
 class Routing(Strict):
-    """How a request finds its replica, and bounds on what one, and the queue before it (-1: no bound), may hold.
+    """How a request finds its replica, and bounds on what one, and the queue before it (-1: no bound), may hold."""
 
-    `soonest` is the replica that is expected to finish the request first; `power-of-two` is Ray Serve's own choice, the
-    less busy of two picked at random.
-    """
-
-    policy: Literal["soonest", "power-of-two"] = "soonest"
+    policy: str = Field(
+        default=SOONEST.name, description="\n".join(f"`{name}`: {text}." for name, text in ROUTING_POLICIES.items())
+    )
     max_ongoing_requests: int = Field(default=256, ge=1, le=100_000)
     max_queued_requests: int = Field(default=1024, ge=-1, le=1_000_000)
+
+    @field_validator("policy")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in ROUTING_POLICIES:
+            raise wrong("", value, "there is no such policy", f"Known: {', '.join(ROUTING_POLICIES)}.")
+        return value
 
     @field_validator("max_queued_requests")
     @classmethod

@@ -18,6 +18,7 @@ from peagle.api.ingress import PeagleIngress
 from peagle.config import Deployment
 from peagle.errors import ConfigError
 from peagle.import_paths import DRAIN_AWARE_ROUTER, REQUEST_ROUTER
+from peagle.router.dispatch import POLICIES
 from peagle.serve import haproxy
 from peagle.serve.launch.serving_arguments import engine_settings, read_deployments, read_settings
 from peagle.serve.replica.server import LocalCheckpoint, PeagleServer
@@ -101,7 +102,7 @@ def parting_options(settings: ApiSettings) -> dict[str, Any]:
 
 def is_dispatched(deployment: Deployment) -> bool:
     """Whether there is a choice of replicas, and it is the Router's to inform."""
-    return deployment.replicas.max > 1 and deployment.routing.policy == "soonest"
+    return deployment.replicas.max > 1 and deployment.routing.policy in POLICIES
 
 
 def routing_options(deployment: Deployment) -> dict[str, Any]:
@@ -114,6 +115,7 @@ def routing_options(deployment: Deployment) -> dict[str, Any]:
             "request_router_class": router,
             "request_router_kwargs": {
                 "model": deployment.name,
+                "policy": deployment.routing.policy,
                 # vLLM's default is to keep them.
                 "caches_prefixes": deployment.engine.get("enable_prefix_caching") is not False,
             },

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from peagle.router.dispatch import Dispatcher, Route
+from peagle.router.dispatch import SOONEST, Dispatcher, Policy, Route
 from peagle.router.snapshot import ReplicaSnapshot, RequestRates, RouteRequest
 from peagle.simulator.timed_engine import take_step
 
@@ -107,7 +107,7 @@ class Outcome:
         return self.tokens / self.seconds
 
 
-class Policy:
+class Dispatch:
     """How requests are dispatched. This one takes turns."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
@@ -121,7 +121,7 @@ class Policy:
     def report(self, snapshots: Sequence[ReplicaSnapshot]) -> None: ...
 
 
-class PowerOfTwo(Policy):
+class PowerOfTwo(Dispatch):
     """The one of two random replicas that holds fewer requests, as it truly is at that moment."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
@@ -131,12 +131,12 @@ class PowerOfTwo(Policy):
         return min(self._random.sample(list(replicas), 2), key=lambda replica: replica.ongoing).replica_id
 
 
-class Soonest(Policy):
+class ByPolicy(Dispatch):
     """The real dispatcher, several processes of it, which see reports only and late."""
 
-    def __init__(self, replicas: Sequence[Replica], dispatchers: int = 4) -> None:
+    def __init__(self, replicas: Sequence[Replica], policy: Policy = SOONEST, dispatchers: int = 4) -> None:
         self._random = random.Random(3)
-        self.dispatchers = [Dispatcher() for _ in range(dispatchers)]
+        self.dispatchers = [Dispatcher(policy) for _ in range(dispatchers)]
         for dispatcher in self.dispatchers:
             dispatcher.set_members(replica.replica_id for replica in replicas)
             dispatcher.set_dispatchers(dispatchers)
@@ -156,10 +156,10 @@ class Soonest(Policy):
 
 
 class Simulation:
-    """Runs jobs through replicas under one policy."""
+    """Runs jobs through replicas under one way to dispatch."""
 
-    def __init__(self, replicas: Sequence[Replica], policy: Policy) -> None:
-        self.replicas, self.policy = replicas, policy
+    def __init__(self, replicas: Sequence[Replica], dispatch: Dispatch) -> None:
+        self.replicas, self.dispatch = replicas, dispatch
         self._by_id = {replica.replica_id: replica for replica in replicas}
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = count()
@@ -185,11 +185,11 @@ class Simulation:
 
     def _report(self, now_s: float) -> None:
         snapshots = [replica.snapshot(now_s) for replica in self.replicas]
-        self._at(now_s + REPORT_DELAY_S, lambda _: self.policy.report(snapshots))
+        self._at(now_s + REPORT_DELAY_S, lambda _: self.dispatch.report(snapshots))
         self._at(now_s + REPORT_EVERY_S, self._report)
 
     def _arrive(self, job: Job, now_s: float) -> None:
-        replica = self._by_id[self.policy.choose(job, now_s, self.replicas)]
+        replica = self._by_id[self.dispatch.choose(job, now_s, self.replicas)]
         replica.take(job)
         if not replica.is_stepping:
             self._step(replica, now_s)
@@ -206,7 +206,7 @@ class Simulation:
             job.first_token_s = now_s if job.first_token_s is None else job.first_token_s
             if job.generated == job.output_tokens:
                 replica.running.remove(job)
-                self.policy.ended(job, now_s)
+                self.dispatch.ended(job, now_s)
                 self._open -= 1
                 self._ended_at_s = now_s
         self._step(replica, now_s)

@@ -12,7 +12,7 @@ from peagle.errors import ConfigError
 from peagle.serve.app import build_app, ingress_options, llm_config, parting_options, replica_count, routing_options
 from peagle.serve.replica.server import LocalCheckpoint, PeagleServer
 from peagle.serve.routing.draining import DrainAwareRouter
-from peagle.serve.routing.request_router import SoonestRouter
+from peagle.serve.routing.request_router import PolicyRouter
 
 
 def _deployment(**fields: Any) -> Deployment:
@@ -71,7 +71,7 @@ def test_what_has_to_go_finishes_what_the_api_lets_requests_take() -> None:
     ("fields", "router"),
     [
         ({}, DrainAwareRouter),
-        ({"replicas": {"min": 1, "max": 2}}, SoonestRouter),
+        ({"replicas": {"min": 1, "max": 2}}, PolicyRouter),
         ({"replicas": {"min": 2, "max": 2}, "routing": {"policy": "power-of-two"}}, DrainAwareRouter),
     ],
 )
@@ -80,8 +80,8 @@ def test_replicas_are_chosen_among_by_when_they_finish_unless_there_is_one_or_se
 ) -> None:
     config = RequestRouterConfig(**routing_options(_deployment(**fields))["request_router_config"])
     assert config.get_request_router_class() is router
-    told = {"model": "m", "caches_prefixes": True}
-    assert config.request_router_kwargs == (told if router is SoonestRouter else {})
+    told = {"model": "m", "policy": "soonest", "caches_prefixes": True}
+    assert config.request_router_kwargs == (told if router is PolicyRouter else {})
 
 
 def test_dispatch_is_told_of_engines_that_keep_no_prefixes() -> None:

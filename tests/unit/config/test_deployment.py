@@ -1,6 +1,8 @@
 """Deployment files: what is read, and that everything wrong is named with its path, its value and the fix."""
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,9 @@ def test_local_checkpoints_start_from_the_file_s_folder(deployment_file: Write, 
         ("resources.cpus", 0, "above 0"),
         ("resources.cpus", True, "a number"),
         ("routing.max_queued_requests", 0, "-1 for no bound"),
+        ("routing.policy", "fastest", "Known: soonest"),
+        ("routing.policy", "fastest", "power-of-two."),
+        ("routing.policy", False, "Put it in quotes"),
         ("engine.model", "org/other", "set by target.source"),
         ("engine.--max-model-len", 1024, "max_model_len"),
         ("engine.seed", float("nan"), "finite"),
@@ -140,6 +145,12 @@ def test_fields_that_disagree_name_both(raw: dict[str, Any], field: str, words: 
     (line,) = problems(raw)
     assert line.startswith(f"x.yaml: {field}")
     assert words in line
+
+
+def test_reading_deployment_files_does_not_wait_for_numpy() -> None:
+    code = "import peagle.config, sys; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_a_drafter_may_wait_while_speculation_is_off() -> None:

@@ -1,7 +1,7 @@
 """What a comparison of dispatch policies came to: plain values, Markdown, and a table on the terminal. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,19 +19,20 @@ Runs = Mapping[str, Sequence[Sequence[Sample]]]
 """By policy, one list of samples for each repeat; the same arrivals for all policies of a repeat."""
 
 
-def dispatch_rows(runs: Runs, ours: str) -> list[Row]:
-    """One row for each policy; that of `ours` has its ratios to the best of the others by median, repeat by repeat."""
+def dispatch_rows(runs: Runs, ours: Collection[str]) -> list[Row]:
+    """One row for each policy; `ours` have their ratios to the best of the others by median, repeat by repeat."""
     rows = [_row(policy, repeats) for policy, repeats in runs.items()]
+    others = {policy: repeats for policy, repeats in runs.items() if policy not in ours}
     for row in rows:
-        if row["policy"] == ours and len(rows) > 1:
-            row |= _ratios(ours, runs)
+        if row["policy"] in ours and others:
+            row |= _ratios(runs[row["policy"]], others)
     return rows
 
 
 def dispatch_table(rows: Sequence[Row]) -> Table:
     """The rows for a terminal of 80 columns; `report.md` has the other figures."""
     caption = "TTFT p95 in ms; medians over repeats, ratios to the best of the others with extremes"
-    table = Table(box=box.SIMPLE_HEAD, caption=caption)
+    table = Table(box=box.SIMPLE_HEAD, caption=caption, pad_edge=False, collapse_padding=True)
     for heading in ("policy", "TTFT", "x", "tokens/s", "x"):
         table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
     for row in rows:
@@ -91,16 +92,16 @@ def _row(policy: str, repeats: Sequence[Sequence[Sample]]) -> Row:
     }
 
 
-def _ratios(ours: str, runs: Runs) -> Row:
+def _ratios(ours: Sequence[Sequence[Sample]], others: Runs) -> Row:
     found: Row = {}
     for name, measure, best in (
         ("ttft_p95_ratio", lambda samples: _ttft_ms(samples, 0.95), min),
         ("output_tokens_ratio", _tokens_per_s, max),
     ):
-        values = {policy: [measure(samples) for samples in repeats] for policy, repeats in runs.items()}
-        others = {policy: Spread.of(each).median for policy, each in values.items() if policy != ours}
-        rival = best(others, key=lambda policy: others[policy])
-        found[name] = asdict(paired_ratio(values[ours], values[rival])) | {"to": rival}
+        values = {policy: [measure(samples) for samples in repeats] for policy, repeats in others.items()}
+        medians = {policy: Spread.of(each).median for policy, each in values.items()}
+        rival = best(medians, key=lambda policy: medians[policy])
+        found[name] = asdict(paired_ratio([measure(samples) for samples in ours], values[rival])) | {"to": rival}
     return found
 
 

@@ -12,6 +12,7 @@ import ray
 from peagle.bench.core import machine
 from peagle.bench.core.journal import JOURNAL, RESULT
 from peagle.bench.core.output import REPORT, replace
+from peagle.bench.dispatch.compared_policies import COMPARED
 from peagle.bench.dispatch.decision_cost import time_decisions
 from peagle.bench.dispatch.dispatch_report import (
     SCHEMA_VERSION,
@@ -21,12 +22,13 @@ from peagle.bench.dispatch.dispatch_report import (
     dispatch_rows,
     dispatch_table,
 )
-from peagle.bench.dispatch.dispatchers import POLICIES, SOONEST, FleetPlan, run, start
+from peagle.bench.dispatch.dispatchers import FleetPlan, run, start
 from peagle.bench.dispatch.fleet_load import mixed_arrivals
 from peagle.bench.engines.engine_plan import rotated
 from peagle.errors import ConfigError
 from peagle.host import processes
 from peagle.host.terminal import Terminal
+from peagle.router.dispatch import POLICIES
 from peagle.serve.launch import ray_cluster
 
 WARM_UP_REQUESTS = 60
@@ -42,6 +44,7 @@ class DispatchOptions:
     requests: int
     requests_per_s: float
     repeats: int
+    policies: tuple[str, ...] = COMPARED
 
     @property
     def speeds(self) -> list[float]:
@@ -63,14 +66,14 @@ def compare_dispatch(options: DispatchOptions, folder: Path, terminal: Terminal)
     ray_cluster.prepare_environment()
     processes.adopt_orphans()
     try:
-        with terminal.stage(f"Start {len(POLICIES)} fleets of {options.replicas} replicas on Ray Serve"):
+        with terminal.stage(f"Start {len(options.policies)} fleets of {options.replicas} replicas on Ray Serve"):
             ray.init(
                 address="local",
                 include_dashboard=False,
                 object_store_memory=ray_cluster.OBJECT_STORE_BYTES,
                 log_to_driver=True,
             )
-            callers = start(FleetPlan(options.speeds, options.callers))
+            callers = start(FleetPlan(options.speeds, options.callers, options.policies))
         runs = _measure(options, callers, terminal)
     finally:
         with terminal.stage("Stop"):
@@ -85,7 +88,7 @@ def compare_dispatch(options: DispatchOptions, folder: Path, terminal: Terminal)
         "requests": options.requests,
         "requests_per_s": options.requests_per_s,
         "repeats": options.repeats,
-        "rows": dispatch_rows(runs, SOONEST),
+        "rows": dispatch_rows(runs, POLICIES),
     }
     replace(folder / REPORT, dispatch_markdown(result).encode())
     replace(folder / RESULT, json.dumps(result, indent=2).encode() + b"\n")
@@ -97,12 +100,12 @@ def compare_dispatch(options: DispatchOptions, folder: Path, terminal: Terminal)
 def _measure(options: DispatchOptions, callers: list[Any], terminal: Terminal) -> Runs:
     """Let every policy have the same requests in each repeat, none always the first."""
     with terminal.stage("Warm up"):
-        for policy in POLICIES:
+        for policy in options.policies:
             run(callers, policy, mixed_arrivals(WARM_UP_REQUESTS, options.requests_per_s, seed=-1))
-    runs: dict[str, list[Any]] = {policy: [] for policy in POLICIES}
+    runs: dict[str, list[Any]] = {policy: [] for policy in options.policies}
     for repeat in range(options.repeats):
         arrivals = mixed_arrivals(options.requests, options.requests_per_s, seed=repeat)
-        for policy in rotated(POLICIES, repeat):
+        for policy in rotated(options.policies, repeat):
             with terminal.stage(f"Repeat {repeat + 1} of {options.repeats}: {policy}"):
                 runs[policy].append(run(callers, policy, arrivals))
     return runs

@@ -13,16 +13,16 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
+from peagle.bench.dispatch.compared_policies import COMPARED, ROUND_ROBIN
 from peagle.bench.dispatch.fleet_load import Arrival, Sample
 from peagle.bench.dispatch.timed_server import TimedRequest, TimedServer
 from peagle.config import parse_deployment
 from peagle.import_paths import REQUEST_ROUTER
+from peagle.router.dispatch import POLICIES
 from peagle.serve.routing.router_deployment import bind_router
 from peagle.simulator.timed_engine import TimedModel
 
 APP = "dispatch"
-SOONEST, POWER_OF_TWO, ROUND_ROBIN = "soonest", "power-of-two", "round-robin"
-POLICIES = (SOONEST, POWER_OF_TWO, ROUND_ROBIN)
 QUIET = {"enable_access_log": False, "log_level": "WARNING"}
 
 
@@ -48,7 +48,7 @@ class FleetPlan:
 
     speeds: Sequence[float]
     callers: int
-    policies: Sequence[str] = POLICIES
+    policies: Sequence[str] = COMPARED
     timed: TimedModel = field(default_factory=TimedModel)
 
 
@@ -105,11 +105,10 @@ def run(callers: Sequence[Any], policy: str, arrivals: Sequence[Arrival], lead_s
 
 
 def _application(plan: FleetPlan) -> serve.Application:
-    raw = {"name": SOONEST, "target": {"source": "timed/stand-in"}, "speculation": {"enabled": False}}
-    deployment = parse_deployment(
-        {**raw, "replicas": {"min": len(plan.speeds), "max": len(plan.speeds)}}, origin=SOONEST
-    )
-    router = bind_router({SOONEST: deployment})
+    raw = {"name": APP, "target": {"source": "timed/stand-in"}, "speculation": {"enabled": False}}
+    deployment = parse_deployment({**raw, "replicas": {"min": len(plan.speeds), "max": len(plan.speeds)}}, origin=APP)
+    # Each policy's fleet reports under the policy's name.
+    router = bind_router({policy: deployment for policy in plan.policies if policy in POLICIES})
     fleets = {
         policy: serve.deployment(
             TimedServer,
@@ -118,7 +117,7 @@ def _application(plan: FleetPlan) -> serve.Application:
             max_ongoing_requests=plan.timed.max_ongoing_requests,
             ray_actor_options={"num_cpus": 0},
             request_router_config=_router_config(policy),
-        ).bind(policy, plan.timed, list(plan.speeds), router if policy == SOONEST else None)
+        ).bind(policy, plan.timed, list(plan.speeds), router if policy in POLICIES else None)
         for policy in plan.policies
     }
     names: Mapping[str, Any] = {policy.replace("-", "_"): fleet for policy, fleet in fleets.items()}
@@ -126,9 +125,9 @@ def _application(plan: FleetPlan) -> serve.Application:
 
 
 def _router_config(policy: str) -> RequestRouterConfig:
-    if policy == SOONEST:
+    if policy in POLICIES:
         path = REQUEST_ROUTER
-        return RequestRouterConfig(request_router_class=path, request_router_kwargs={"model": SOONEST})
+        return RequestRouterConfig(request_router_class=path, request_router_kwargs={"model": policy, "policy": policy})
     if policy == ROUND_ROBIN:
         return RequestRouterConfig(request_router_class=RoundRobinRouter)
     return RequestRouterConfig()

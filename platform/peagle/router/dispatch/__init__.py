@@ -1,19 +1,24 @@
-"""Which replica takes a request: the one that is expected to finish it first.
+"""Which replica takes a request, by one of the policies of the table: by default the one expected to finish it first.
 
 A process keeps one `Dispatcher` for each model. It is told who is in the fleet and what they report, and answers each
 request with `Route` or `Shed`, both of which say why and what was weighed. `decide` is the rule itself.
 """
 
 from peagle.router.dispatch.board import Board, DispatcherReport, FleetNews
-from peagle.router.dispatch.decision import LIMITS, Limits, Route, RouteReason, Shed, ShedReason, decide
+from peagle.router.dispatch.decision import LIMITS, Limits, Route, Shed, ShedReason, decide
 from peagle.router.dispatch.dispatcher import Dispatcher
 from peagle.router.dispatch.fleet import Fleet
 from peagle.router.dispatch.homes import Homes, affinity_key
 from peagle.router.dispatch.in_flight import InFlight
-from peagle.router.dispatch.profile import SOONEST, Candidate, Exclusion, Profile, Weighed
+from peagle.router.dispatch.policies import POLICIES
+from peagle.router.dispatch.policies.soonest import SOONEST
+from peagle.router.dispatch.policy import Candidate, Exclusion, HomeUse, Policy, RouteReason, Weighed
+from peagle.router.dispatch.reasons import DECISION_REASONS
 
 __all__ = [
+    "DECISION_REASONS",
     "LIMITS",
+    "POLICIES",
     "SOONEST",
     "Board",
     "Candidate",
@@ -22,10 +27,11 @@ __all__ = [
     "Exclusion",
     "Fleet",
     "FleetNews",
+    "HomeUse",
     "Homes",
     "InFlight",
     "Limits",
-    "Profile",
+    "Policy",
     "Route",
     "RouteReason",
     "Shed",

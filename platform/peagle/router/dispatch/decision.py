@@ -8,7 +8,9 @@ from itertools import islice
 
 from peagle.router.dispatch.fleet import Fleet
 from peagle.router.dispatch.in_flight import InFlight, Sent
-from peagle.router.dispatch.profile import SOONEST, Candidate, Exclusion, Profile, Weighed, wait_s
+from peagle.router.dispatch.policies.soonest import SOONEST
+from peagle.router.dispatch.policy import Candidate, Exclusion, HomeUse, Policy, RouteReason, Weighed
+from peagle.router.dispatch.scorers import wait_s
 from peagle.router.snapshot import ReplicaSnapshot, RouteRequest
 
 # What a client is told where nothing tells how long it would have to wait, and the bounds of what it is told.
@@ -39,15 +41,6 @@ class Limits:
 LIMITS = Limits()
 
 
-class RouteReason(StrEnum):
-    """Why a replica was chosen."""
-
-    SOONEST = "soonest"
-    HOME = "home"
-    LEAST_IN_FLIGHT = "least-in-flight"
-    QUEUED = "queued"
-
-
 class ShedReason(StrEnum):
     """Why none was: the one, of all reasons, that is the most likely to pass soon."""
 
@@ -64,13 +57,14 @@ class Route:
 
     Attributes:
         replica_id: Which.
-        reason: `soonest`; `home` where that is also the replica its prefix belongs to; `least-in-flight` where reports
-            were stale; `queued` where no candidate had room and this one's queue is the soonest.
-        weighed: Every replica looked at. Costs are seconds, but open requests under `least-in-flight`.
+        reason: The policy's own; `home` where that is also the replica its prefix belongs to; `least-in-flight` where
+            reports were stale; `queued` where no candidate had room and this one is the best of them.
+        weighed: Every replica looked at. Costs are in the unit of the policy, but open requests under
+            `least-in-flight`.
     """
 
     replica_id: str
-    reason: RouteReason
+    reason: str
     weighed: tuple[Weighed, ...]
 
     @property
@@ -98,7 +92,7 @@ class _Decision:
     fleet: Fleet
     in_flight: InFlight
     now_s: float
-    profile: Profile
+    policy: Policy
     limits: Limits
 
 
@@ -108,7 +102,7 @@ def decide(
     in_flight: InFlight,
     now_s: float,
     draw: int,
-    profile: Profile = SOONEST,
+    policy: Policy = SOONEST,
     limits: Limits = LIMITS,
 ) -> Route | Shed:
     """Choose a replica for `request`. Reads its arguments, changes none; looks at no more than a few replicas.
@@ -119,20 +113,20 @@ def decide(
         in_flight: What this dispatcher has sent itself.
         now_s: The time, on the clock of the reports and of `in_flight`.
         draw: At least 64 random bits, new for every decision: dispatchers that share them would herd.
-        profile: How candidates are judged.
+        policy: How candidates are judged.
         limits: How many, and how old a report may be.
     """
-    decision = _Decision(request, fleet, in_flight, now_s, profile, limits)
+    decision = _Decision(request, fleet, in_flight, now_s, policy, limits)
     home = _home(decision)
     ruled_out: list[tuple[Candidate, Exclusion]] = []
     without_room: list[Candidate] = []
     for handful in _handfuls(decision, home, draw):
         with_room: list[Candidate] = []
         for candidate in handful:
-            if (reason := profile.exclusion(request, candidate)) is not None:
+            if (reason := policy.exclusion(request, candidate)) is not None:
                 ruled_out.append((candidate, reason))
             else:
-                (with_room if profile.has_room(request, candidate) else without_room).append(candidate)
+                (with_room if policy.has_room(request, candidate) else without_room).append(candidate)
         if with_room:
             return _route(decision, with_room, _excluded(ruled_out), home)
     if without_room:
@@ -143,14 +137,14 @@ def decide(
 def _home(decision: _Decision) -> Candidate | None:
     """Return the replica that the request's prefix belongs to: the first of its homes that may take more."""
     request, in_flight, limits = decision.request, decision.in_flight, decision.limits
-    if request.affinity_key is None or not decision.fleet.replica_ids:
+    if request.affinity_key is None or decision.policy.homes is HomeUse.NONE or not decision.fleet.replica_ids:
         return None
     mean = (in_flight.open_requests + 1) / len(decision.fleet.replica_ids)
     bound = max(limits.home_free_requests, math.ceil(limits.home_load_ratio * mean))
     for replica_id in decision.fleet.homes.of_key(request.affinity_key):
         if in_flight.to(replica_id).open_requests < bound:
             candidate = _look(decision, replica_id, is_home=True)
-            if decision.profile.exclusion(request, candidate) is None:
+            if decision.policy.exclusion(request, candidate) is None:
                 return candidate
     return None
 
@@ -196,7 +190,7 @@ def _look(decision: _Decision, replica_id: str, is_home: bool = False) -> Candid
     return Candidate(
         replica_id,
         seen,
-        seen.has_rates,
+        seen.has_rates or not decision.policy.needs_rates,
         sent.open_requests,
         max(sent.open_requests, seen.requests + since),
         # Our own are there at least: the others may be silent, and none of theirs have ended.
@@ -223,15 +217,14 @@ def _queued_prompt_tokens(seen: ReplicaSnapshot, sent: Sent, everyone: int, now_
 def _route(
     decision: _Decision, candidates: list[Candidate], excluded: tuple[Weighed, ...], home: Candidate | None
 ) -> Route:
-    by_report = all(candidate.is_current for candidate in candidates)
-    weighed = [decision.profile.weigh(decision.request, candidate, by_report) for candidate in candidates]
-    chosen = decision.profile.picker(weighed)
-    if not by_report:
-        reason = RouteReason.LEAST_IN_FLIGHT
-    elif home is not None and chosen.replica_id == home.replica_id:
-        reason = RouteReason.HOME
+    policy, by_report = decision.policy, all(candidate.is_current for candidate in candidates)
+    weighed = [policy.weigh(decision.request, candidate, by_report) for candidate in candidates]
+    goes_home = policy.homes is HomeUse.FIRST and candidates[0] is home
+    chosen = weighed[0] if goes_home else policy.picker(weighed)
+    if goes_home or (by_report and home is not None and chosen.replica_id == home.replica_id):
+        reason: str = RouteReason.HOME
     else:
-        reason = RouteReason.SOONEST
+        reason = policy.reason if by_report else RouteReason.LEAST_IN_FLIGHT
     return Route(chosen.replica_id, reason, (*weighed, *excluded))
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from peagle.router.dispatch.decision import LIMITS, Limits, Route, Shed, decide
 from peagle.router.dispatch.fleet import Fleet
 from peagle.router.dispatch.in_flight import InFlight
-from peagle.router.dispatch.profile import SOONEST, Profile
+from peagle.router.dispatch.policies.soonest import SOONEST
+from peagle.router.dispatch.policy import Policy
 from peagle.router.snapshot import ReplicaSnapshot, RouteRequest
 
 
@@ -16,8 +17,8 @@ class Dispatcher:
     Times are seconds on one monotonic clock of the caller's; a snapshot's `taken_at_s` is on the same clock.
     """
 
-    def __init__(self, profile: Profile = SOONEST, limits: Limits = LIMITS) -> None:
-        self._profile, self._limits = profile, limits
+    def __init__(self, policy: Policy = SOONEST, limits: Limits = LIMITS) -> None:
+        self._policy, self._limits = policy, limits
         self._in_flight = InFlight()
         self._fleet = Fleet.of()
 
@@ -51,7 +52,7 @@ class Dispatcher:
         A request that is decided again has not been sent, so what was decided before counts no more.
         """
         self._in_flight.forgotten(request.request_id)
-        decision = decide(request, self._fleet, self._in_flight, now_s, draw, self._profile, self._limits)
+        decision = decide(request, self._fleet, self._in_flight, now_s, draw, self._policy, self._limits)
         if isinstance(decision, Route):
             self._in_flight.started(request, decision.replica_id, now_s)
         return decision

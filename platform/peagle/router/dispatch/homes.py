@@ -8,12 +8,14 @@ and a leaving replica moves nothing but the slots it was home to.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
-Words = npt.NDArray[np.uint64]
+# Functions import numpy themselves: it takes longer to load than all that a command line needs of this package.
+Words: TypeAlias = "npt.NDArray[np.uint64]"
 
 # Many enough that a replica of a hundred is home to 41 ± 6 of them; a power of two.
 SLOTS = 4096
@@ -41,11 +43,15 @@ class Homes:
     @classmethod
     def of(cls, replica_ids: Iterable[str]) -> Self:
         """Rank `replica_ids`."""
+        import numpy as np
+
         none = np.zeros((SLOTS, HOMES), dtype=np.uint64)
         return cls({}, none, none).changed(joined=replica_ids)
 
     def changed(self, joined: Iterable[str] = (), left: Iterable[str] = ()) -> Self:
         """Return the ranking without `left` and with `joined`."""
+        import numpy as np
+
         gone = {affinity_key(replica_id) for replica_id in left}
         staying = {seed: name for seed, name in self._names.items() if seed not in gone}
         new = {affinity_key(replica_id): replica_id for replica_id in joined}
@@ -62,11 +68,15 @@ class Homes:
 
 
 def _words(values: Iterable[int]) -> Words:
+    import numpy as np
+
     return np.fromiter(values, dtype=np.uint64)
 
 
-def _enter(seeds: Words, weights: Words, slots: npt.NDArray[np.intp], newcomers: Words) -> None:
+def _enter(seeds: Words, weights: Words, slots: "npt.NDArray[np.intp]", newcomers: Words) -> None:
     """Let `newcomers` compete for the rows `slots` of `seeds` and `weights`, in place."""
+    import numpy as np
+
     if not newcomers.size:
         return
     for start in range(0, slots.size, _ROWS_AT_ONCE):
@@ -84,6 +94,8 @@ def _enter(seeds: Words, weights: Words, slots: npt.NDArray[np.intp], newcomers:
 
 def _mixed(words: Words) -> Words:
     """Scatter `words` over all 64 bits: the finaliser of SplitMix64."""
+    import numpy as np
+
     words = (words + np.uint64(0x9E3779B97F4A7C15)) & np.uint64(0xFFFFFFFFFFFFFFFF)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -17,7 +17,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, R
 from peagle.api.attempt import client_request
 from peagle.api.http_metrics import http_metrics
 from peagle.api.waits import waits
-from peagle.router.dispatch import Dispatcher, DispatcherReport, FleetNews, Route, Shed, ShedReason
+from peagle.router.dispatch import POLICIES, Dispatcher, DispatcherReport, FleetNews, Route, Shed, ShedReason
 from peagle.router.snapshot import RouteRequest
 from peagle.serve.replica.reporting import TIMEOUT_S, keep_reporting
 from peagle.serve.routing import router_deployment
@@ -44,18 +44,18 @@ class _Open:
     reason: str
 
 
-class SoonestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
-    """Sends each request to the replica that is expected to finish it first; see `peagle.router.dispatch`.
+class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
+    """Sends each request to the replica that a dispatch policy chooses; see `peagle.router.dispatch`.
 
     What the dispatcher cannot place stays in Serve's own queue, which tries again with back-off and is bounded.
     """
 
-    def initialize_state(self, *, model: str, caches_prefixes: bool = True) -> None:
-        """Take the name under which the replicas report, and whether a prefix sent to one again is found there."""
+    def initialize_state(self, *, model: str, policy: str, caches_prefixes: bool = True) -> None:
+        """Take the name under which the replicas report, the policy's, and whether a prefix sent again is found."""
         self._model = model
         self._caches_prefixes = caches_prefixes
         self._id = uuid.uuid4().hex
-        self._dispatcher = Dispatcher()
+        self._dispatcher = Dispatcher(POLICIES[policy])
         self._draining = draining_nodes()
         self._members: frozenset[str] = frozenset()
         # What Serve handed in last, what drained then, and who was left.

@@ -12,6 +12,7 @@ from peagle.bench.dispatch.dispatch_session import DispatchOptions, compare_disp
 from peagle.bench.dispatch.fleet_load import PREFIX_TOKENS, Sample, burst, mixed_arrivals
 from peagle.errors import ConfigError
 from peagle.host.terminal import Terminal
+from peagle.router.dispatch import POLICIES
 
 
 def samples(ttft_s: float, replicas: int = 2) -> list[Sample]:
@@ -26,7 +27,7 @@ RUNS = {
 
 
 def test_the_rival_is_the_best_of_the_others_and_ratios_are_taken_within_repeats() -> None:
-    ours, rival, worse = dispatch_rows(RUNS, "soonest")
+    ours, rival, worse = dispatch_rows(RUNS, ("soonest",))
     assert ours["ttft_p95_ratio"] == {"median": pytest.approx(0.625), "low": 0.5, "high": 0.75, "to": "round-robin"}
     assert ours["output_tokens_ratio"]["median"] == pytest.approx(1.0)
     assert "ttft_p95_ratio" not in rival
@@ -34,12 +35,20 @@ def test_the_rival_is_the_best_of_the_others_and_ratios_are_taken_within_repeats
     assert rival["output_tokens_per_s"]["median"] == pytest.approx(10.0), "100 tokens in the 10 s until the last ends"
 
 
+def test_each_of_ours_is_held_against_the_others_and_not_against_ours() -> None:
+    first, second, rival = dispatch_rows(RUNS, ("soonest", "round-robin"))
+    assert (first["ttft_p95_ratio"]["to"], second["ttft_p95_ratio"]["to"]) == ("worse", "worse")
+    assert "ttft_p95_ratio" not in rival
+    assert "ttft_p95_ratio" not in dispatch_rows(RUNS, tuple(RUNS))[0], "there is no other"
+
+
 def test_the_table_fits_a_terminal_of_80_columns() -> None:
     console = Console(width=80, record=True, file=StringIO())
-    console.print(dispatch_table(dispatch_rows({**RUNS, "power-of-two": RUNS["worse"]}, "soonest")))
+    runs = {**RUNS, **dict.fromkeys(POLICIES, RUNS["soonest"]), "power-of-two": RUNS["worse"]}
+    console.print(dispatch_table(dispatch_rows(runs, POLICIES)))
     text = console.export_text()
-    assert "0.62 (0.50 to 0.75)" in text
-    assert "power-of-two" in text
+    assert text.count("0.62 (0.50 to 0.75)") == len(POLICIES)
+    assert all(policy in text for policy in (*POLICIES, "power-of-two"))
     assert "…" not in text
 
 
@@ -61,7 +70,7 @@ def test_the_report_names_the_machine_the_load_and_every_policy() -> None:
             "elapsed_us_p50": 31.0,
             "elapsed_us_p99": 61.4,
         },
-        "rows": dispatch_rows(RUNS, "soonest"),
+        "rows": dispatch_rows(RUNS, ("soonest",)),
     }
     text = dispatch_markdown(result)
     assert all(word in text for word in ("soonest", "round-robin", "2 cores", "0.62 (0.50 to 0.75)"))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from peagle.router.dispatch import (
     LIMITS,
+    SOONEST,
     Dispatcher,
     Exclusion,
     Fleet,
@@ -66,7 +67,7 @@ def test_it_takes_the_replica_that_finishes_soonest(draw: int) -> None:
     busy, light = {"running_requests": 12}, {"running_requests": 2}
     fleet = fleet_of(queued={"queued_prompt_tokens": 5000}, busy=busy, light=light)
     decision = routed(REQUEST, fleet, draw=draw)
-    assert (decision.replica_id, decision.reason) == ("light", RouteReason.SOONEST)
+    assert (decision.replica_id, decision.reason) == ("light", SOONEST.reason)
     assert decision.ranked == ("light", "busy", "queued")
     assert {each.replica_id: each.cost for each in decision.weighed} == {
         "light": pytest.approx(1.0 + 100 / 90),
@@ -206,7 +207,7 @@ def test_a_prefix_goes_home_while_that_is_soonest() -> None:
         decision = routed(SHARING, fleet, draw=draw)
         assert (decision.replica_id, decision.reason) == (home, RouteReason.HOME)
     queued = fleet.reported([replace(SNAPSHOT, replica_id=home, taken_at_s=NOW_S + 1e-3, queued_prompt_tokens=5000)])
-    assert routed(SHARING, queued).reason is RouteReason.SOONEST
+    assert routed(SHARING, queued).reason is SOONEST.reason
 
 
 def test_a_home_over_the_bound_hands_over_to_the_next() -> None:

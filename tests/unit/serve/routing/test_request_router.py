@@ -14,7 +14,7 @@ from ray.serve.request_router import PendingRequest
 from peagle.api.attempt import attempt_id
 from peagle.router.snapshot import ReplicaSnapshot, ReplicaState, RequestRates
 from peagle.serve.routing.lost_nodes import OpenCalls
-from peagle.serve.routing.request_router import SoonestRouter
+from peagle.serve.routing.request_router import PolicyRouter
 
 DEPLOYMENT = DeploymentID("m", "app")
 
@@ -33,12 +33,12 @@ class Replica:
 
 
 @pytest.fixture
-async def router(monkeypatch: pytest.MonkeyPatch) -> SoonestRouter:
+async def router(monkeypatch: pytest.MonkeyPatch) -> PolicyRouter:
     # Where the class looks it up: a test before may have had the module imported anew.
-    names = SoonestRouter.initialize_state.__globals__
+    names = PolicyRouter.initialize_state.__globals__
     monkeypatch.setitem(names, "draining_nodes", lambda: SimpleNamespace(ids=frozenset()))
-    made = SoonestRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
-    made.initialize_state(model="m")
+    made = PolicyRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
+    made.initialize_state(model="m", policy="soonest")
     made._following = asyncio.create_task(asyncio.sleep(0))  # there is no Router to ask
     made.update_replicas([Replica("a"), Replica("b")])
     return made
@@ -58,7 +58,7 @@ async def turns(until: Callable[[], bool] = lambda: False, most: int = 5) -> Non
         await asyncio.sleep(0)
 
 
-async def test_a_request_is_in_flight_from_the_choice_to_its_end(router: SoonestRouter) -> None:
+async def test_a_request_is_in_flight_from_the_choice_to_its_end(router: PolicyRouter) -> None:
     replica: Any = await router._choose_replica_for_request(pending("1"))
     await turns()
     assert router._dispatcher.where("1") == replica.replica_id.unique_id
@@ -67,7 +67,7 @@ async def test_a_request_is_in_flight_from_the_choice_to_its_end(router: Soonest
     assert router._dispatcher.open_requests == len(router._open) == 0
 
 
-async def test_a_client_that_leaves_as_its_replica_is_chosen_leaves_nothing_in_flight(router: SoonestRouter) -> None:
+async def test_a_client_that_leaves_as_its_replica_is_chosen_leaves_nothing_in_flight(router: PolicyRouter) -> None:
     request = pending("1")
     asked = asyncio.create_task(router._choose_replica_for_request(request))
     await turns(request.future.done, most=1000)
@@ -79,7 +79,7 @@ async def test_a_client_that_leaves_as_its_replica_is_chosen_leaves_nothing_in_f
     assert router._dispatcher.open_requests == len(router._open) == 0
 
 
-async def test_a_client_that_leaves_while_nothing_can_take_its_request_leaves_nothing(router: SoonestRouter) -> None:
+async def test_a_client_that_leaves_while_nothing_can_take_its_request_leaves_nothing(router: PolicyRouter) -> None:
     dead = [ReplicaSnapshot(name, 0.0, ReplicaState.DEAD) for name in router._dispatcher.fleet.replica_ids]
     router._dispatcher.report(dead)
     asked = asyncio.create_task(router._choose_replica_for_request(pending("1")))
@@ -91,7 +91,7 @@ async def test_a_client_that_leaves_while_nothing_can_take_its_request_leaves_no
     assert router._dispatcher.open_requests == len(router._open) == 0
 
 
-async def test_clients_that_cannot_queue_either_are_told_when_a_place_is_expected(router: SoonestRouter) -> None:
+async def test_clients_that_cannot_queue_either_are_told_when_a_place_is_expected(router: PolicyRouter) -> None:
     told = router._dispatch.__globals__["waits"]()
     told.expect("m", 0.0)
     full = ReplicaSnapshot(
@@ -110,7 +110,7 @@ async def test_clients_that_cannot_queue_either_are_told_when_a_place_is_expecte
 
 @pytest.mark.parametrize("caches_prefixes", [True, False])
 async def test_a_prefix_has_a_home_only_where_engines_keep_prefixes(
-    router: SoonestRouter, caches_prefixes: bool
+    router: PolicyRouter, caches_prefixes: bool
 ) -> None:
     router._caches_prefixes = caches_prefixes
     asked = pending("1")
@@ -121,7 +121,7 @@ async def test_a_prefix_has_a_home_only_where_engines_keep_prefixes(
     assert request.prompt_tokens == 190
 
 
-async def test_each_try_at_a_request_goes_elsewhere_until_all_have_had_it(router: SoonestRouter) -> None:
+async def test_each_try_at_a_request_goes_elsewhere_until_all_have_had_it(router: PolicyRouter) -> None:
     asked = []
     for attempt in range(3):
         replica: Any = await router._choose_replica_for_request(pending("1", attempt))
@@ -143,7 +143,7 @@ class Call:
 
 
 async def test_what_was_sent_to_a_node_that_is_gone_ends_and_nothing_else(
-    router: SoonestRouter, monkeypatch: pytest.MonkeyPatch
+    router: PolicyRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replica that leaves a live node still answers what it has."""
     replicas = {name: Replica(name, node_id) for name, node_id in (("a", "gone"), ("b", "left"), ("c", "stays"))}
@@ -168,7 +168,7 @@ async def test_what_was_sent_to_a_node_that_is_gone_ends_and_nothing_else(
 
 
 async def test_the_list_of_replicas_is_read_when_it_changes_or_a_node_drains_and_not_for_each_request(
-    router: SoonestRouter,
+    router: PolicyRouter,
 ) -> None:
     read = []
 

@@ -1,0 +1,14 @@
+"""The one table of dispatch policies. A new one is a file here and its row below; nothing else names it."""
+
+from collections.abc import Mapping
+
+from peagle.router.dispatch.policies.least_loaded import LEAST_LOADED
+from peagle.router.dispatch.policies.prefix_affinity import PREFIX_AFFINITY
+from peagle.router.dispatch.policies.soonest import SOONEST
+from peagle.router.dispatch.policy import Policy
+
+POLICIES: Mapping[str, Policy] = {
+    SOONEST.name: SOONEST,
+    LEAST_LOADED.name: LEAST_LOADED,
+    PREFIX_AFFINITY.name: PREFIX_AFFINITY,
+}

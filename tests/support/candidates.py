@@ -1,0 +1,18 @@
+"""One idle replica as a decision sees it, and a request for it."""
+
+import math
+
+from peagle.router.dispatch import Candidate
+from peagle.router.snapshot import ReplicaSnapshot, RequestRates, RouteRequest
+
+REQUEST = RouteRequest("r", prompt_tokens=1000, output_tokens=100)
+# At batch size b each request gets 100 ÷ b tokens/s.
+SNAPSHOT = ReplicaSnapshot(
+    "a",
+    taken_at_s=0.0,
+    max_running_requests=4,
+    prefill_tokens_per_s=500.0,
+    request_tokens_per_s=RequestRates.of({batch: 100.0 / batch for batch in (1, 2, 3, 4)}),
+    output_tokens_mean=400.0,
+)
+IDLE = Candidate("a", SNAPSHOT, True, 0, 0, 0, 0.0, math.inf, 0)

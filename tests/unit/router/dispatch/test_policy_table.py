@@ -1,0 +1,85 @@
+"""The one table of dispatch policies: what holds for each of its rows, so that a new row needs no test here."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peagle.config import ROUTING_POLICIES
+from peagle.router.dispatch import (
+    DECISION_REASONS,
+    POLICIES,
+    Dispatcher,
+    Exclusion,
+    HomeUse,
+    Policy,
+    Route,
+    RouteReason,
+    ShedReason,
+)
+from peagle.router.snapshot import RequestRates
+from support.candidates import REQUEST, SNAPSHOT
+
+NAMES = ["a", "b", "c", "d", "e"]
+ALL = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+
+
+def dispatcher_of(policy: Policy, **changes: object) -> Dispatcher:
+    made = Dispatcher(policy)
+    made.set_members(NAMES)
+    made.report([replace(SNAPSHOT, replica_id=name, **changes) for name in NAMES])
+    return made
+
+
+def test_deployment_files_know_every_policy_and_rays_own() -> None:
+    assert list(ROUTING_POLICIES) == [*POLICIES, "power-of-two"]
+
+
+@ALL
+def test_a_row_is_found_under_its_own_name_and_says_what_it_does(policy: Policy) -> None:
+    assert POLICIES[policy.name] is policy
+    assert policy.description
+    assert policy.description == policy.description.strip(". ")
+
+
+def test_decisions_are_counted_by_the_reasons_of_the_rows_and_what_none_could_take() -> None:
+    of_rows = {reason for policy in POLICIES.values() for reason in policy.reasons}
+    assert of_rows >= {policy.reason for policy in POLICIES.values()}
+    assert {*of_rows, *(f"wait-{reason}" for reason in ShedReason), "failed"} == DECISION_REASONS
+
+
+@ALL
+@given(
+    st.sampled_from([0.0, 60.0]),
+    st.none() | st.integers(0, 2**64 - 1),
+    st.sampled_from([SNAPSHOT.request_tokens_per_s, RequestRates()]),
+    st.floats(0, 1),
+    st.integers(0, 2**64 - 1),
+)
+def test_every_route_gives_a_reason_of_its_policy(
+    policy: Policy, now_s: float, key: int | None, rates: RequestRates, kv_usage_ratio: float, draw: int
+) -> None:
+    dispatcher = dispatcher_of(
+        policy, request_tokens_per_s=rates, kv_usage_ratio=kv_usage_ratio, kv_capacity_tokens=2000
+    )
+    request = replace(REQUEST, affinity_key=key, prefix_tokens=500)
+    for _ in range(8):
+        decision = dispatcher.dispatch(request, now_s, draw)
+        assert isinstance(decision, Route)
+        assert decision.reason in policy.reasons
+        assert (decision.reason == RouteReason.HOME) <= (key is not None and policy.homes is not HomeUse.NONE)
+
+
+@ALL
+def test_under_every_policy_a_replica_that_has_failed_a_request_does_not_get_it_again(policy: Policy) -> None:
+    dispatcher, chance = dispatcher_of(policy), random.Random(1)
+    tried: frozenset[str] = frozenset()
+    for _ in NAMES:
+        decision = dispatcher.dispatch(replace(REQUEST, affinity_key=5, tried=tried), 0.0, chance.getrandbits(64))
+        assert isinstance(decision, Route)
+        assert decision.replica_id not in tried
+        tried |= {decision.replica_id}
+    last = dispatcher.dispatch(replace(REQUEST, tried=tried), 0.0, 0)
+    assert {each.excluded for each in last.weighed} == {Exclusion.TRIED}
