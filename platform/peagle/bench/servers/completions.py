@@ -30,6 +30,10 @@ class Reply(Arrivals):
     tokens: int
     arrivals_s: tuple[float, ...]
 
+    @property
+    def token_count(self) -> int:
+        return self.tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Completions:

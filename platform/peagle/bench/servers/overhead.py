@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from peagle.bench.core.closed_loop import closed_loop
-from peagle.bench.core.workloads import prompt_sets
-from peagle.bench.engines.speculation import PassKey
+from peagle.bench.core.records import PassKey, Run
 from peagle.bench.servers.completions import Reply
 from peagle.bench.servers.process_cpu import Reading, used_s
-from peagle.bench.servers.served import CLIENT, ServedPass
+from peagle.bench.servers.served import CLIENT
 from peagle.prompt_file import Prompt
 
 SCRAPE_EVERY_S = 5.0
@@ -35,19 +34,17 @@ class Passes:
 
     subjects: Mapping[str, Subject]
     scraped: frozenset[str]
-    prompts: Sequence[Prompt]
     _salts: "itertools.count[int]" = field(default_factory=itertools.count)
     _scrape_in_s: dict[str, float] = field(default_factory=dict)
 
-    async def make(self, key: PassKey) -> ServedPass:
+    async def make(self, key: PassKey, prompts: Sequence[Prompt]) -> Run[Reply]:
         subject, salt = self.subjects[key.variant], f"pass-{next(self._salts)}"
-        prompts = prompt_sets(self.prompts, key.concurrency)[key.prompt_set]
         await subject.prepare()
         before, client_before = subject.cpu(), subject.client_cpu_s()
         async with self._scraping(key.variant):
             seconds, replies = await closed_loop(lambda prompt: subject.ask(prompt, salt), prompts, key.concurrency)
         client_s = subject.client_cpu_s() - client_before
-        return ServedPass(seconds, replies, {**used_s(before, subject.cpu()), CLIENT: client_s})
+        return Run(seconds, traces=replies, cpu_s={**used_s(before, subject.cpu()), CLIENT: client_s})
 
     @asynccontextmanager
     async def _scraping(self, name: str) -> AsyncIterator[None]:

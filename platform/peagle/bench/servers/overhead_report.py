@@ -1,16 +1,19 @@
-"""A comparison of servers as Markdown and as a table on the terminal, from the values of `result.json`. Pure."""
+"""A comparison of servers as Markdown, a table, lines and pictures, from the values of `result.json`."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 from rich.table import Table
 
-from peagle.bench.core.rows import PERCENTILES, Row
-from peagle.bench.engines.speculation_report import by_concurrency, markdown_table, median_cell, spread_cell
-from peagle.bench.servers.compared_servers import UNMETERED, VLLM
+from peagle.bench.core import report_parts as parts
+from peagle.bench.core.output import Form
+from peagle.bench.core.rows import Row
+from peagle.bench.servers.compared_servers import PEAGLE, UNMETERED, VLLM
 from peagle.bench.servers.overhead import SCRAPE_EVERY_S
 
+STYLES = {VLLM: "grey", PEAGLE: "blue", UNMETERED: "purple"}
+ROLES_MAX = 6
+"""Roles that have a colour of their own in the picture of CPU; all others are one."""
 BUSY_LOAD_RATIO = 0.25
 """Load for each core, before the start, above which others decide what is measured."""
 
@@ -30,14 +33,14 @@ def overhead_table(rows: Sequence[Row]) -> Table:
     def cells(row: Row) -> list[str]:
         return [
             row["method"],
-            spread_cell(row["output_tokens_per_s"], "{:.0f}"),
-            median_cell(row.get("ratio_to_vllm"), "{:.2f}"),
-            median_cell(row["ttft_ms_p50"], "{:.1f}"),
-            median_cell(row["itl_ms_p50"], "{:.1f}"),
-            median_cell(row["cpu_s_per_1000_tokens"], "{:.2f}"),
+            parts.spread_cell(row["output_tokens_per_s"], "{:.0f}"),
+            parts.median_cell(row.get("ratio_to_vllm"), "{:.2f}"),
+            parts.median_cell(row["ttft_ms_p50"], "{:.1f}"),
+            parts.median_cell(row["itl_ms_p50"], "{:.1f}"),
+            parts.median_cell(row["cpu_s_per_1000_tokens"], "{:.2f}"),
         ]
 
-    return by_concurrency(("side", "tokens/s", f"x {VLLM}", "TTFT", "ITL", "CPU"), rows, cells, caption)
+    return parts.by_concurrency(("side", "tokens/s", f"x {VLLM}", "TTFT", "ITL", "CPU"), rows, cells, caption)
 
 
 def busy_line(hardware: Mapping[str, Any]) -> str | None:
@@ -56,7 +59,7 @@ def verdict_line(row: Row) -> str:
     words, form = _PROMISES[row["promise"]]
     bound = f"at least {row['least']:g}" if row["most"] is None else f"at most {row['most']:g}"
     return (
-        f"{row['concurrency']} at once: {words.format(spread_cell(row['found'], form))}; promised {bound}: "
+        f"{row['concurrency']} at once: {words.format(parts.spread_cell(row['found'], form))}; promised {bound}: "
         f"{'kept' if row['kept'] else 'not kept'}"
     )
 
@@ -75,9 +78,9 @@ def overhead_markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -
         *(f"- {verdict_line(row)}" for row in result["verdicts"]),
         "",
         *([busy, ""] if (busy := busy_line(result["hardware"])) else []),
-        *markdown_table(_HEADINGS, [_cells(row) for row in result["rows"]]),
+        *parts.markdown_table(_HEADINGS, [_cells(row) for row in result["rows"]]),
         "",
-        *chain.from_iterable((f"![{name.partition('.')[0].replace('_', ' ')}]({name})", "") for name in pictures),
+        *parts.picture_lines(pictures),
         "CPU seconds for 1,000 output tokens, by process (medians over repeats; a process that only waits costs "
         "something too, and more for a token where there are fewer of them a second):",
         "",
@@ -88,17 +91,9 @@ def overhead_markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -
 
 
 def _circumstances(result: Mapping[str, Any]) -> list[str]:
-    machine, prompts = result["hardware"], result["prompts"]
-    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
-    gpus = f", {', '.join(machine['gpus'])}" if machine["gpus"] else ""
     return [
-        f"- Machine: {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB{gpus}; "
-        f"load {machine['load_before']} before the start, {result['idle_cores']:.2f} cores busy with all servers idle.",
-        f"- Versions: {versions}; commit {result['commit'] or 'unknown'}.",
-        f"- {prompts['count']} prompts of {prompts['tokens_median']} tokens in the median, {result['output_tokens']} "
-        f"output tokens each, greedy, end of text ignored; {result['repeats']} repeats; "
-        f"{'eager' if result['eager'] else 'compiled'}. {prompts['examined']} prompts were looked at, "
-        f"{prompts['too_long']} were too long.",
+        *parts.machine_lines(result, "servers"),
+        f"{parts.prompts_line(result)}.",
         f"- Sides: `{VLLM}` is vLLM's own OpenAI server, `peagle` is `peagle serve`, `{UNMETERED}` the same "
         "server while it counts nothing and nobody reads its metrics. All have the same engine arguments, "
         f"K = {result['depth']}, and one replica, whose engine computes on the same cores.",
@@ -107,33 +102,28 @@ def _circumstances(result: Mapping[str, Any]) -> list[str]:
         "- ITL is the time between two outputs of one request, and one output may carry several tokens.",
         "- The client streams completions from this machine, and its own CPU time is taken from all sides alike. "
         f"Where there are metrics it reads `/metrics` every {SCRAPE_EVERY_S:g} s, as Prometheus does.",
-        *(
-            [f"- The servers were started {result['sittings']} times; like ones differ from start to start."]
-            if result["sittings"] > 1
-            else []
-        ),
+        *parts.sittings_lines(result, "servers"),
     ]
 
 
 _HEADINGS = (
-    "at once", "side", "tokens/s", f"x {VLLM}", *(f"TTFT ms p{each}" for each in PERCENTILES), "added",
-    *(f"ITL ms p{each}" for each in PERCENTILES), "added", "CPU s for 1,000 tokens", f"= {VLLM}",
+    "at once", "side", "tokens/s", f"x {VLLM}", *parts.percentile_headings("TTFT"), "added",
+    *parts.percentile_headings("ITL"), "added", "CPU s for 1,000 tokens", f"= {VLLM}",
 )  # fmt: skip
 
 
 def _cells(row: Row) -> list[str]:
-    equal = row.get("outputs_equal_to_vllm_ratio")
     return [
         str(row["concurrency"]),
         row["method"],
-        spread_cell(row["output_tokens_per_s"], "{:.0f}"),
-        spread_cell(row.get("ratio_to_vllm"), "{:.3f}"),
-        *(median_cell(row[f"ttft_ms_p{each}"], "{:.1f}") for each in PERCENTILES),
-        spread_cell(row.get("ttft_added_ms"), "{:.1f}"),
-        *(median_cell(row[f"itl_ms_p{each}"], "{:.2f}") for each in PERCENTILES),
-        spread_cell(row.get("itl_added_ms"), "{:.2f}"),
-        spread_cell(row["cpu_s_per_1000_tokens"], "{:.2f}"),
-        "" if equal is None else f"{equal:.0%}",
+        parts.spread_cell(row["output_tokens_per_s"], "{:.0f}"),
+        parts.spread_cell(row.get("ratio_to_vllm"), "{:.3f}"),
+        *parts.percentile_cells(row, "TTFT"),
+        parts.spread_cell(row.get("ttft_added_ms"), "{:.1f}"),
+        *parts.percentile_cells(row, "ITL", "{:.2f}"),
+        parts.spread_cell(row.get("itl_added_ms"), "{:.2f}"),
+        parts.spread_cell(row["cpu_s_per_1000_tokens"], "{:.2f}"),
+        parts.number_cell(row.get("outputs_equal_to_vllm_ratio"), "{:.0%}"),
     ]
 
 
@@ -145,4 +135,37 @@ def _cpu_table(level: int, rows: Sequence[Row]) -> list[str]:
     )
     cells = [[str(level), role, *(f"{share[role]:.3f}" if role in share else "" for share in shares)] for role in roles]
     cells.append([str(level), "the client", *(f"{row['client_cpu_s_per_1000_tokens']:.3f}" for row in rows)])
-    return markdown_table(["at once", "process", *(row["method"] for row in rows)], cells)
+    return parts.markdown_table(["at once", "process", *(row["method"] for row in rows)], cells)
+
+
+def summary(result: Mapping[str, Any]) -> list[str]:
+    """What is said below the table."""
+    return [*map(verdict_line, result["verdicts"]), *filter(None, [busy_line(result["hardware"])])]
+
+
+def draw(result: Mapping[str, Any]) -> dict[str, bytes]:
+    """Throughput, and where the CPU's time goes."""
+    from peagle.bench.core.plots import lines_by_concurrency, stacked_bars  # optional: it needs matplotlib
+
+    rows = result["rows"]
+    series = {name: [row for row in rows if row["method"] == name] for name in result["sides"]}
+    names = [f"{row['method']}\n{row['concurrency']} at once" for row in rows]
+    return {
+        "throughput.svg": lines_by_concurrency(series, "output_tokens_per_s", "Output tokens/s", STYLES),
+        "cpu.svg": stacked_bars(names, _cpu_parts(rows), "CPU seconds\nfor 1,000 output tokens"),
+    }
+
+
+def _cpu_parts(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """What each role uses, most first, by row."""
+    shares = [row["cpu_s_per_1000_tokens_by_process"] for row in rows]
+    total: dict[str, float] = {}
+    for share in shares:
+        for role, seconds in share.items():
+            total[role] = total.get(role, 0.0) + seconds
+    ranked = sorted(total, key=lambda role: -total[role])
+    parts = {**{role: [role] for role in ranked[:ROLES_MAX]}, "the rest": ranked[ROLES_MAX:]}
+    return {name: [sum(share.get(role, 0.0) for role in roles) for share in shares] for name, roles in parts.items()}
+
+
+FORM = Form(draw, overhead_markdown, overhead_table, summary)

@@ -1,14 +1,16 @@
 """What the runs of servers came to, as the plain values of `result.json`, and what was promised of them. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from statistics import median
 
 from peagle.bench.core.closed_loop import Arrivals
-from peagle.bench.core.rows import Row, client_figures, first_s, gaps_s, percentile_ms, speed_ratio
+from peagle.bench.core.records import Runs
+from peagle.bench.core.rows import Cell, Row, client_figures, equal_share, first_s, gaps_s, percentile_ms, speed_ratio
 from peagle.bench.core.statistics import Spread
-from peagle.bench.servers.compared_servers import PEAGLE, UNMETERED, VLLM
-from peagle.bench.servers.served import CLIENT, Cell, Run
+from peagle.bench.servers.compared_servers import PEAGLE, UNMETERED, VLLM, Side
+from peagle.bench.servers.completions import Reply
+from peagle.bench.servers.served import CLIENT
 
 THROUGHPUT_RATIO_MIN = 0.95
 """Of `vllm serve`'s output tokens/s, the part that the platform keeps at least."""
@@ -22,7 +24,7 @@ METRICS_RATIO_MIN = 0.99
 Pick = Callable[[Arrivals], list[float]]
 
 
-def overhead_rows(runs: Mapping[Cell, Sequence[Run]], depth: int) -> list[Row]:
+def overhead_rows(runs: Runs[Side, Reply], depth: int) -> list[Row]:
     """One row for each side and concurrency, in the order measured; `depth` is K on all sides.
 
     What is held against `vllm` is taken within each repeat and then summarised: the ratio of output tokens/s, and what
@@ -30,23 +32,23 @@ def overhead_rows(runs: Mapping[Cell, Sequence[Run]], depth: int) -> list[Row]:
     """
     rows = []
     for (side, level), cell in runs.items():
-        row = _figures(side, depth, level, cell)
-        if (rival := runs.get((VLLM, level))) is not None and side != VLLM:
+        row = _figures(side.name, depth, level, cell)
+        if (rival := runs.get((Side(VLLM), level))) is not None and side.name != VLLM:
             row |= {
                 "ratio_to_vllm": speed_ratio(cell, rival),
                 "ttft_added_ms": _added(cell, rival, first_s),
                 "itl_added_ms": _added(cell, rival, gaps_s),
-                "outputs_equal_to_vllm_ratio": _equal_share(cell[0], rival[0]),
+                "outputs_equal_to_vllm_ratio": equal_share(_texts(cell), _texts(rival)),
             }
         rows.append(row)
     return rows
 
 
-def verdict_rows(runs: Mapping[Cell, Sequence[Run]]) -> list[Row]:
+def verdict_rows(runs: Runs[Side, Reply]) -> list[Row]:
     """At each concurrency, each promise whose sides were measured: figure, bound, and whether the median keeps it."""
     rows: list[Row] = []
     for level in dict.fromkeys(level for _, level in runs):
-        ours, plain, unmetered = (runs.get((side, level)) for side in (PEAGLE, VLLM, UNMETERED))
+        ours, plain, unmetered = (runs.get((Side(name), level)) for name in (PEAGLE, VLLM, UNMETERED))
         if ours and plain:
             rows += [
                 _verdict(level, "throughput_ratio", speed_ratio(ours, plain), least=THROUGHPUT_RATIO_MIN),
@@ -63,20 +65,22 @@ def _verdict(level: int, promise: str, found: Row, least: float | None = None, m
     return {"concurrency": level, "promise": promise, "found": found, "least": least, "most": most, "kept": kept}
 
 
-def _figures(side: str, depth: int, level: int, cell: Sequence[Run]) -> Row:
-    roles = {role: median(run.cpu_s_per_1000_tokens(role) for run in cell) for run in cell for role in run.cpu_s}
+def _figures(side: str, depth: int, level: int, cell: Cell) -> Row:
+    shares = [{role: 1000 * seconds / run.output_tokens for role, seconds in run.cpu_s.items()} for run in cell]
+    roles = {role: median(each.get(role, 0.0) for each in shares) for share in shares for role in share}
+    servers = [sum(share[role] for role in share if role != CLIENT) for share in shares]
     return {
         "method": side,
         "depth": depth,
         "concurrency": level,
         **client_figures(cell),
-        "cpu_s_per_1000_tokens": asdict(Spread.of([run.server_cpu_s_per_1000_tokens for run in cell])),
+        "cpu_s_per_1000_tokens": asdict(Spread.of(servers)),
         "client_cpu_s_per_1000_tokens": roles.pop(CLIENT, 0.0),
         "cpu_s_per_1000_tokens_by_process": dict(sorted(roles.items(), key=lambda each: -each[1])),
     }
 
 
-def _added(cell: Sequence[Run], rival: Sequence[Run], pick: Pick) -> Row:
+def _added(cell: Cell, rival: Cell, pick: Pick) -> Row:
     """Milliseconds between the medians of one repeat."""
     pairs = zip(cell, rival, strict=True)
     return asdict(
@@ -84,6 +88,6 @@ def _added(cell: Sequence[Run], rival: Sequence[Run], pick: Pick) -> Row:
     )
 
 
-def _equal_share(run: Run, reference: Run) -> float:
-    same = [one.text == other.text for one, other in zip(run.traces, reference.traces, strict=True)]
-    return sum(same) / len(same)
+def _texts(cell: Cell) -> list[str]:
+    """The answers of its first repeat."""
+    return [reply.text for reply in cell[0].traces]
