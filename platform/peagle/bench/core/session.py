@@ -99,17 +99,19 @@ async def time_passes(
     job: Job,
     journal: Journal,
     terminal: Terminal,
-    make: Callable[[PassKey, list[Any]], Awaitable[Run[Answer]]],
+    make: Callable[[Any, list[Any], int], Awaitable[Run[Answer]]],
     entry: Callable[[PassKey, Run[Answer]], Entry],
 ) -> None:
-    """Make the next passes, after a warm-up, with a bar; `make` gets a pass's prompts, the journal the `entry`."""
+    """Make the next passes `in_turn`, after a warm-up, with a bar; the journal keeps an `entry` for each."""
     prompts = journal.chosen.prompts
     done, todo = ([key for key in keys if isinstance(key, PassKey)] for keys in (journal.made, job.next(journal)))
     warmup = warmup_passes(job.variants, prompts, todo, job.load.warmup)
+
+    def keep(key: PassKey, made: Run[Answer]) -> None:
+        journal.keep(entry(key, made))
+
     with progress_bar(terminal, len(done), len(warmup) + len(todo)) as begin:
-        await in_turn(
-            make, prompts, warmup=warmup, todo=todo, begin=begin, keep=lambda key, made: journal.keep(entry(key, made))
-        )
+        await in_turn(make, job.variants, prompts, warmup=warmup, todo=todo, begin=begin, keep=keep)
 
 
 @contextmanager

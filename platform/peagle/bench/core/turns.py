@@ -49,7 +49,8 @@ def warmup_passes(
 
 
 async def in_turn(
-    make: Callable[[PassKey, list[T]], Awaitable[Run[Answer]]],
+    make: Callable[[Variant, list[T], int], Awaitable[Run[Answer]]],
+    variants: Sequence[Variant],
     prompts: Sequence[T],
     *,
     warmup: Sequence[PassKey],
@@ -59,14 +60,19 @@ async def in_turn(
 ) -> None:
     """Make the passes `warmup` for nothing, then `todo`, each handed to `keep` as soon as it is made.
 
-    `begin` is called with the name of each pass as that begins; `make` gets its prompts, too.
+    `begin` is called with the name of each pass as that begins, and `make` with its variant, prompts and concurrency.
     """
+    named = {variant.name: variant for variant in variants}
+
+    async def made(key: PassKey) -> Run[Answer]:
+        return await make(named[key.variant], prompt_sets(prompts, key.concurrency)[key.prompt_set], key.concurrency)
+
     for key in warmup:
         begin(f"warm-up, {key.variant}, {key.concurrency} at once")
-        await make(key, prompt_sets(prompts, key.concurrency)[key.prompt_set])
+        await made(key)
     for key in todo:
         begin(f"repeat {key.repeat + 1}, {key.variant}, {key.concurrency} at once")
-        keep(key, await make(key, prompt_sets(prompts, key.concurrency)[key.prompt_set]))
+        keep(key, await made(key))
 
 
 def assemble(

@@ -11,7 +11,7 @@ from peagle.bench.core.closed_loop import Trace
 from peagle.bench.core.journal import Journal, Sitting
 from peagle.bench.core.options import LoadOptions
 from peagle.bench.core.output import prompt_figures, result_head
-from peagle.bench.core.records import NONE, PassKey, Run
+from peagle.bench.core.records import NONE, Run
 from peagle.bench.core.session import IDLE_CORES_ALLOWED, IDLE_SECONDS, Job, progress_bar, time_passes
 from peagle.bench.core.turns import assemble
 from peagle.bench.core.workloads import read_prompts
@@ -127,11 +127,9 @@ class EngineJob(Job):
             phases = _phases(self, engines[0]) if self.shifting else []
             if journal.chosen is None:
                 await _choose_prompts(self, journal, engines, terminal)
-            variants = {variant.name: variant for variant in self.variants}
 
-            async def make(key: PassKey, prompts: list[list[int]]) -> Run[Trace]:
-                variant = variants[key.variant]
-                return await one_pass(engines[variant.engine], variant, prompts, key.concurrency)
+            async def make(variant: Variant, prompts: list[list[int]], concurrency: int) -> Run[Trace]:
+                return await one_pass(engines[variant.engine], variant, prompts, concurrency)
 
             await time_passes(self, journal, terminal, make, EnginePass)
             if phases:

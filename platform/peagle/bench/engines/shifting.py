@@ -175,20 +175,19 @@ def shifting_rows(takes: Takes) -> list[dict[str, Any]]:
         }
         if variant.adaptive and static:
             best = max(static, key=lambda each: Spread.of(static[each]).median)
-            row |= {"best_static": best.name, "ratio_to_best_static": _ratio(speeds[variant], static[best])}
+            row |= {
+                "best_static": best.name,
+                "ratio_to_best_static": asdict(paired_ratio(speeds[variant], static[best])),
+            }
             row["settled_s"] = [max(run.settled_s or 0.0 for run in same) for same in zip(*repeats, strict=True)]
         if none is not None and variant.method != NONE:
-            row["ratio_to_none"] = _ratio(speeds[variant], none)
+            row["ratio_to_none"] = asdict(paired_ratio(speeds[variant], none))
         rows.append(row)
     return rows
 
 
 def _tokens_per_s(phases: Sequence[PhaseRun]) -> float:
     return sum(phase.tokens for phase in phases) / sum(phase.seconds for phase in phases)
-
-
-def _ratio(speeds: Sequence[float], rival: Sequence[float]) -> dict[str, Any]:
-    return asdict(paired_ratio(speeds, rival))
 
 
 def _prose() -> list[str]:

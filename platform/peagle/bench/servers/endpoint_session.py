@@ -1,9 +1,8 @@
 """One measurement of running servers from start to report: models found, prompts chosen, passes timed."""
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +16,7 @@ from peagle.bench.core.closed_loop import closed_loop
 from peagle.bench.core.journal import Journal, Sitting
 from peagle.bench.core.options import LoadOptions
 from peagle.bench.core.output import prompt_figures, result_head
-from peagle.bench.core.records import PassKey, Run
+from peagle.bench.core.records import Run
 from peagle.bench.core.session import Job, time_passes
 from peagle.bench.core.turns import assemble
 from peagle.bench.core.workloads import read_prompts
@@ -79,20 +78,23 @@ class EndpointJob(Job):
         if journal.made:
             terminal.say("If these are not the servers that it began with, stop, and name a new folder with --out.")
         journal.keep(Sitting(machine.load(), idle_cores=0.0))
-        async with _clients(self) as clients:
+        async with AsyncExitStack() as stack:
+            clients = {}
+            for each in self.endpoints:
+                http = client_session(key_headers(), trust_env=heeds_proxies(each.url))
+                asked = Completions(await stack.enter_async_context(http), each.url, each.model, self.load.tokens)
+                clients[each.name] = EndpointClient(each, http, asked)
             for name in dict.fromkeys(each.endpoint.name for each in self.variants if each.depth is not None):
                 await clients[name].check_pins()
             await choose_texts(self, journal, terminal, clients[self.endpoints[0].name].completions.count_tokens)
-            variants, salts = {each.name: each for each in self.variants}, itertools.count()
-            start = uuid4().hex  # what an earlier start asked may still be in a server's cache
 
-            async def make(key: PassKey, prompts: Sequence[Prompt]) -> Run[Reply]:
-                variant, salt = variants[key.variant], f"{start}-{next(salts)}"
+            async def make(variant: EndpointVariant, prompts: Sequence[Prompt], concurrency: int) -> Run[Reply]:
                 client = clients[variant.endpoint.name]
+                salt = uuid4().hex  # what was asked earlier may still be in a server's cache
                 async with client.pinned(variant.depth) if variant.depth is not None else nullcontext():
                     before = await client.counts()
                     seconds, replies = await closed_loop(
-                        lambda prompt: client.completions.ask(prompt, salt), prompts, key.concurrency
+                        lambda prompt: client.completions.ask(prompt, salt), prompts, concurrency
                     )
                     await asyncio.sleep(LAST_STEPS_S)
                     return Run(seconds, traces=replies, counts=await client.counts() - before)
@@ -133,16 +135,3 @@ def _found(name: str, url: str, model: str | None) -> Endpoint:
     except httpx.TransportError as error:
         raise nothing_answers(url, error) from None
     return Endpoint(name, url, choose_model(answer, url, model))
-
-
-@asynccontextmanager
-async def _clients(job: EndpointJob) -> AsyncIterator[Mapping[str, EndpointClient]]:
-    clients = {}
-    try:
-        for each in job.endpoints:
-            http = client_session(key_headers(), trust_env=heeds_proxies(each.url))
-            clients[each.name] = EndpointClient(each, http, Completions(http, each.url, each.model, job.load.tokens))
-        yield clients
-    finally:
-        for client in clients.values():
-            await client.http.close()

@@ -1,7 +1,6 @@
 """One comparison of servers from start to report: servers up, prompts chosen, passes timed, servers down."""
 
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -16,12 +15,11 @@ from peagle.bench.core.output import prompt_figures, result_head
 from peagle.bench.core.session import IDLE_CORES_ALLOWED, IDLE_SECONDS, Job, time_passes
 from peagle.bench.core.turns import assemble, rotated
 from peagle.bench.core.workloads import read_prompts
-from peagle.bench.servers.compared_servers import PEAGLE, Server, Side, side_deployment, sides_of
-from peagle.bench.servers.completions import Completions, Reply, client_session
-from peagle.bench.servers.overhead import Passes
-from peagle.bench.servers.overhead_report import FORM
-from peagle.bench.servers.overhead_rows import overhead_rows, verdict_rows
-from peagle.bench.servers.process_cpu import Reading, used_s
+from peagle.bench.servers.compared_servers import Server, Side, side_deployment, sides_of
+from peagle.bench.servers.completions import Completions, client_session
+from peagle.bench.servers.overhead import Passes, Subject
+from peagle.bench.servers.overhead_report import FORM, overhead_rows, verdict_rows
+from peagle.bench.servers.process_cpu import used_s
 from peagle.bench.servers.served import ChosenTexts, ServedPass, choose_texts
 from peagle.config import Deployment
 from peagle.engine.arguments import drafted_depth
@@ -29,7 +27,6 @@ from peagle.engine.checks.drafter_checks import check_checkpoints
 from peagle.errors import ConfigError
 from peagle.host import processes
 from peagle.host.terminal import Terminal
-from peagle.prompt_file import Prompt
 from peagle.serve.launch.machine_checks import check_engine
 
 OVERHEAD = "overhead"
@@ -89,7 +86,7 @@ class OverheadJob(Job):
                 for side in self.variants:
                     http, server = await stack.enter_async_context(client_session()), running[side.server]
                     client = Completions(http, server.url, self.deployment.name, self.load.tokens)
-                    subjects[side.name] = _Subject(side, server, client)
+                    subjects[side.name] = Subject(side, server, client)
                 await _time_passes(self, journal, subjects, terminal)
         finally:
             with terminal.stage("Stop"):
@@ -112,32 +109,6 @@ class OverheadJob(Job):
             "rows": overhead_rows(runs, depth),
             "verdicts": verdict_rows(runs),
         }
-
-
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """A side with its server and the client of that."""
-
-    side: Side
-    server: Server
-    client: Completions
-
-    async def prepare(self) -> None:
-        if self.side.server == PEAGLE:
-            await self.client.count(self.side.is_counted)
-
-    async def ask(self, prompt: Prompt, cache_salt: str) -> Reply:
-        return await self.client.ask(prompt, cache_salt)
-
-    async def scrape(self) -> None:
-        await self.client.scrape()
-
-    def cpu(self) -> Reading:
-        return self.server.cpu()
-
-    def client_cpu_s(self) -> float:
-        times = os.times()
-        return times.user + times.system
 
 
 async def _start(
@@ -165,9 +136,6 @@ async def _idle_cores(servers: Sequence[Server], terminal: Terminal) -> float:
     return sum(cores.values())
 
 
-async def _time_passes(
-    job: OverheadJob, journal: Journal, subjects: Mapping[str, _Subject], terminal: Terminal
-) -> None:
+async def _time_passes(job: OverheadJob, journal: Journal, subjects: Mapping[str, Subject], terminal: Terminal) -> None:
     await choose_texts(job, journal, terminal, next(iter(subjects.values())).client.count_tokens)
-    passes = Passes(subjects, frozenset(side.name for side in job.variants if side.is_counted))
-    await time_passes(job, journal, terminal, passes.make, ServedPass)
+    await time_passes(job, journal, terminal, Passes(subjects).make, ServedPass)

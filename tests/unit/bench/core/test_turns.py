@@ -27,13 +27,11 @@ async def compared(prompts: int, concurrencies: Sequence[int], repeats: int, war
     planned = planned_passes(VARIANTS, tokens, concurrencies, repeats)
     first = warmup_passes(VARIANTS, tokens, planned, warmup)
     made: dict[PassKey, Run[Trace]] = {}
-    named = {variant.name: variant for variant in VARIANTS}
 
-    async def make(key: PassKey, prompts: list[list[int]]) -> Run[Trace]:
-        variant = named[key.variant]
-        return await one_pass(engines[variant.engine], variant, prompts, key.concurrency)
+    async def make(variant: Variant, prompts: list[list[int]], concurrency: int) -> Run[Trace]:
+        return await one_pass(engines[variant.engine], variant, prompts, concurrency)
 
-    await in_turn(make, tokens, warmup=first, todo=planned, begin=begun.append, keep=made.__setitem__)
+    await in_turn(make, VARIANTS, tokens, warmup=first, todo=planned, begin=begun.append, keep=made.__setitem__)
     assert list(made) == planned
     assert len(log) == len(begun) == len(first) + len(planned)
     return assemble(VARIANTS, planned, made), log

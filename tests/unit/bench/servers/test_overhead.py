@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -16,7 +17,7 @@ from rich.console import Console
 from peagle.bench.core.difference import difference
 from peagle.bench.core.journal import JOURNAL
 from peagle.bench.core.options import LoadOptions
-from peagle.bench.core.records import PassKey, Run
+from peagle.bench.core.records import Run
 from peagle.bench.core.session import run_job
 from peagle.bench.servers.compared_servers import (
     CORES,
@@ -29,9 +30,15 @@ from peagle.bench.servers.compared_servers import (
     side_deployment,
 )
 from peagle.bench.servers.completions import Completions, Reply
-from peagle.bench.servers.overhead import SCRAPE_EVERY_S, Passes
-from peagle.bench.servers.overhead_report import busy_line, overhead_markdown, overhead_table, verdict_line
-from peagle.bench.servers.overhead_rows import overhead_rows, verdict_rows
+from peagle.bench.servers.overhead import SCRAPE_EVERY_S, Passes, Subject
+from peagle.bench.servers.overhead_report import (
+    busy_line,
+    overhead_markdown,
+    overhead_rows,
+    overhead_table,
+    verdict_line,
+    verdict_rows,
+)
 from peagle.bench.servers.overhead_session import OverheadJob
 from peagle.bench.servers.process_cpu import Reading
 from peagle.bench.servers.served import CLIENT, select_texts
@@ -122,14 +129,19 @@ def test_a_machine_with_other_work_is_no_place_to_measure_on() -> None:
 
 @dataclass
 class Stub:
-    """A server that answers after a moment and counts."""
+    """A side's server and its client in one, which answers after a moment and counts."""
 
+    name: str
     salts: list[str] = field(default_factory=list)
     scrapes: int = 0
-    prepared: int = 0
+    told: list[bool] = field(default_factory=list)
 
-    async def prepare(self) -> None:
-        self.prepared += 1
+    @property
+    def subject(self) -> Any:
+        return Subject(Side(self.name), self, self)  # type: ignore[arg-type]
+
+    async def count(self, counting: bool) -> None:
+        self.told.append(counting)
 
     async def ask(self, prompt: str, cache_salt: str) -> Reply:
         self.salts.append(cache_salt)
@@ -140,31 +152,31 @@ class Stub:
         self.scrapes += 1
 
     def cpu(self) -> Reading:
-        assert self.prepared, "what makes the server this side is not its cost"
+        assert self.told, "what makes the server this side is not its cost"
         return {(1, 0.0): ("engine core", float(len(self.salts)))}
 
-    def client_cpu_s(self) -> float:
-        return len(self.salts) / 2
 
-
-async def test_a_pass_has_one_salt_of_its_own_and_what_its_processes_used() -> None:
-    stub = Stub()
-    passes = Passes({"a": stub}, frozenset())
-    made = [await passes.make(PassKey(repeat, 2, 0, "a"), ["x", "y"]) for repeat in (0, 1)]
+async def test_a_pass_has_one_salt_of_its_own_and_what_its_processes_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = Stub("peagle")
+    used = SimpleNamespace(times=lambda: SimpleNamespace(user=len(stub.salts) / 2, system=0.0))
+    monkeypatch.setattr("peagle.bench.servers.overhead.os", used)
+    passes = Passes({stub.name: stub.subject})
+    made = [await passes.make(Side(stub.name), ["x", "y"], 2) for _ in range(2)]
     assert len(set(stub.salts)) == 2
     assert [reply.text for reply in made[1].traces] == ["X", "Y"]
     assert made[1].cpu_s == {"engine core": 2.0, CLIENT: 1.0}
 
 
 async def test_metrics_are_read_by_the_time_that_a_server_is_asked_and_only_where_there_are_any() -> None:
-    metered, unmetered = Stub(), Stub()
-    passes = Passes({"a": metered, "b": unmetered}, frozenset("a"))
+    metered, unmetered = Stub("peagle"), Stub("peagle-unmetered")
+    passes = Passes({stub.name: stub.subject for stub in (metered, unmetered)})
     for _ in range(3):
-        await passes.make(PassKey(0, 1, 0, "a"), ["x"])
-        await passes.make(PassKey(0, 1, 0, "b"), ["x"])
+        await passes.make(Side(metered.name), ["x"], 1)
+        await passes.make(Side(unmetered.name), ["x"], 1)
     # Three passes together are shorter than the time between two scrapes.
     assert SCRAPE_EVERY_S > 1
     assert (metered.scrapes, unmetered.scrapes) == (1, 0)
+    assert (metered.told, unmetered.told) == ([True] * 3, [False] * 3)
 
 
 async def test_prompts_are_those_that_fit_each_once() -> None:
