@@ -9,17 +9,20 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peagle.bench.core.options import Comparison, EndpointOptions, LoadOptions, OverheadOptions, take_load
+from peagle.bench.core.options import LoadOptions, take_load
+from peagle.bench.core.records import NONE, PEAGLE
 from peagle.bench.dispatch.compared_policies import COMPARED, compared
-from peagle.bench.engines.engine_plan import NONE, PEAGLE
-from peagle.config import Deployment, load_deployment
+from peagle.config import load_deployment
 from peagle.errors import ConfigError
 from peagle.host.folders import make_folder
 from peagle.host.terminal import Terminal
+
+if TYPE_CHECKING:
+    from peagle.bench.core.session import Job
 
 RESULTS = Path("bench-results")
 
@@ -77,8 +80,11 @@ def speculation(
 
     Example: peagle bench speculation deployments/embedded.yaml --baseline deployments/embedded-eagle3.yaml
     """
-    comparison = Comparison(_names(methods), _numbers("--depths", depths), _numbers("--concurrency", concurrency), load)
-    _compare(load_deployment(file), load_deployment(baseline) if baseline else None, comparison, out, price_per_hour)
+    from peagle.bench.engines.engine_session import EngineJob
+
+    asked = _numbers("--depths", depths), _numbers("--concurrency", concurrency)
+    files = load_deployment(file), load_deployment(baseline) if baseline else None
+    _run(EngineJob.of(*files, _names(methods), *asked, load, price_per_hour=price_per_hour), out)
 
 
 @app.command()
@@ -115,6 +121,8 @@ def depth(
 
     Example: peagle bench depth deployments/embedded.yaml --concurrency 1,8 --prompts 24
     """
+    from peagle.bench.engines.engine_session import EngineJob
+
     deployment = load_deployment(file)
     if deployment.drafter is None or deployment.drafter.method != PEAGLE or not deployment.speculation.live_depth:
         problem = "its depth cannot change while it runs"
@@ -124,8 +132,18 @@ def depth(
     asked = _numbers("--depths", depths or usual, least=0), _numbers("--concurrency", concurrency)
     if not any(asked[0]):
         raise ConfigError("--depths", depths, "the deepest of them is what is drafted", "Add one above 0.")
-    comparison = Comparison((NONE, PEAGLE), *asked, load, adaptive=True, shifting=shifting, fixed=fixed)
-    _compare(deployment, None, comparison, out, price_per_hour)
+    job = EngineJob.of(
+        deployment,
+        None,
+        (NONE, PEAGLE),
+        *asked,
+        load,
+        adaptive=True,
+        shifting=shifting,
+        fixed=fixed,
+        price_per_hour=price_per_hour,
+    )
+    _run(job, out)
 
 
 @app.command()
@@ -178,14 +196,9 @@ def overhead(
 
     Example: peagle bench overhead deployments/embedded.yaml --concurrency 1,8
     """
-    from peagle.bench.core.journal import unfinished
-    from peagle.bench.servers.overhead_session import OverheadJob, compare_servers
+    from peagle.bench.servers.overhead_session import OverheadJob
 
-    names = _names(sides)
-    options = OverheadOptions(names, _numbers("--concurrency", concurrency), load)
-    job = OverheadJob.of(load_deployment(file), options)
-    with _measuring(out or unfinished(RESULTS, job.settings), "overhead.log") as (folder, terminal):
-        asyncio.run(compare_servers(job, folder, terminal))
+    _run(OverheadJob.of(load_deployment(file), _names(sides), _numbers("--concurrency", concurrency), load), out)
 
 
 @app.command()
@@ -225,13 +238,10 @@ def endpoints(
     Example: peagle bench endpoints http://127.0.0.1:8000 --depths 0,3,7 --concurrency 1,8
     Example: peagle bench endpoints vllm=http://one:8000 peagle=http://two:8000 --prompts-from question.jsonl
     """
-    from peagle.bench.core.journal import unfinished
-    from peagle.bench.servers.endpoint_session import EndpointJob, measure_endpoints
+    from peagle.bench.servers.endpoint_session import EndpointJob
 
     held = _numbers("--depths", depths, least=0) if depths else ()
-    job = EndpointJob.of(EndpointOptions(tuple(url), model, held, _numbers("--concurrency", concurrency), load))
-    with _measuring(out or unfinished(RESULTS, job.settings), "endpoints.log") as (folder, terminal):
-        asyncio.run(measure_endpoints(job, folder, terminal, price_per_hour))
+    _run(EndpointJob.of(url, model, held, _numbers("--concurrency", concurrency), load, price_per_hour), out)
 
 
 @app.command()
@@ -264,15 +274,12 @@ def compare(
         console.print(line, markup=False)
 
 
-def _compare(
-    deployment: Deployment, baseline: Deployment | None, comparison: Comparison, out: Path | None, price: float | None
-) -> None:
+def _run(job: "Job", out: Path | None) -> None:
     from peagle.bench.core.journal import unfinished
-    from peagle.bench.engines.engine_session import Job, compare
+    from peagle.bench.core.session import run_job
 
-    job = Job.of(deployment, baseline, comparison)
-    with _measuring(out or unfinished(RESULTS, job.settings), "engines.log") as (folder, terminal):
-        asyncio.run(compare(job, folder, terminal, price))
+    with _measuring(out or unfinished(RESULTS, job.settings), job.log) as (folder, terminal):
+        asyncio.run(run_job(job, folder, terminal))
 
 
 @contextmanager
@@ -288,9 +295,8 @@ def _measuring(out: Path | None, log: str) -> Iterator[tuple[Path, Terminal]]:
         yield folder, terminal
 
 
-def _names(text: str) -> tuple[str, ...]:
-    """Return the names between the commas, in the order given."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:

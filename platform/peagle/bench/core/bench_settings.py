@@ -7,8 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from peagle.bench.core.options import Comparison, EndpointOptions, LoadOptions, OverheadOptions
-from peagle.bench.engines.engine_plan import EnginePlan
+from peagle.bench.core.options import LoadOptions
 from peagle.config import Checkpoint, Deployment
 from peagle.engine.checkpoint import fingerprint
 from peagle.errors import ConfigError
@@ -16,72 +15,23 @@ from peagle.prompt_file import Prompt
 
 SCHEMA_VERSION = 2
 """Of `result.json` and `passes.jsonl`; it goes up when a reader of the older form would misread the newer."""
-OVERHEAD, ENDPOINTS = "overhead", "endpoints"
 
 Settings = Mapping[str, Any]
 
 
-def settings_of(
-    plans: Sequence[EnginePlan], comparison: Comparison, texts: Sequence[Prompt], machine: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The options, every engine's deployment and checkpoints, and the machine; each leaf under its own name."""
-    values: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "engines": [plan.name for plan in plans],
-        "--concurrency": list(comparison.concurrencies),
-        "--depths": list(comparison.depths),
-        **_of_load(comparison.load, texts),
-        "adaptive": comparison.adaptive,
-        "--fixed": comparison.fixed,
-        "--shifting": comparison.shifting,
-        "machine": dict(machine),
-    }
-    for plan in plans:
-        values[plan.name] = _of_deployment(plan.deployment)
-    return dict(_leaves("", values))
+def flat_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Each leaf of `values` under its own name, behind the version of their form."""
+    return dict(_leaves("", {"schema_version": SCHEMA_VERSION, **values}))
 
 
-def overhead_settings(
-    deployment: Deployment, options: OverheadOptions, texts: Sequence[Prompt], machine: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The same of a comparison of servers, which all have one deployment."""
-    values: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": OVERHEAD,
-        "--sides": list(options.sides),
-        "--concurrency": list(options.concurrencies),
-        **_of_load(options.load, texts),
-        "machine": dict(machine),
-        "deployment": _of_deployment(deployment),
-    }
-    return dict(_leaves("", values))
-
-
-def endpoint_settings(
-    endpoints: Sequence[Mapping[str, str]],
-    options: EndpointOptions,
-    texts: Sequence[Prompt],
-    machine: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The same of a measurement of running servers, of which no more is known than where they are."""
-    values: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": ENDPOINTS,
-        "endpoints": {each["name"]: {**each} for each in endpoints},
-        "--depths": list(options.depths),
-        "--concurrency": list(options.concurrencies),
-        **_of_load(options.load, texts),
-        "machine": dict(machine),
-    }
-    return dict(_leaves("", values))
-
-
-def _of_load(load: LoadOptions, texts: Sequence[Prompt]) -> dict[str, Any]:
+def load_settings(load: LoadOptions, texts: Sequence[Prompt]) -> dict[str, Any]:
+    """Every option of the load by its name, that of the prompts with their digest."""
     values = asdict(load) | {"prompts_from": digest(list(texts))}
     return {f"--{name.replace('_', '-')}": value for name, value in values.items()}
 
 
-def _of_deployment(deployment: Deployment) -> dict[str, Any]:
+def deployment_settings(deployment: Deployment) -> dict[str, Any]:
+    """The whole deployment, its checkpoints by their weights."""
     return deployment.model_dump(mode="json") | {
         "target": weights_of(deployment.target),
         "drafter": weights_of(deployment.drafter) if deployment.drafter and deployment.speculates else None,

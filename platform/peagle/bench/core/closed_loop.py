@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +15,15 @@ Prompt = TypeVar("Prompt")
 Answer = TypeVar("Answer")
 
 
-class Arrivals:
+class Arrivals(ABC):
     """One request. `arrivals_s[i]` is the time from its start to its i-th output, which may carry several tokens."""
 
     __slots__ = ()
     arrivals_s: tuple[float, ...]
+
+    @property
+    @abstractmethod
+    def token_count(self) -> int: ...
 
     @property
     def ttft_s(self) -> float:
@@ -38,19 +43,14 @@ class Trace(Arrivals):
     tokens: tuple[int, ...]
     arrivals_s: tuple[float, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One prompt set through one engine: wall-clock seconds, and a trace for each prompt in order."""
-
-    seconds: float
-    traces: tuple[Trace, ...]
+    @property
+    def token_count(self) -> int:
+        return len(self.tokens)
 
 
-async def run_pass(stream: Stream, prompts: Sequence[list[int]], concurrency: int) -> Pass:
+async def run_pass(stream: Stream, prompts: Sequence[list[int]], concurrency: int) -> tuple[float, tuple[Trace, ...]]:
     """Time `closed_loop` over an engine."""
-    seconds, traces = await closed_loop(partial(_timed, stream), prompts, concurrency)
-    return Pass(seconds, traces)
+    return await closed_loop(partial(_timed, stream), prompts, concurrency)
 
 
 async def closed_loop(

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from peagle.bench.core.bench_settings import SCHEMA_VERSION
 from peagle.bench.core.bootstrap import CONFIDENCE, MIN_REPEATS, ratio_of_medians
-from peagle.bench.engines.engine_plan import NONE
+from peagle.bench.core.records import NONE
 from peagle.errors import ConfigError
 
 SAME = {

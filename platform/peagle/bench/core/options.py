@@ -1,4 +1,4 @@
-"""What one comparison is asked to do, and the command line's options for it."""
+"""The load of a comparison, and the command line's options for it."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable
@@ -63,44 +63,6 @@ class LoadOptions:
         every = self.restart_every or self.repeats
         first = min(remaining, default=0) // every
         return range(first * every, (first + 1) * every)
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What is compared under which load.
-
-    `methods` empty means all that the files offer. With `adaptive`, an engine whose K can change is also measured with
-    the K that the Router's rule chooses; with `shifting`, all of them once more while load and prompts shift; with
-    `fixed`, also the rule held at that K, and an engine of that K which cannot change it.
-    """
-
-    methods: tuple[str, ...]
-    depths: tuple[int, ...]
-    concurrencies: tuple[int, ...]
-    load: LoadOptions
-    adaptive: bool = False
-    shifting: bool = False
-    fixed: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OverheadOptions:
-    """Which sides are compared under which load."""
-
-    sides: tuple[str, ...]
-    concurrencies: tuple[int, ...]
-    load: LoadOptions
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointOptions:
-    """Which running servers are measured under which load; `depths` are held beside what each serves with."""
-
-    addresses: tuple[str, ...]
-    model: str | None
-    depths: tuple[int, ...]
-    concurrencies: tuple[int, ...]
-    load: LoadOptions
 
 
 def take_load(command: Callable[..., None], *, without: Collection[str] = (), **defaults: Any) -> Callable[..., None]:

@@ -6,31 +6,32 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.table import Table
 
 from peagle.bench.core import machine
-from peagle.bench.core.bench_settings import SCHEMA_VERSION
+from peagle.bench.core.bench_settings import SCHEMA_VERSION, digest
 from peagle.bench.core.journal import RESULT, Journal
 from peagle.bench.core.options import LoadOptions
-from peagle.bench.engines.speculation_report import (
-    best_line,
-    fastest_line,
-    markdown,
-    published_lines,
-    result_table,
-    shifting_line,
-)
-from peagle.bench.servers.endpoint_report import endpoint_markdown, endpoint_table
-from peagle.bench.servers.overhead_report import busy_line, overhead_markdown, overhead_table, verdict_line
 from peagle.errors import ConfigError
 from peagle.host.terminal import Terminal
 
 REPORT = "report.md"
+
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a kind of result is shown: its pictures by file name, its report with them, its table and lines below it."""
+
+    draw: Callable[[Result], dict[str, bytes]]
+    markdown: Callable[[Result, Sequence[str]], str]
+    table: Callable[[Sequence[Any]], Table]
+    summary: Callable[[Result], Sequence[str]] = lambda _: ()
 
 
 def result_head(kind: str, journal: Journal, load: LoadOptions) -> dict[str, Any]:
@@ -49,51 +50,27 @@ def result_head(kind: str, journal: Journal, load: LoadOptions) -> dict[str, Any
     }
 
 
-def write_results(result: Mapping[str, Any], folder: Path, terminal: Terminal) -> None:
+def prompt_figures(journal: Journal) -> dict[str, Any]:
+    """Which prompts were taken."""
+    chosen = journal.chosen
+    return {
+        "count": len(chosen.prompts),
+        "digest": digest(chosen.prompts),
+        "tokens_median": int(median(chosen.tokens)),
+        "examined": chosen.examined,
+        "too_long": chosen.too_long,
+    }
+
+
+def write_result(result: Result, form: Form, folder: Path, terminal: Terminal) -> None:
     """Write the pictures, the report and the result, and print the table."""
-    lines = chain(
-        map(fastest_line, result["fastest"]),
-        map(best_line, result["best"]),
-        published_lines(result["best"]),
-        map(shifting_line, result["shifting"]),
-    )
-    _write(
-        result, folder, terminal, _Form(markdown, "peagle.bench.core.plots", result_table(result["rows"]), list(lines))
-    )
-
-
-def write_overhead(result: Mapping[str, Any], folder: Path, terminal: Terminal) -> None:
-    """The same of a comparison of servers."""
-    lines = [verdict_line(row) for row in result["verdicts"]]
-    lines += filter(None, [busy_line(result["hardware"])])
-    table = overhead_table(result["rows"])
-    _write(result, folder, terminal, _Form(overhead_markdown, "peagle.bench.servers.overhead_plots", table, lines))
-
-
-def write_endpoints(result: Mapping[str, Any], folder: Path, terminal: Terminal) -> None:
-    """The same of a measurement of running servers."""
-    table = endpoint_table(result["rows"])
-    _write(result, folder, terminal, _Form(endpoint_markdown, "peagle.bench.servers.endpoint_plots", table, ()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """How a result is shown: `plots` is the module whose `draw` makes its pictures."""
-
-    markdown: Callable[[Mapping[str, Any], Sequence[str]], str]
-    plots: str
-    table: Table
-    lines: Sequence[str]
-
-
-def _write(result: Mapping[str, Any], folder: Path, terminal: Terminal, form: _Form) -> None:
-    pictures = _draw(result, form.plots, terminal)
+    pictures = _draw(result, form, terminal)
     for name, picture in pictures.items():
         replace(folder / name, picture)
     replace(folder / REPORT, form.markdown(result, list(pictures)).encode())
     replace(folder / RESULT, json.dumps(result, indent=2).encode() + b"\n")
-    terminal.console.print(form.table, soft_wrap=False)
-    for line in form.lines:
+    terminal.console.print(form.table(result["rows"]), soft_wrap=False)
+    for line in form.summary(result):
         terminal.say(line)
     terminal.say(f"Written: {', '.join([RESULT, REPORT, *pictures])} in {folder}")
 
@@ -121,14 +98,12 @@ def replace(path: Path, content: bytes) -> None:
     os.replace(draft, path)
 
 
-def _draw(result: Mapping[str, Any], plots: str, terminal: Terminal) -> dict[str, bytes]:
+def _draw(result: Result, form: Form, terminal: Terminal) -> dict[str, bytes]:
     try:
-        draw = import_module(plots).draw
+        return form.draw(result)
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
         fix = "Install peagle[bench], then give the command again with --out."
         terminal.say(f"No pictures: {error.name} is not installed. {fix}")
         return {}
-    pictures: dict[str, bytes] = draw(result)
-    return pictures

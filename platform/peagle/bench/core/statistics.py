@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from statistics import median
 
 
@@ -86,7 +87,4 @@ def distinct_share(tokens: Sequence[int], width: int = 1) -> float:
 
 
 def _sum(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
-    size = max(len(left), len(right))
-    return tuple(
-        (left[place] if place < len(left) else 0) + (right[place] if place < len(right) else 0) for place in range(size)
-    )
+    return tuple(one + other for one, other in zip_longest(left, right, fillvalue=0))

@@ -8,9 +8,9 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from peagle.bench.core.report_parts import median_cell, spread_cell
 from peagle.bench.core.statistics import Spread, paired_ratio, percentile
 from peagle.bench.dispatch.fleet_load import LONG_SHARE, PREFIXES, SHARED_SHARE, Sample
-from peagle.bench.engines.speculation_report import median_cell, spread_cell
 
 SCHEMA_VERSION = 1
 

@@ -12,6 +12,7 @@ import ray
 from peagle.bench.core import machine
 from peagle.bench.core.journal import JOURNAL, RESULT
 from peagle.bench.core.output import REPORT, replace
+from peagle.bench.core.turns import rotated
 from peagle.bench.dispatch.compared_policies import COMPARED
 from peagle.bench.dispatch.decision_cost import time_decisions
 from peagle.bench.dispatch.dispatch_report import (
@@ -24,7 +25,6 @@ from peagle.bench.dispatch.dispatch_report import (
 )
 from peagle.bench.dispatch.dispatchers import FleetPlan, run, start
 from peagle.bench.dispatch.fleet_load import mixed_arrivals
-from peagle.bench.engines.engine_plan import rotated
 from peagle.errors import ConfigError
 from peagle.host import processes
 from peagle.host.terminal import Terminal

@@ -2,17 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
+from peagle.bench.core.records import FIXED, NONE, PEAGLE
 from peagle.config import Deployment, Speculation, parse_deployment
 from peagle.errors import ConfigError
 
-NONE, EAGLE3, PEAGLE = "none", "eagle3", "p-eagle"
-FIXED = "p-eagle fixed"
-"""P-EAGLE in an engine whose K cannot change."""
 GPU_MEMORY_RATIO = 0.9
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +126,6 @@ def variants_of(plans: Sequence[EnginePlan], *, adaptive: bool = False, held: in
         if held is not None and plan.live:
             variants.append(Variant(index, plan.method, held, held=True))
     return variants
-
-
-def rotated(variants: Sequence[T], turn: int) -> list[T]:
-    """The variants in an order that starts one further each turn, so that none always goes first."""
-    start = turn % len(variants)
-    return [*variants[start:], *variants[:start]]
 
 
 def sharing_a_gpu(deployment: Deployment, engines: int) -> Deployment:

@@ -1,25 +1,25 @@
-"""One comparison from start to report: engines up, prompts chosen, passes timed, results written, engines down."""
+"""One comparison of engines from start to report: engines up, prompts chosen, passes timed, engines down."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, Self
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from peagle.bench.core import machine
-from peagle.bench.core.bench_settings import digest, settings_of, weights_of
+from peagle.bench.core.bench_settings import deployment_settings, flat_settings, load_settings, weights_of
+from peagle.bench.core.closed_loop import Trace
 from peagle.bench.core.journal import Journal, Sitting
-from peagle.bench.core.options import Comparison
-from peagle.bench.core.output import result_head, write_results
-from peagle.bench.core.rows import best_rows, fastest_rows, result_rows
+from peagle.bench.core.options import LoadOptions
+from peagle.bench.core.output import prompt_figures, result_head
+from peagle.bench.core.records import NONE, Run
+from peagle.bench.core.session import IDLE_CORES_ALLOWED, IDLE_SECONDS, Job, progress_bar, time_passes
+from peagle.bench.core.turns import assemble
 from peagle.bench.core.workloads import read_prompts
-from peagle.bench.engines.engine_plan import NONE, EnginePlan, Variant, plan_engines, variants_of
+from peagle.bench.engines.engine_plan import EnginePlan, Variant, plan_engines, variants_of
 from peagle.bench.engines.shifting import (
     MOST_AT_ONCE,
     Phase,
+    Take,
     TakeKey,
     assemble_takes,
     make_phases,
@@ -27,235 +27,174 @@ from peagle.bench.engines.shifting import (
     planned_takes,
     shifting_rows,
 )
-from peagle.bench.engines.speculation import PassKey, assemble, measure, planned_passes, select_prompts, warmup_passes
+from peagle.bench.engines.speculation import EnginePass, Selected, one_pass, select_prompts
+from peagle.bench.engines.speculation_report import FORM
+from peagle.bench.engines.speculation_rows import best_rows, fastest_rows, result_rows
 from peagle.config import Deployment
 from peagle.engine.arguments import drafts_to_depth
 from peagle.engine.checks.drafter_checks import check_checkpoints
 from peagle.errors import ConfigError, StartupError
 from peagle.host.terminal import Terminal
-from peagle.prompt_file import Prompt
 
 if TYPE_CHECKING:
     from peagle.bench.engines.vllm_engines import Engine
 
-IDLE_SECONDS = 3.0
-IDLE_CORES_ALLOWED = 0.1
-"""More than this, used by engines that nothing is asked of, slows the engine that is being timed."""
-
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A comparison, worked out: its engines, the texts that prompts are taken from, and its settings."""
+class EngineJob(Job):
+    """A comparison of engines in this process, with `shifting` also while load and prompts shift."""
 
+    entries = (Selected, EnginePass, Take)
+    form = FORM
+    log = "engines.log"
+    variants: Sequence[Variant]
     deployment: Deployment
-    comparison: Comparison
     plans: Sequence[EnginePlan]
-    texts: Sequence[Prompt]
-    settings: dict[str, Any]
+    shifting: bool
+    price_per_hour: float | None
 
     @classmethod
-    def of(cls, deployment: Deployment, baseline: Deployment | None, comparison: Comparison) -> Self:
-        """Raises ConfigError where the options do not fit the files or the prompts."""
-        load = comparison.load
-        load.check(comparison.concurrencies)
-        plans = plan_engines(
-            deployment,
-            baseline,
-            comparison.methods,
-            comparison.depths,
-            eager=load.eager,
-            adaptive=comparison.adaptive,
-            fixed=comparison.fixed,
-        )
+    def of(
+        cls,
+        deployment: Deployment,
+        baseline: Deployment | None,
+        methods: Sequence[str],
+        depths: Sequence[int],
+        concurrencies: Sequence[int],
+        load: LoadOptions,
+        *,
+        adaptive: bool = False,
+        shifting: bool = False,
+        fixed: int | None = None,
+        price_per_hour: float | None = None,
+    ) -> Self:
+        """Compare `methods`, or all that the files offer where there are none.
+
+        With `adaptive`, an engine whose K can change is also measured with the K that the Router's rule chooses; with
+        `shifting`, all of them once more while load and prompts shift; with `fixed`, also the rule held at that K, and
+        an engine of that K which cannot change it.
+
+        Raises:
+            ConfigError: The options do not fit the files or the prompts.
+        """
+        load.check(concurrencies)
+        plans = plan_engines(deployment, baseline, methods, depths, eager=load.eager, adaptive=adaptive, fixed=fixed)
         for plan in plans:
             check_checkpoints(plan.deployment)
         if load.skip_loops is not None and all(plan.method != NONE for plan in plans):
-            asked = ",".join(comparison.methods)
-            raise ConfigError("--methods", asked, "--skip-loops asks the engine none", "Add none.")
+            raise ConfigError("--methods", ",".join(methods), "--skip-loops asks the engine none", "Add none.")
         texts = read_prompts(load.prompts_from, as_chat=load.chat)
-        return cls(deployment, comparison, plans, texts, settings_of(plans, comparison, texts, machine.identity()))
-
-    @property
-    def variants(self) -> list[Variant]:
-        return variants_of(self.plans, adaptive=self.comparison.adaptive, held=self.comparison.fixed)
-
-    def planned(self, journal: Journal) -> list[PassKey]:
-        """Every measured pass; none while the prompts have not been chosen."""
-        if journal.selection is None:
-            return []
-        levels, repeats = self.comparison.concurrencies, self.comparison.load.repeats
-        return planned_passes(self.variants, journal.selection.prompts, levels, repeats)
+        settings = {
+            "engines": [plan.name for plan in plans],
+            "--concurrency": list(concurrencies),
+            "--depths": list(depths),
+            **load_settings(load, texts),
+            "adaptive": adaptive,
+            "--fixed": fixed,
+            "--shifting": shifting,
+            "machine": machine.identity(),
+            **{plan.name: deployment_settings(plan.deployment) for plan in plans},
+        }
+        variants = variants_of(plans, adaptive=adaptive, held=fixed)
+        return cls(
+            variants, concurrencies, load, texts, flat_settings(settings), deployment, plans, shifting, price_per_hour
+        )
 
     @property
     def planned_takes(self) -> list[TakeKey]:
-        return planned_takes(self.shifting_variants, self.comparison.load.repeats) if self.comparison.shifting else []
+        return planned_takes(self.shifting_variants, self.load.repeats) if self.shifting else []
 
     @property
     def shifting_variants(self) -> list[Variant]:
         """What running the rule costs shows under steady load."""
         return [each for each in self.variants if not each.held]
 
-    def remaining(self, journal: Journal) -> tuple[list[PassKey], list[TakeKey]]:
-        """The passes and takes that have not been made yet."""
-        passes = [key for key in self.planned(journal) if key not in journal.passes]
-        return passes, [key for key in self.planned_takes if key not in journal.takes]
+    def remaining(self, journal: Journal) -> list[Any]:
+        return [key for key in (*self.planned(journal), *self.planned_takes) if key not in journal.made]
 
-    def next(self, journal: Journal) -> tuple[list[PassKey], list[TakeKey]]:
-        """Those of them that the same engines make, before they start anew."""
-        passes, takes = self.remaining(journal)
-        repeats = self.comparison.load.next_repeats([*(key.repeat for key in passes), *(key.repeat for key in takes)])
-        return [key for key in passes if key.repeat in repeats], [key for key in takes if key.repeat in repeats]
+    async def measure(self, journal: Journal, folder: Path, terminal: Terminal) -> None:
+        with terminal.stage("Load vLLM"):
+            from peagle.bench.engines.vllm_engines import idle_cpu_ratio
+        load_before = machine.load()
+        engines: list[Engine] = []
+        try:
+            _start(self, engines, terminal)
+            idle_cores = await idle_cpu_ratio(IDLE_SECONDS)
+            journal.keep(Sitting(load_before, idle_cores))
+            if idle_cores > IDLE_CORES_ALLOWED:
+                terminal.say(f"Idle engines keep {idle_cores:.2f} cores busy, which slows the one that is timed.")
+            # Prompts that do not fit are said before the long part.
+            phases = _phases(self, engines[0]) if self.shifting else []
+            if journal.chosen is None:
+                await _choose_prompts(self, journal, engines, terminal)
 
+            async def make(variant: Variant, prompts: list[list[int]], concurrency: int) -> Run[Trace]:
+                return await one_pass(engines[variant.engine], variant, prompts, concurrency)
 
-async def compare(job: Job, folder: Path, terminal: Terminal, price_per_hour: float | None = None) -> None:
-    """Measure what `folder` does not have yet, print the table and write the results beside it.
+            await time_passes(self, journal, terminal, make, EnginePass)
+            if phases:
+                await _time_takes(self, journal, engines, phases, terminal)
+        except ExceptionGroup as failures:
+            problem = f"an engine failed under load ({failures.exceptions[0]!r})"
+            raise StartupError(problem, f"{terminal.log} says why.") from failures
+        finally:
+            for engine in engines:
+                engine.stop()
 
-    Raises:
-        ConfigError: The folder holds a run with other settings, or the options do not fit the engines.
-        StartupError: An engine does not start, or fails.
-    """
-    with Journal.open(folder, job.settings) as journal:
-        if kept := len(journal.passes) + len(journal.takes):
-            terminal.say(f"Going on in {folder}: {kept} measured passes are there.")
-        if journal.selection is None or any(job.remaining(journal)):
-            try:
-                await _measure(job, journal, terminal)
-                while any(job.remaining(journal)):
-                    await _measure(job, journal, terminal)
-            finally:
-                _say_what_remains(job, journal, folder, terminal)
-        result = _result(job, journal, price_per_hour)
-    write_results(result, folder, terminal)
-
-
-async def _measure(job: Job, journal: Journal, terminal: Terminal) -> None:
-    with terminal.stage("Load vLLM"):
-        from peagle.bench.engines.vllm_engines import idle_cpu_ratio
-    load_before = machine.load()
-    engines: list[Engine] = []
-    try:
-        _start(job, engines, terminal)
-        idle_cores = await idle_cpu_ratio(IDLE_SECONDS)
-        journal.sit(Sitting(load_before, idle_cores))
-        if idle_cores > IDLE_CORES_ALLOWED:
-            terminal.say(f"Idle engines keep {idle_cores:.2f} cores busy, which slows the one that is timed.")
-        # Prompts that do not fit are said before the long part.
-        phases = _phases(job, engines[0]) if job.comparison.shifting else []
-        await _choose_prompts(job, journal, engines, terminal)
-        await _time_passes(job, journal, engines, terminal)
-        if phases:
-            await _time_takes(job, journal, engines, phases, terminal)
-    except ExceptionGroup as failures:
-        problem = f"an engine failed under load ({failures.exceptions[0]!r})"
-        raise StartupError(problem, f"{terminal.log} says why.") from failures
-    finally:
-        for engine in engines:
-            engine.stop()
+    def result(self, journal: Journal) -> dict[str, Any]:
+        runs = assemble(self.variants, self.planned(journal), journal.made)
+        takes = assemble_takes(self.shifting_variants, self.planned_takes, journal.made) if self.shifting else {}
+        return {
+            **result_head("speculation", journal, self.load),
+            "model": self.deployment.name,
+            "target": weights_of(self.deployment.target),
+            "idle_cores": max(each.idle_cores for each in journal.sittings),
+            "eager": self.load.eager,
+            "prompts": prompt_figures(journal)
+            | {"looping": journal.chosen.looping, "min_distinct_share": self.load.skip_loops},
+            "drafts_to_depth": any(drafts_to_depth(plan.deployment) for plan in self.plans),
+            "price_per_hour": self.price_per_hour,
+            "gpus_per_engine": self.deployment.devices,
+            "rows": result_rows(runs, self.price_per_hour and self.price_per_hour * self.deployment.devices),
+            "best": best_rows(runs),
+            "fastest": fastest_rows(runs),
+            "shifting": shifting_rows(takes),
+        }
 
 
-def _start(job: Job, engines: "list[Engine]", terminal: Terminal) -> None:
+def _start(job: EngineJob, engines: "list[Engine]", terminal: Terminal) -> None:
     """Append an engine for each plan to `engines`, so that a failure leaves those that did start to be stopped."""
     from peagle.bench.engines.vllm_engines import Engine
 
-    comparison = job.comparison
     for number, plan in enumerate(job.plans, start=1):
         with terminal.stage(f"Start engine {number} of {len(job.plans)}: {plan.name}"):
-            engine = Engine.start(plan, comparison.load.tokens, terminal.log)
+            engine = Engine.start(plan, job.load.tokens, terminal.log)
             engines.append(engine)
-        most = max([*comparison.concurrencies, *([MOST_AT_ONCE] if comparison.shifting else [])])
+        most = max([*job.concurrencies, *([MOST_AT_ONCE] if job.shifting else [])])
         if engine.requests_at_once < most:
             raise ConfigError(
-                "--shifting" if most > max(comparison.concurrencies) else "--concurrency",
+                "--shifting" if most > max(job.concurrencies) else "--concurrency",
                 most,
                 f"engine.max_num_seqs of {plan.deployment.name} is {engine.requests_at_once}",
                 "Lower the one or raise the other.",
             )
 
 
-async def _choose_prompts(job: Job, journal: Journal, engines: "Sequence[Engine]", terminal: Terminal) -> None:
-    if journal.selection is not None:
-        return
-    load = job.comparison.load
+async def _choose_prompts(job: EngineJob, journal: Journal, engines: "Sequence[Engine]", terminal: Terminal) -> None:
+    load = job.load
     chooser = next((engine for engine in engines if engine.plan.method == NONE), engines[0])
     with terminal.stage("Choose prompts"):
-        journal.select(await select_prompts(job.texts, load.prompts, load.tokens, chooser, load.skip_loops))
+        journal.keep(Selected(await select_prompts(job.texts, load.prompts, load.tokens, chooser, load.skip_loops)))
 
 
-async def _time_passes(job: Job, journal: Journal, engines: "Sequence[Engine]", terminal: Terminal) -> None:
-    assert journal.selection is not None, "prompts are chosen first"
-    todo, _ = job.next(journal)
-    prompts = journal.selection.prompts
-    warmup = warmup_passes(job.variants, prompts, todo, job.comparison.load.warmup)
-    with progress_bar(terminal, len(journal.passes), len(warmup) + len(todo)) as begin:
-        await measure(engines, job.variants, prompts, warmup=warmup, todo=todo, begin=begin, keep=journal.keep_pass)
-
-
-def _phases(job: Job, engine: "Engine") -> list[Phase]:
-    longest = engine.context_tokens - job.comparison.load.tokens
-    return make_phases(job.texts, engine.encode, engine.vocabulary, longest)
+def _phases(job: EngineJob, engine: "Engine") -> list[Phase]:
+    return make_phases(job.texts, engine.encode, engine.vocabulary, engine.context_tokens - job.load.tokens)
 
 
 async def _time_takes(
-    job: Job, journal: Journal, engines: "Sequence[Engine]", phases: Sequence[Phase], terminal: Terminal
+    job: EngineJob, journal: Journal, engines: "Sequence[Engine]", phases: Sequence[Phase], terminal: Terminal
 ) -> None:
     """Measure every variant while load and prompts shift."""
-    _, todo = job.next(journal)
-    with progress_bar(terminal, len(journal.takes) * len(phases), len(todo) * len(phases)) as begin:
-        await measure_shifting(engines, job.shifting_variants, phases, todo=todo, begin=begin, keep=journal.keep_take)
-
-
-def _say_what_remains(job: Job, journal: Journal, folder: Path, terminal: Terminal) -> None:
-    passes, takes = job.remaining(journal)
-    kept = len(journal.passes) + len(journal.takes)
-    if kept and (passes or takes):
-        terminal.say(
-            f"{kept} of {kept + len(passes) + len(takes)} measured passes are kept. "
-            f"Give the same command with --out {folder} to go on."
-        )
-
-
-def _result(job: Job, journal: Journal, price_per_hour: float | None) -> dict[str, Any]:
-    selection, load, target = journal.selection, job.comparison.load, job.deployment.target
-    assert selection is not None, "prompts are chosen before anything is complete"
-    runs = assemble(job.variants, job.planned(journal), journal.passes)
-    takes = assemble_takes(job.shifting_variants, job.planned_takes, journal.takes) if job.comparison.shifting else {}
-    return {
-        **result_head("speculation", journal, load),
-        "model": job.deployment.name,
-        "target": weights_of(target),
-        "idle_cores": max(each.idle_cores for each in journal.sittings),
-        "eager": load.eager,
-        "prompts": {
-            "count": len(selection.prompts),
-            "digest": digest(selection.prompts),
-            "tokens_median": int(median(len(prompt) for prompt in selection.prompts)),
-            "examined": selection.examined,
-            "too_long": selection.too_long,
-            "looping": selection.looping,
-            "min_distinct_share": load.skip_loops,
-        },
-        "drafts_to_depth": any(drafts_to_depth(plan.deployment) for plan in job.plans),
-        "price_per_hour": price_per_hour,
-        "gpus_per_engine": job.deployment.devices,
-        "rows": result_rows(runs, price_per_hour and price_per_hour * job.deployment.devices),
-        "best": best_rows(runs),
-        "fastest": fastest_rows(runs),
-        "shifting": shifting_rows(takes),
-    }
-
-
-@contextmanager
-def progress_bar(terminal: Terminal, done: int, todo: int) -> Iterator[Callable[[str], None]]:
-    """A bar over all steps, `done` of them already; what it yields is called with each one's name as that begins."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=terminal.console) as progress:
-        task = progress.add_task("", total=done + todo, completed=done)
-        begun = done
-
-        def begin(name: str) -> None:
-            nonlocal begun
-            progress.update(task, description=name, completed=begun)
-            begun += 1
-
-        yield begin
-        progress.update(task, description="done", completed=done + todo)
+    done, todo = ([key for key in keys if isinstance(key, TakeKey)] for keys in (journal.made, job.next(journal)))
+    with progress_bar(terminal, len(done) * len(phases), len(todo) * len(phases)) as begin:
+        await measure_shifting(engines, job.shifting_variants, phases, todo=todo, begin=begin, keep=journal.keep)

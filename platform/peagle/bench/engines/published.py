@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from peagle.bench.engines.engine_plan import PEAGLE
+from peagle.bench.core.records import PEAGLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,14 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import cycle, groupby, islice
 from pydoc_data.topics import topics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from peagle.bench.core.closed_loop import run_pass
+from peagle.bench.core.journal import Journal
+from peagle.bench.core.records import NONE
 from peagle.bench.core.statistics import Spread, paired_ratio
-from peagle.bench.engines.engine_plan import NONE, Variant, rotated
+from peagle.bench.core.turns import rotated
+from peagle.bench.engines.engine_plan import Variant
 from peagle.errors import ConfigError
 from peagle.prompt_file import Prompt
 
@@ -54,9 +57,19 @@ class TakeKey:
     variant: str
 
 
-Takes = Mapping[TakeKey, tuple[PhaseRun, ...]]
+@dataclass(frozen=True, slots=True)
+class Take:
+    """The line of a journal that holds one."""
 
-Runs = Mapping[Variant, Sequence[Sequence[PhaseRun]]]
+    key: TakeKey
+    phases: tuple[PhaseRun, ...]
+    kind: Literal["take"] = "take"
+
+    def enter(self, journal: Journal) -> None:
+        journal.made[self.key] = self.phases
+
+
+Takes = Mapping[Variant, Sequence[Sequence[PhaseRun]]]
 """By variant, one list of phases for each repeat."""
 
 
@@ -104,7 +117,7 @@ async def measure_shifting(
     *,
     todo: Sequence[TakeKey],
     begin: Callable[[str], None],
-    keep: Callable[[TakeKey, tuple[PhaseRun, ...]], None],
+    keep: Callable[[Take], None],
 ) -> None:
     """Make the takes `todo`, those of one repeat phase by phase in turn, and hand them to `keep` when it ends.
 
@@ -119,20 +132,22 @@ async def measure_shifting(
                 begin(f"repeat {key.repeat + 1}, {variant.name}, {phase.name}")
                 takes[key].append(await _run(engines[variant.engine], variant, phase))
         for key, take in takes.items():
-            keep(key, tuple(take))
+            keep(Take(key, tuple(take)))
 
 
 async def _run(engine: "Engine", variant: Variant, phase: Phase) -> PhaseRun:
     await engine.prepare(variant.depth)
     async with engine.adapting() if variant.adaptive else nullcontext():
         started_s = time.monotonic()
-        result = await run_pass(engine.stream, phase.prompts, phase.concurrency)
+        seconds, traces = await run_pass(engine.stream, phase.prompts, phase.concurrency)
         settled_s = engine.settled_s(phase.concurrency, started_s) if variant.adaptive else None
     await engine.settle()
-    return PhaseRun(result.seconds, sum(len(trace.tokens) for trace in result.traces), settled_s)
+    return PhaseRun(seconds, sum(trace.token_count for trace in traces), settled_s)
 
 
-def assemble_takes(variants: Sequence[Variant], planned: Sequence[TakeKey], made: Takes) -> Runs:
+def assemble_takes(
+    variants: Sequence[Variant], planned: Sequence[TakeKey], made: Mapping[TakeKey, tuple[PhaseRun, ...]]
+) -> Takes:
     """The takes of every variant, in the order of the repeats.
 
     Raises:
@@ -144,13 +159,13 @@ def assemble_takes(variants: Sequence[Variant], planned: Sequence[TakeKey], made
     }
 
 
-def shifting_rows(runs: Runs) -> list[dict[str, Any]]:
+def shifting_rows(takes: Takes) -> list[dict[str, Any]]:
     """One row for each variant; adaptive depth has its ratios to the best single static K and to no speculation."""
-    speeds = {variant: [_tokens_per_s(phases) for phases in repeats] for variant, repeats in runs.items()}
+    speeds = {variant: [_tokens_per_s(phases) for phases in repeats] for variant, repeats in takes.items()}
     static = {each: speed for each, speed in speeds.items() if not each.adaptive and each.method != NONE}
     none = next((speed for each, speed in speeds.items() if each.method == NONE), None)
     rows = []
-    for variant, repeats in runs.items():
+    for variant, repeats in takes.items():
         row: dict[str, Any] = {
             "variant": variant.name,
             "output_tokens_per_s": asdict(Spread.of(speeds[variant])),
@@ -160,20 +175,19 @@ def shifting_rows(runs: Runs) -> list[dict[str, Any]]:
         }
         if variant.adaptive and static:
             best = max(static, key=lambda each: Spread.of(static[each]).median)
-            row |= {"best_static": best.name, "ratio_to_best_static": _ratio(speeds[variant], static[best])}
+            row |= {
+                "best_static": best.name,
+                "ratio_to_best_static": asdict(paired_ratio(speeds[variant], static[best])),
+            }
             row["settled_s"] = [max(run.settled_s or 0.0 for run in same) for same in zip(*repeats, strict=True)]
         if none is not None and variant.method != NONE:
-            row["ratio_to_none"] = _ratio(speeds[variant], none)
+            row["ratio_to_none"] = asdict(paired_ratio(speeds[variant], none))
         rows.append(row)
     return rows
 
 
 def _tokens_per_s(phases: Sequence[PhaseRun]) -> float:
     return sum(phase.tokens for phase in phases) / sum(phase.seconds for phase in phases)
-
-
-def _ratio(speeds: Sequence[float], rival: Sequence[float]) -> dict[str, Any]:
-    return asdict(paired_ratio(speeds, rival))
 
 
 def _prose() -> list[str]:

@@ -1,16 +1,20 @@
-"""A result as Markdown (`report.md`) and as a table on the terminal, from the values of `result.json`. Pure."""
+"""A comparison of engines as Markdown, a table, lines and pictures, from the values of `result.json`."""
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
-from peagle.bench.core.rows import DISTINCT, PERCENTILES, Row
-from peagle.bench.engines.engine_plan import EAGLE3, NONE, PEAGLE
+from peagle.bench.core import report_parts as parts
+from peagle.bench.core.output import Form
+from peagle.bench.core.records import EAGLE3, FIXED, NONE, PEAGLE
+from peagle.bench.core.rows import Row
 from peagle.bench.engines.published import Published, published_ratios
 from peagle.bench.engines.speculation import LOOP_GRAM_TOKENS
+from peagle.bench.engines.speculation_rows import DISTINCT
+
+ADAPTIVE = f"{PEAGLE}, adaptive"
+STYLES = {NONE: "grey", EAGLE3: "orange", PEAGLE: "blue", FIXED: "green", ADAPTIVE: "purple"}
 
 
 def result_table(rows: Sequence[Row]) -> Table:
@@ -22,54 +26,25 @@ def result_table(rows: Sequence[Row]) -> Table:
     def cells(row: Row) -> list[str]:
         return [
             row["method"] if row["method"] == NONE else f"{row['method']} K={row['depth']}",
-            spread_cell(row["output_tokens_per_s"], "{:.0f}"),
-            *(median_cell(row.get(name), "{:.2f}") for name in ratios.values()),
-            "" if row["acceptance_length"] is None else f"{row['acceptance_length']:.2f}",
-            median_cell(row["itl_ms_p50"], "{:.1f}"),
+            parts.spread_cell(row["output_tokens_per_s"], "{:.0f}"),
+            *(parts.median_cell(row.get(name), "{:.2f}") for name in ratios.values()),
+            parts.number_cell(row["acceptance_length"], "{:.2f}"),
+            parts.median_cell(row["itl_ms_p50"], "{:.1f}"),
         ]
 
-    return by_concurrency(("method", "tokens/s", *ratios, "AL", "ITL"), rows, cells, caption)
-
-
-def by_concurrency(
-    headings: Sequence[str], rows: Sequence[Row], cells: Callable[[Row], Sequence[str]], caption: str
-) -> Table:
-    """A terminal's table with a section for each concurrency; `cells` of a row stand below `headings`, a name first.
-
-    Where it is too wide, the names give way.
-    """
-    table = Table(box=box.SIMPLE_HEAD, caption=caption)
-    table.add_column("at once", justify="right", no_wrap=True)
-    for heading in headings:
-        named = heading == headings[0]
-        table.add_column(heading, justify="left" if named else "right", no_wrap=not named, overflow="fold")
-    level = None
-    for row in rows:
-        if level not in (None, row["concurrency"]):
-            table.add_section()
-        level = row["concurrency"]
-        table.add_row(str(level), *cells(row))
-    return table
+    return parts.by_concurrency(("method", "tokens/s", *ratios, "AL", "ITL"), rows, cells, caption)
 
 
 def markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -> str:
     """`report.md`, from the values of `result.json`; `pictures` are files beside it."""
-    machine, prompts, shifting = result["hardware"], result["prompts"], result.get("shifting")
-    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
-    gpus = f", {', '.join(machine['gpus'])}" if machine["gpus"] else ""
-    priced = result["price_per_hour"] is not None
-    headings = [*_HEADINGS, *(["cost of 1 M tokens"] if priced else [])]
+    rows, price, shifting = result["rows"], result["price_per_hour"], result.get("shifting")
     lines = [
         f"# Speculation on {result['model']}",
         "",
         f"`{result['command']}`",
         "",
-        f"- Machine: {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB{gpus}; "
-        f"load {machine['load_before']} before the start, {result['idle_cores']:.2f} cores busy with all engines idle.",
-        f"- Versions: {versions}; commit {result['commit'] or 'unknown'}.",
-        f"- {prompts['count']} prompts of {prompts['tokens_median']} tokens in the median, {result['output_tokens']} "
-        f"output tokens each, greedy, end of text ignored; {result['repeats']} repeats; "
-        f"{'eager' if result['eager'] else 'compiled'}. {_selection(prompts)}",
+        *parts.machine_lines(result, "engines"),
+        f"{parts.prompts_line(result)}{_looping(result['prompts'])}.",
         "- Every method runs a set of prompts before any runs the next; ratios pair what the same repeat measured; "
         "the prompt cache is cleared before every pass. Figures are medians with extremes over repeats.",
         "- ITL is the time between two outputs of one request, and one output may carry several tokens. AL is tokens "
@@ -77,26 +52,22 @@ def markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -> str:
         "- A step's time is the wall clock over the steps that gave tokens, prefill included.",
         *(
             [
-                f"- Cost at {result['price_per_hour']:g} an hour for each GPU (on a CPU, for the machine), never idle; "
+                f"- Cost at {price:g} an hour for each GPU (on a CPU, for the machine), never idle; "
                 f"{result['gpus_per_engine']} for each engine."
             ]
-            if priced
+            if price is not None
             else []
         ),
-        *(
-            [f"- The engines were started {result['sittings']} times; like ones differ from start to start."]
-            if result["sittings"] > 1
-            else []
-        ),
+        *parts.sittings_lines(result, "engines"),
         f"- P-EAGLE: one engine that {_drafting(result)}. EAGLE-3: an engine for each K.",
         "",
         "The fastest cell at each concurrency:",
         "",
         *(f"- {fastest_line(row)}" for row in result["fastest"]),
         "",
-        *markdown_table(headings, [_cells(row, priced) for row in result["rows"]]),
+        *parts.markdown_table([*_HEADINGS, *parts.cost_headings(rows)], [_cells(row) for row in rows]),
         "",
-        *chain.from_iterable((f"![{name.partition('.')[0].replace('_', ' ')}]({name})", "") for name in pictures),
+        *parts.picture_lines(pictures),
         "Each method at its fastest K:",
         "",
         *(f"- {best_line(row)}" for row in result["best"]),
@@ -107,7 +78,7 @@ def markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -> str:
             if shifting
             else []
         ),
-        *acceptance_lines(result["rows"]),
+        *parts.acceptance_lines(rows),
     ]
     return "\n".join(lines) + "\n"
 
@@ -118,25 +89,13 @@ def _drafting(result: Mapping[str, Any]) -> str:
     return "drafts the largest K and verifies K of it"
 
 
-def acceptance_lines(rows: Sequence[Row]) -> list[str]:
-    """Lines that give the acceptance by position of every row that has one."""
-    lines = [
-        f"- {row['method']} K={row['depth']}, {row['concurrency']} at once: "
-        + " ".join(f"{value:.3f}" for value in row["acceptance_by_position"])
-        for row in rows
-        if row["acceptance_by_position"]
-    ]
-    return ["Probability that the first j drafts are all accepted:", "", *lines]
-
-
 def fastest_line(row: Row) -> str:
     """One row of `fastest_rows` in words."""
-    line = (
-        f"{row['concurrency']} at once: {row['variant']}, {spread_cell(row['output_tokens_per_s'], '{:.0f}')} tokens/s"
-    )
+    speed = parts.spread_cell(row["output_tokens_per_s"], "{:.0f}")
+    line = f"{row['concurrency']} at once: {row['variant']}, {speed} tokens/s"
     if "next" not in row:
         return line
-    lead = f"{spread_cell(row['ratio_to_next'], '{:.2f}')} times {row['next']}"
+    lead = f"{parts.spread_cell(row['ratio_to_next'], '{:.2f}')} times {row['next']}"
     return f"{line}, {lead}" if row["ratio_to_next"]["low"] > 1 else f"{line}; not clearly, {lead}"
 
 
@@ -144,7 +103,7 @@ def best_line(row: Row) -> str:
     """One row of `best_rows` in words."""
     name = row["method"] if row["method"] == NONE else f"{row['method']} K={row['depth']}"
     ratios = [
-        f"{spread_cell(row[key], '{:.2f}')} times {words}"
+        f"{parts.spread_cell(row[key], '{:.2f}')} times {words}"
         for key, words in (
             ("ratio_to_none", "no speculation"),
             ("ratio_to_best_eagle3", "the fastest EAGLE-3"),
@@ -161,42 +120,43 @@ def best_line(row: Row) -> str:
 
 def shifting_line(row: Row) -> str:
     """One row of `shifting_rows` in words."""
-    parts = [f"{row['variant']}: {spread_cell(row['output_tokens_per_s'], '{:.0f}')} tokens/s"]
+    said = [f"{row['variant']}: {parts.spread_cell(row['output_tokens_per_s'], '{:.0f}')} tokens/s"]
     if "ratio_to_best_static" in row:
-        parts.append(f"{spread_cell(row['ratio_to_best_static'], '{:.2f}')} times {row['best_static']}")
-        parts.append("K settled after " + ", ".join(f"{seconds:.1f}" for seconds in row["settled_s"]) + " s at most")
+        said.append(f"{parts.spread_cell(row['ratio_to_best_static'], '{:.2f}')} times {row['best_static']}")
+        said.append("K settled after " + ", ".join(f"{seconds:.1f}" for seconds in row["settled_s"]) + " s at most")
     if "ratio_to_none" in row:
-        parts.append(f"{spread_cell(row['ratio_to_none'], '{:.2f}')} times no speculation")
-    return ", ".join(parts)
+        said.append(f"{parts.spread_cell(row['ratio_to_none'], '{:.2f}')} times no speculation")
+    return ", ".join(said)
 
 
 _HEADINGS = (
     "at once", "method", "K", "tokens/s", "x none", "x eagle3", "AL", "step ms",
-    *(f"TTFT ms p{each}" for each in PERCENTILES), *(f"ITL ms p{each}" for each in PERCENTILES), "distinct", "= none",
+    *parts.percentile_headings("TTFT"), *parts.percentile_headings("ITL"), "distinct", "= none",
 )  # fmt: skip
 
 
-def _cells(row: Row, priced: bool = False) -> list[str]:
+def _cells(row: Row) -> list[str]:
     return [
         str(row["concurrency"]),
         row["method"],
         "" if row["method"] == NONE else str(row["depth"]),
-        spread_cell(row["output_tokens_per_s"], "{:.0f}"),
-        spread_cell(row.get("ratio_to_none"), "{:.2f}"),
-        spread_cell(row.get("ratio_to_eagle3"), "{:.2f}"),
-        "" if row["acceptance_length"] is None else f"{row['acceptance_length']:.2f}",
-        median_cell(row["step_ms"], "{:.1f}"),
-        *(median_cell(row[f"{kind}_ms_p{each}"], "{:.1f}") for kind in ("ttft", "itl") for each in PERCENTILES),
+        parts.spread_cell(row["output_tokens_per_s"], "{:.0f}"),
+        parts.spread_cell(row.get("ratio_to_none"), "{:.2f}"),
+        parts.spread_cell(row.get("ratio_to_eagle3"), "{:.2f}"),
+        parts.number_cell(row["acceptance_length"], "{:.2f}"),
+        parts.median_cell(row["step_ms"], "{:.1f}"),
+        *parts.percentile_cells(row, "TTFT"),
+        *parts.percentile_cells(row, "ITL"),
         f"{row[DISTINCT]:.0%}",
-        "" if row.get("outputs_equal_to_none_ratio") is None else f"{row['outputs_equal_to_none_ratio']:.0%}",
-        *([median_cell(row["cost_per_million_tokens"], "{:.3g}")] if priced else []),
+        parts.number_cell(row.get("outputs_equal_to_none_ratio"), "{:.0%}"),
+        *parts.cost_cells(row),
     ]
 
 
 def published_lines(best: Sequence[Row]) -> list[str]:
     """Rows of `best_rows` that something published can stand beside, each with it, in words."""
     return [
-        f"{row['concurrency']} at once, P-EAGLE over {rival}: {spread_cell(row[key], '{:.2f}')} here; published: "
+        f"{row['concurrency']} at once, P-EAGLE over {rival}: {parts.spread_cell(row[key], '{:.2f}')} here; published: "
         + ", ".join(f"{each.ratios[row['concurrency']]:.2f} {each.name}" for each in published)
         for rival, key, rows in _over_rivals(best)
         for row in rows
@@ -223,43 +183,83 @@ def _beside_published(best: Sequence[Row]) -> list[str]:
         cells = [
             [
                 str(row["concurrency"]),
-                spread_cell(row[key], "{:.2f}"),
-                *(median_cell({"median": each.ratios.get(row["concurrency"])}, "{:.2f}") for each in published),
+                parts.spread_cell(row[key], "{:.2f}"),
+                *(parts.median_cell({"median": each.ratios.get(row["concurrency"])}, "{:.2f}") for each in published),
             ]
             for row in rows
         ]
         if rows:
             lines += [f"P-EAGLE over {rival}, each at its fastest K, beside what is published:", ""]
-            lines += [*markdown_table(["at once", "here", *(each.name for each in published)], cells), ""]
+            lines += [*parts.markdown_table(["at once", "here", *(each.name for each in published)], cells), ""]
     if lines:
         sources = dict.fromkeys(f"{each.model} on {each.gpu} ({each.source})" for each in published_ratios())
         lines += [f"Published: {'; '.join(sources)}. Other machines, models and texts: for scale.", ""]
     return lines
 
 
-def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table whose first two columns hold words."""
-    rule = "| --- | --- |" + " ---: |" * (len(headings) - 2)
-    return [f"| {' | '.join(headings)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)]
-
-
-def _selection(prompts: Mapping[str, Any]) -> str:
-    text = f"{prompts['examined']} prompts were looked at, {prompts['too_long']} were too long"
-    if prompts["min_distinct_share"] is not None:
-        text += (
-            f", {prompts['looping']} led to a loop (under {prompts['min_distinct_share']:.0%} of an output's "
-            f"{LOOP_GRAM_TOKENS}-grams were distinct)"
-        )
-    return text + "."
-
-
-def spread_cell(spread: Mapping[str, Any] | None, form: str) -> str:
-    """A median and its extremes; empty where nothing was measured."""
-    if spread is None:
+def _looping(prompts: Mapping[str, Any]) -> str:
+    if prompts["min_distinct_share"] is None:
         return ""
-    return f"{form.format(spread['median'])} ({form.format(spread['low'])} to {form.format(spread['high'])})"
+    return (
+        f", {prompts['looping']} led to a loop (under {prompts['min_distinct_share']:.0%} of an output's "
+        f"{LOOP_GRAM_TOKENS}-grams were distinct)"
+    )
 
 
-def median_cell(spread: Mapping[str, Any] | None, form: str) -> str:
-    """A median alone."""
-    return "" if spread is None or spread["median"] is None else form.format(spread["median"])
+def summary(result: Mapping[str, Any]) -> list[str]:
+    """What is said below the table."""
+    return [
+        *map(fastest_line, result["fastest"]),
+        *map(best_line, result["best"]),
+        *published_lines(result["best"]),
+        *map(shifting_line, result["shifting"]),
+    ]
+
+
+def draw(result: Mapping[str, Any]) -> dict[str, bytes]:
+    """Throughput, acceptance length where drafts were made, and cost where a price is known."""
+    from peagle.bench.core.plots import lines_by_concurrency, lines_by_depth  # optional: it needs matplotlib
+
+    rows, fastest, note = result["rows"], fastest_by_concurrency(result["rows"]), "(each method at its fastest K)"
+    drawn = {"throughput.svg": lines_by_concurrency(fastest, "output_tokens_per_s", f"Output tokens/s\n{note}", STYLES)}
+    if lengths := acceptance_by_depth(rows):
+        label = "Acceptance length\n(tokens a step, all concurrencies)"
+        drawn["acceptance_length.svg"] = lines_by_depth(lengths, label, STYLES)
+    if result["price_per_hour"] is not None:
+        label = f"Cost of a million output tokens\n{note}"
+        drawn["cost.svg"] = lines_by_concurrency(fastest, "cost_per_million_tokens", label, STYLES)
+    return drawn
+
+
+def fastest_by_concurrency(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Each method's fastest K at each concurrency, adaptive depth as a method of its own; a held one is none."""
+    series: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        if row["depth"] == "adaptive" or isinstance(row["depth"], int):
+            fastest = series.setdefault(ADAPTIVE if row["depth"] == "adaptive" else row["method"], {})
+            known = fastest.setdefault(row["concurrency"], row)
+            if _speed(row) > _speed(known):
+                fastest[row["concurrency"]] = row
+    return {name: [fastest[level] for level in sorted(fastest)] for name, fastest in series.items()}
+
+
+def acceptance_by_depth(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
+    """For each method, K and its acceptance length over the drafts of all concurrencies."""
+    sums: dict[str, dict[int, tuple[int, int]]] = {}
+    for row in rows:
+        if row["drafts"] and isinstance(row["depth"], int):
+            of_method = sums.setdefault(row["method"], {})
+            drafts, accepted = of_method.get(row["depth"], (0, 0))
+            of_method[row["depth"]] = drafts + row["drafts"], accepted + sum(row["accepted_by_position"])
+    return {
+        method: [(depth, 1 + accepted / drafts) for depth, (drafts, accepted) in sorted(of_method.items())]
+        for method, of_method in sums.items()
+    }
+
+
+def _speed(row: Row) -> float:
+    median: float = row["output_tokens_per_s"]["median"]
+    return median
+
+
+FORM = Form(draw, markdown, result_table, summary)

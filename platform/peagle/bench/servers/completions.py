@@ -30,6 +30,10 @@ class Reply(Arrivals):
     tokens: int
     arrivals_s: tuple[float, ...]
 
+    @property
+    def token_count(self) -> int:
+        return self.tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Completions:
@@ -80,13 +84,10 @@ class Completions:
         Raises:
             StartupError: The server does not say.
         """
+        counted = await self._call("POST", "tokenize", {"model": self.model, **_asked(prompt)})
         try:
-            body = {"model": self.model, **_asked(prompt)}
-            async with self.http.post(f"{self.url}/tokenize", json=body) as answer:
-                answer.raise_for_status()
-                counted = await answer.json()
-                return int(counted["count"]), int(counted["max_model_len"])
-        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
+            return int(counted["count"]), int(counted["max_model_len"])
+        except (ValueError, KeyError) as error:
             raise _failed(self.url, repr(error)) from error
 
     async def scrape(self) -> None:
@@ -95,12 +96,7 @@ class Completions:
         Raises:
             StartupError: There are none.
         """
-        try:
-            async with self.http.get(f"{self.url}/metrics") as answer:
-                answer.raise_for_status()
-                await answer.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise _failed(self.url, repr(error)) from error
+        await self._call("GET", "metrics")
 
     async def count(self, counting: bool) -> None:
         """Have a peagle server count from now on, or not.
@@ -108,14 +104,18 @@ class Completions:
         Raises:
             StartupError: Some of its processes have not heard of it.
         """
-        try:
-            async with self.http.put(f"{self.url}/fleet/metrics", json={"counting": counting}) as answer:
-                answer.raise_for_status()
-                told = await answer.json()
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise _failed(self.url, repr(error)) from error
+        told = await self._call("PUT", "fleet/metrics", {"counting": counting})
         if not told["replicas"].get(self.model):
             raise _failed(self.url, f"no replica was told whether to count: {told}")
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The answer, which is JSON to what has a body."""
+        try:
+            async with self.http.request(method, f"{self.url}/{path}", json=body) as answer:
+                answer.raise_for_status()
+                return await answer.json() if body is not None else await answer.read()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise _failed(self.url, repr(error)) from error
 
 
 def client_session(headers: Mapping[str, str] | None = None, *, trust_env: bool = False) -> aiohttp.ClientSession:

@@ -1,19 +1,40 @@
-"""A measurement of running servers as Markdown and as a table on the terminal, from `result.json`'s values. Pure."""
+"""A measurement of running servers as `result.json`'s rows; of these as Markdown, a table and pictures."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import cycle
 from typing import Any
 
 from rich.table import Table
 
-from peagle.bench.core.rows import PERCENTILES, Row
-from peagle.bench.engines.speculation_report import (
-    acceptance_lines,
-    by_concurrency,
-    markdown_table,
-    median_cell,
-    spread_cell,
-)
+from peagle.bench.core import report_parts as parts
+from peagle.bench.core.output import Form
+from peagle.bench.core.records import Runs
+from peagle.bench.core.rows import Row, client_figures, cost_figures, draft_figures, speed_ratio
+from peagle.bench.servers.completions import Reply
+from peagle.bench.servers.endpoints import EndpointVariant
+
+
+def endpoint_rows(runs: Runs[EndpointVariant, Reply], price_per_hour: float | None = None) -> list[Row]:
+    """One row for each variant and concurrency, in the order measured.
+
+    `ratio_to_first` holds output tokens/s against those of the first variant at the same concurrency, within each
+    repeat. With the price of a whole endpoint for an hour, also `cost_per_million_tokens` of output, in its currency.
+    """
+    first, _ = next(iter(runs))
+    rows = []
+    for (variant, level), cell in runs.items():
+        row = {
+            "method": variant.endpoint.name,
+            "depth": variant.depth_name,
+            "concurrency": level,
+            **client_figures(cell),
+            **draft_figures(cell),
+            **cost_figures(cell, price_per_hour),
+        }
+        if variant != first:
+            row["ratio_to_first"] = speed_ratio(cell, runs[first, level])
+        rows.append(row)
+    return rows
 
 
 def endpoint_table(rows: Sequence[Row]) -> Table:
@@ -24,20 +45,19 @@ def endpoint_table(rows: Sequence[Row]) -> Table:
     def cells(row: Row) -> list[str]:
         return [
             f"{row['method']}, {_depth(row)}" if several else _depth(row),
-            spread_cell(row["output_tokens_per_s"], "{:.0f}"),
-            median_cell(row.get("ratio_to_first"), "{:.2f}"),
-            _length(row),
-            median_cell(row["ttft_ms_p50"], "{:.0f}"),
-            median_cell(row["itl_ms_p50"], "{:.1f}"),
+            parts.spread_cell(row["output_tokens_per_s"], "{:.0f}"),
+            parts.median_cell(row.get("ratio_to_first"), "{:.2f}"),
+            parts.number_cell(row["acceptance_length"], "{:.2f}"),
+            parts.median_cell(row["ttft_ms_p50"], "{:.0f}"),
+            parts.median_cell(row["itl_ms_p50"], "{:.1f}"),
         ]
 
-    return by_concurrency(("endpoint", "tokens/s", "x first", "AL", "TTFT", "ITL"), rows, cells, caption)
+    return parts.by_concurrency(("endpoint", "tokens/s", "x first", "AL", "TTFT", "ITL"), rows, cells, caption)
 
 
 def endpoint_markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -> str:
     """`report.md`, from the values of `result.json`; `pictures` are files beside it."""
-    priced = result["price_per_hour"] is not None
-    headings = [*_HEADINGS, *(["cost of 1 M tokens"] if priced else [])]
+    rows = result["rows"]
     lines = [
         f"# {result['model']} as it is served",
         "",
@@ -45,23 +65,21 @@ def endpoint_markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -
         "",
         *_circumstances(result),
         "",
-        *markdown_table(headings, [_cells(row, priced) for row in result["rows"]]),
+        *parts.markdown_table([*_HEADINGS, *parts.cost_headings(rows)], [_cells(row) for row in rows]),
         "",
-        *chain.from_iterable((f"![{name.partition('.')[0].replace('_', ' ')}]({name})", "") for name in pictures),
-        *acceptance_lines(result["rows"]),
+        *parts.picture_lines(pictures),
+        *parts.acceptance_lines(rows),
     ]
     return "\n".join(lines) + "\n"
 
 
 def _circumstances(result: Mapping[str, Any]) -> list[str]:
-    machine, prompts, price = result["hardware"], result["prompts"], result["price_per_hour"]
+    machine, price = result["hardware"], result["price_per_hour"]
     return [
         *(f"- {each['name']}: {each['model']} at {each['url']}." for each in result["endpoints"]),
         f"- The client ran on {machine['processor']}, {machine['cores']} cores, load {machine['load_before']} before "
         f"the start; commit {result['commit'] or 'unknown'}.",
-        f"- {prompts['count']} prompts of {prompts['tokens_median']} tokens in the median, {result['output_tokens']} "
-        f"output tokens each, streamed, greedy, end of text ignored; {result['repeats']} repeats. "
-        f"{prompts['examined']} prompts were looked at, {prompts['too_long']} were too long.",
+        f"{parts.prompts_line(result, 'streamed, greedy')}.",
         "- Every endpoint runs a set of prompts before any runs the next; ratios to the first row pair what the same "
         "repeat measured. No prompt is in a cache. Figures are medians with extremes over repeats.",
         "- ITL is the time between two outputs of one request, and one output may carry several tokens. AL is tokens "
@@ -72,20 +90,21 @@ def _circumstances(result: Mapping[str, Any]) -> list[str]:
 
 _HEADINGS = (
     "at once", "endpoint", "K", "tokens/s", "x first", "AL",
-    *(f"TTFT ms p{each}" for each in PERCENTILES), *(f"ITL ms p{each}" for each in PERCENTILES),
+    *parts.percentile_headings("TTFT"), *parts.percentile_headings("ITL"),
 )  # fmt: skip
 
 
-def _cells(row: Row, priced: bool) -> list[str]:
+def _cells(row: Row) -> list[str]:
     return [
         str(row["concurrency"]),
         row["method"],
         row["depth"],
-        spread_cell(row["output_tokens_per_s"], "{:.0f}"),
-        spread_cell(row.get("ratio_to_first"), "{:.2f}"),
-        _length(row),
-        *(median_cell(row[f"{kind}_ms_p{each}"], "{:.1f}") for kind in ("ttft", "itl") for each in PERCENTILES),
-        *([median_cell(row["cost_per_million_tokens"], "{:.3g}")] if priced else []),
+        parts.spread_cell(row["output_tokens_per_s"], "{:.0f}"),
+        parts.spread_cell(row.get("ratio_to_first"), "{:.2f}"),
+        parts.number_cell(row["acceptance_length"], "{:.2f}"),
+        *parts.percentile_cells(row, "TTFT"),
+        *parts.percentile_cells(row, "ITL"),
+        *parts.cost_cells(row),
     ]
 
 
@@ -93,5 +112,19 @@ def _depth(row: Row) -> str:
     return f"K={row['depth']}" if row["depth"].isdecimal() else str(row["depth"])
 
 
-def _length(row: Row) -> str:
-    return "" if row["acceptance_length"] is None else f"{row['acceptance_length']:.2f}"
+def draw(result: Mapping[str, Any]) -> dict[str, bytes]:
+    """Throughput, and its cost where a price is known."""
+    from peagle.bench.core.plots import STYLES, lines_by_concurrency  # optional: it needs matplotlib
+
+    series: dict[str, list[Row]] = {}
+    for row in result["rows"]:
+        series.setdefault(f"{row['method']}, K {row['depth']}", []).append(row)
+    styles = dict(zip(series, cycle(STYLES), strict=False))
+    drawn = {"throughput.svg": lines_by_concurrency(series, "output_tokens_per_s", "Output tokens/s", styles)}
+    if result["price_per_hour"] is not None:
+        label = "Cost of a million output tokens"
+        drawn["cost.svg"] = lines_by_concurrency(series, "cost_per_million_tokens", label, styles)
+    return drawn
+
+
+FORM = Form(draw, endpoint_markdown, endpoint_table)

@@ -2,31 +2,35 @@
 
 import asyncio
 import itertools
+import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from peagle.bench.core.closed_loop import closed_loop
-from peagle.bench.core.workloads import prompt_sets
-from peagle.bench.engines.speculation import PassKey
-from peagle.bench.servers.completions import Reply
-from peagle.bench.servers.process_cpu import Reading, used_s
-from peagle.bench.servers.served import CLIENT, ServedPass
+from peagle.bench.core.records import Run
+from peagle.bench.servers.compared_servers import PEAGLE, Server, Side
+from peagle.bench.servers.completions import Completions, Reply
+from peagle.bench.servers.process_cpu import used_s
+from peagle.bench.servers.served import CLIENT
 from peagle.prompt_file import Prompt
 
 SCRAPE_EVERY_S = 5.0
 
 
-class Subject(Protocol):
-    """A side of the comparison as a pass needs it; `prepare` makes its server that side."""
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A side of the comparison with its server and the client of that."""
 
-    async def prepare(self) -> None: ...
-    async def ask(self, prompt: Prompt, cache_salt: str) -> Reply: ...
-    async def scrape(self) -> None: ...
-    def cpu(self) -> Reading: ...
-    def client_cpu_s(self) -> float: ...
+    side: Side
+    server: Server
+    client: Completions
+
+    async def prepare(self) -> None:
+        """Make its server that side."""
+        if self.side.server == PEAGLE:
+            await self.client.count(self.side.is_counted)
 
 
 @dataclass(slots=True)
@@ -34,34 +38,31 @@ class Passes:
     """Makes passes over the `subjects`, by name. No prompt finds itself in a cache."""
 
     subjects: Mapping[str, Subject]
-    scraped: frozenset[str]
-    prompts: Sequence[Prompt]
     _salts: "itertools.count[int]" = field(default_factory=itertools.count)
     _scrape_in_s: dict[str, float] = field(default_factory=dict)
 
-    async def make(self, key: PassKey) -> ServedPass:
-        subject, salt = self.subjects[key.variant], f"pass-{next(self._salts)}"
-        prompts = prompt_sets(self.prompts, key.concurrency)[key.prompt_set]
+    async def make(self, side: Side, prompts: Sequence[Prompt], concurrency: int) -> Run[Reply]:
+        subject, salt = self.subjects[side.name], f"pass-{next(self._salts)}"
         await subject.prepare()
-        before, client_before = subject.cpu(), subject.client_cpu_s()
-        async with self._scraping(key.variant):
-            seconds, replies = await closed_loop(lambda prompt: subject.ask(prompt, salt), prompts, key.concurrency)
-        client_s = subject.client_cpu_s() - client_before
-        return ServedPass(seconds, replies, {**used_s(before, subject.cpu()), CLIENT: client_s})
+        before, client_before = subject.server.cpu(), _own_cpu_s()
+        async with self._scraping(side.name):
+            seconds, replies = await closed_loop(lambda prompt: subject.client.ask(prompt, salt), prompts, concurrency)
+        client_s = _own_cpu_s() - client_before
+        return Run(seconds, traces=replies, cpu_s={**used_s(before, subject.server.cpu()), CLIENT: client_s})
 
     @asynccontextmanager
     async def _scraping(self, name: str) -> AsyncIterator[None]:
         """Read the server's metrics every few seconds of the time that it is asked something."""
-        started, due_s = time.monotonic(), self._scrape_in_s.get(name, 0.0)
+        subject, started, due_s = self.subjects[name], time.monotonic(), self._scrape_in_s.get(name, 0.0)
 
         async def scrape() -> None:
             nonlocal due_s
             while True:
                 await asyncio.sleep(max(0.0, started + due_s - time.monotonic()))
                 due_s += SCRAPE_EVERY_S
-                await self.subjects[name].scrape()
+                await subject.client.scrape()
 
-        scraping = asyncio.create_task(scrape()) if name in self.scraped else None
+        scraping = asyncio.create_task(scrape()) if subject.side.is_counted else None
         try:
             yield
         finally:
@@ -70,3 +71,8 @@ class Passes:
                 scraping.cancel()
                 with suppress(asyncio.CancelledError):
                     await scraping
+
+
+def _own_cpu_s() -> float:
+    times = os.times()
+    return times.user + times.system

@@ -1,12 +1,15 @@
 """Passes over servers, as their clients see them: the prompts they are made with, and what they come to."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from peagle.bench.core.statistics import NO_DRAFTS, DraftCounts
-from peagle.bench.engines.speculation import PassKey
+from peagle.bench.core.journal import Journal
+from peagle.bench.core.records import PassKey, Run, without
+from peagle.bench.core.session import Job
 from peagle.bench.servers.completions import Reply
 from peagle.errors import ConfigError
+from peagle.host.terminal import Terminal
 from peagle.prompt_file import Prompt
 
 CLIENT = "client"
@@ -23,16 +26,26 @@ class PromptTexts:
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenTexts:
+    """The line of a journal that holds the prompts."""
+
+    texts: PromptTexts
+    kind: Literal["texts"] = "texts"
+
+    def enter(self, journal: Journal) -> None:
+        journal.chosen = self.texts
+
+
+@dataclass(frozen=True, slots=True)
 class ServedPass:
-    """What one pass came to: wall-clock seconds and an answer for each prompt.
+    """The line of a journal that holds one pass."""
 
-    Of servers started here also CPU seconds by role, the client's too; of others the drafts that they verified.
-    """
+    key: PassKey
+    made: Annotated[Run[Reply], without("steps", "depth_changes")]
+    kind: Literal["served"] = "served"
 
-    seconds: float
-    traces: tuple[Reply, ...]
-    cpu_s: Mapping[str, float] = field(default_factory=dict)
-    counts: DraftCounts = NO_DRAFTS
+    def enter(self, journal: Journal) -> None:
+        journal.made[self.key] = self.made
 
 
 async def select_texts(
@@ -62,52 +75,11 @@ async def select_texts(
     return PromptTexts(tuple(chosen), tuple(lengths), examined, too_long)
 
 
-@dataclass(slots=True)
-class Run:
-    """One repeat of one server at one concurrency: all prompts once."""
-
-    seconds: float = 0.0
-    traces: list[Reply] = field(default_factory=list)
-    cpu_s: dict[str, float] = field(default_factory=dict)
-    counts: DraftCounts = NO_DRAFTS
-
-    @property
-    def output_tokens(self) -> int:
-        return sum(reply.tokens for reply in self.traces)
-
-    @property
-    def output_tokens_per_s(self) -> float:
-        return self.output_tokens / self.seconds
-
-    def cpu_s_per_1000_tokens(self, role: str) -> float:
-        return 1000 * self.cpu_s.get(role, 0.0) / self.output_tokens
-
-    @property
-    def server_cpu_s_per_1000_tokens(self) -> float:
-        """Of all the server's processes."""
-        return sum(self.cpu_s_per_1000_tokens(role) for role in self.cpu_s if role != CLIENT)
-
-
-Cell = tuple[str, int]
-"""A server's name, and a concurrency."""
-
-
-def served_runs(
-    servers: Sequence[str], planned: Sequence[PassKey], made: Mapping[PassKey, ServedPass]
-) -> dict[Cell, list[Run]]:
-    """The repeats of every server at every concurrency, in the order of the prompts, whenever they were made.
-
-    Raises:
-        KeyError: A planned pass has not been made.
-    """
-    levels = dict.fromkeys(key.concurrency for key in planned)
-    repeats = 1 + max(key.repeat for key in planned)
-    runs = {(name, level): [Run() for _ in range(repeats)] for level in levels for name in servers}
-    for key in planned:
-        one, run = made[key], runs[key.variant, key.concurrency][key.repeat]
-        run.seconds += one.seconds
-        run.traces.extend(one.traces)
-        run.counts += one.counts
-        for role, seconds in one.cpu_s.items():
-            run.cpu_s[role] = run.cpu_s.get(role, 0.0) + seconds
-    return runs
+async def choose_texts(
+    job: Job, journal: Journal, terminal: Terminal, count: Callable[[Prompt], Awaitable[tuple[int, int]]]
+) -> None:
+    """Have the journal keep the prompts that fit the context, where it has none, see `select_texts`."""
+    if journal.chosen is None:
+        with terminal.stage("Choose prompts"):
+            chosen = await select_texts(job.texts, job.load.prompts, job.load.tokens, count)
+            journal.keep(ChosenTexts(chosen))

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from peagle.bench.core.bench_settings import overhead_settings, refuse_other
+from peagle.bench.core.bench_settings import deployment_settings, refuse_other
 from peagle.bench.core.journal import JOURNAL, Journal, unfinished
-from peagle.bench.core.options import Comparison, LoadOptions, OverheadOptions
+from peagle.bench.core.options import LoadOptions
+from peagle.bench.core.session import run_job
 from peagle.bench.engines import engine_session
-from peagle.bench.engines.engine_session import Job, compare
+from peagle.bench.engines.engine_session import EngineJob
 from peagle.config import parse_deployment
 from peagle.errors import ConfigError
 from peagle.host.terminal import Terminal
@@ -34,22 +35,23 @@ RAW: dict[str, Any] = {
 def test_a_checkpoint_that_is_not_there_is_named_before_anything_starts(tmp_path: Path, prompts: Path) -> None:
     raw = RAW | {"target": {"source": str(tmp_path / "target")}}
     with pytest.raises(ConfigError, match=r"target\.source"):
-        Job.of(parse_deployment(raw, origin="x"), None, Comparison((), (7,), (1,), LoadOptions(prompts_from=prompts)))
+        EngineJob.of(parse_deployment(raw, origin="x"), None, (), (7,), (1,), LoadOptions(prompts_from=prompts))
 
 
 def test_a_head_that_is_not_speculated_with_need_not_be_there(tmp_path: Path, prompts: Path) -> None:
     raw = RAW | {"drafter": RAW["drafter"] | {"source": str(tmp_path / "none")}, "speculation": {"enabled": False}}
     file, load = parse_deployment(raw, origin="x"), LoadOptions(prompts_from=prompts)
-    overhead_settings(file, OverheadOptions(("vllm",), (1,), load), [], {})
-    assert [plan.name for plan in Job.of(file, None, Comparison(("none",), (7,), (1,), load)).plans] == ["none"]
+    assert deployment_settings(file)["drafter"] is None
+    assert [plan.name for plan in EngineJob.of(file, None, ("none",), (7,), (1,), load).plans] == ["none"]
     with pytest.raises(ConfigError, match=r"drafter\.source"):
-        Job.of(file, None, Comparison(("p-eagle",), (7,), (1,), load))
+        EngineJob.of(file, None, ("p-eagle",), (7,), (1,), load)
 
 
-def job(prompts_from: Path, adaptive: bool = False, **load: Any) -> Job:
+def job(prompts_from: Path, adaptive: bool = False, **load: Any) -> EngineJob:
     options = LoadOptions(prompts=5, tokens=OUTPUT_TOKENS, repeats=2, prompts_from=prompts_from, **load)
-    comparison = Comparison((), (3, 7), (1, 2), options, adaptive=adaptive)
-    return Job.of(parse_deployment(RAW, origin="model.yaml"), None, comparison)
+    return EngineJob.of(
+        parse_deployment(RAW, origin="model.yaml"), None, (), (3, 7), (1, 2), options, adaptive=adaptive
+    )
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def run(job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch, ends_after: int | None = None) -> Any:
+def run(job: EngineJob, folder: Path, monkeypatch: pytest.MonkeyPatch, ends_after: int | None = None) -> Any:
     """One start; the class of its engines, which knows what they were asked."""
     engines = started(ends_after)
 
@@ -69,7 +71,7 @@ def run(job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch, ends_after: int
     stand_in = SimpleNamespace(Engine=engines, idle_cpu_ratio=idle_cpu_ratio)
     monkeypatch.setitem(sys.modules, "peagle.bench.engines.vllm_engines", stand_in)
     folder.mkdir(exist_ok=True)
-    asyncio.run(compare(job, folder, Terminal(folder / "log")))
+    asyncio.run(run_job(job, folder, Terminal(folder / "log")))
     return engines
 
 
@@ -165,7 +167,7 @@ def test_a_folder_with_other_settings_is_refused_and_the_setting_named(
     run(job(prompts), tmp_path / "out", monkeypatch)
     load = {"repeats": 2} | change
     options = LoadOptions(prompts=5, tokens=OUTPUT_TOKENS, prompts_from=prompts, **load)
-    other = Job.of(parse_deployment(RAW, origin="model.yaml"), None, Comparison((), (3, 7), (1, 2), options))
+    other = EngineJob.of(parse_deployment(RAW, origin="model.yaml"), None, (), (3, 7), (1, 2), options)
     with pytest.raises(ConfigError, match=named):
         run(other, tmp_path / "out", monkeypatch)
 
@@ -175,16 +177,16 @@ def test_prompts_too_long_to_shift_between_are_said_before_anything_is_measured(
 ) -> None:
     monkeypatch.setattr(Generator, "encode", lambda _, text: [1] * len(text))
     options = LoadOptions(prompts=5, tokens=OUTPUT_TOKENS, repeats=2, prompts_from=prompts)
-    comparison = Comparison((), (3,), (1,), options, shifting=True)
+    job = EngineJob.of(parse_deployment(RAW, origin="model.yaml"), None, (), (3,), (1,), options, shifting=True)
     with pytest.raises(ConfigError, match=r"--shifting.*--tokens"):
-        run(Job.of(parse_deployment(RAW, origin="model.yaml"), None, comparison), tmp_path / "out", monkeypatch)
+        run(job, tmp_path / "out", monkeypatch)
     assert not measured(tmp_path / "out")
 
 
 def test_more_at_once_than_there_are_prompts_is_refused(prompts: Path) -> None:
     options = LoadOptions(prompts=5, prompts_from=prompts)
     with pytest.raises(ConfigError, match="--prompts = 5: --concurrency has 6 requests at once"):
-        Job.of(parse_deployment(RAW, origin="model.yaml"), None, Comparison((), (7,), (1, 6), options))
+        EngineJob.of(parse_deployment(RAW, origin="model.yaml"), None, (), (7,), (1, 6), options)
 
 
 def test_settings_have_every_engine_argument_and_the_text_of_the_prompts(prompts: Path, tmp_path: Path) -> None:
@@ -206,7 +208,7 @@ def test_weights_are_known_by_what_they_hold_and_not_by_where_they_lie(
         (tmp_path / folder / "model.safetensors").write_bytes(content)
         raw = RAW | {"drafter": RAW["drafter"] | {"source": str(tmp_path / folder)}}
         options = LoadOptions(prompts_from=prompts)
-        return Job.of(parse_deployment(raw, origin="x"), None, Comparison((), (7,), (1,), options)).settings
+        return EngineJob.of(parse_deployment(raw, origin="x"), None, (), (7,), (1,), options).settings
 
     assert settings("here", b"one") == settings("there", b"one")
     with pytest.raises(ConfigError, match=r"another p-eagle\.drafter"):
@@ -223,7 +225,7 @@ def test_the_newest_unfinished_run_of_these_settings_is_found(
     run(job(prompts), root / "3-finished", monkeypatch)
     for name, asked in (("1", settings), ("2", settings), ("4", job(prompts, warmup=0).settings)):
         (root / name).mkdir()
-        with Journal.open(root / name, asked):
+        with Journal.open(root / name, asked, EngineJob.entries):
             pass
     assert unfinished(root, settings) == root / "2"
 
@@ -231,24 +233,27 @@ def test_the_newest_unfinished_run_of_these_settings_is_found(
 def test_two_at_once_in_one_folder_and_a_foreign_result_are_refused(prompts: Path, tmp_path: Path) -> None:
     settings = job(prompts).settings
     with (
-        Journal.open(tmp_path, settings),
+        Journal.open(tmp_path, settings, EngineJob.entries),
         pytest.raises(ConfigError, match="another run writes it"),
-        Journal.open(tmp_path, settings),
+        Journal.open(tmp_path, settings, EngineJob.entries),
     ):
         pass
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "result.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"holds another result\.json"), Journal.open(tmp_path / "other", settings):
+    with (
+        pytest.raises(ConfigError, match=r"holds another result\.json"),
+        Journal.open(tmp_path / "other", settings, EngineJob.entries),
+    ):
         pass
 
 
 def test_a_damaged_line_is_named(prompts: Path, tmp_path: Path) -> None:
     settings = job(prompts).settings
-    with Journal.open(tmp_path, settings):
+    with Journal.open(tmp_path, settings, EngineJob.entries):
         pass
     with (tmp_path / JOURNAL).open("a") as file:
         file.write('{"kind": "pass"}\n')
-    with pytest.raises(ConfigError, match=r"passes\.jsonl:2"), Journal.open(tmp_path, settings):
+    with pytest.raises(ConfigError, match=r"passes\.jsonl:2"), Journal.open(tmp_path, settings, EngineJob.entries):
         pass
 
 
@@ -268,7 +273,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.modules["peagle.bench.engines.vllm_engines"] = types.SimpleNamespace(Engine=Slow, idle_cpu_ratio=idle_cpu_ratio)
 folder = Path(sys.argv[2])
 folder.mkdir(exist_ok=True)
-asyncio.run(test_resume.compare(test_resume.job(Path(sys.argv[1])), folder, test_resume.Terminal(folder / "log")))
+asyncio.run(test_resume.run_job(test_resume.job(Path(sys.argv[1])), folder, test_resume.Terminal(folder / "log")))
 """
 
 

@@ -9,7 +9,7 @@ from peagle.bench.engines.shifting import (
     ORDER,
     Phase,
     PhaseRun,
-    TakeKey,
+    Take,
     make_phases,
     measure_shifting,
     planned_takes,
@@ -48,14 +48,12 @@ async def test_all_take_turns_phase_by_phase_and_each_has_its_own_take() -> None
     log: list[tuple[str, int]] = []
     engines: Any = [Generator(log, "none"), Generator(log, "p-eagle")]
     load = [Phase("code", 1, ([5], [6])), Phase("prose", 2, ([7], [8], [9]))]
-    kept: dict[TakeKey, tuple[PhaseRun, ...]] = {}
+    kept: list[Take] = []
     todo = planned_takes([NONE, THREE, ADAPTIVE], 2)[1:]  # one was made before
-    await measure_shifting(
-        engines, [NONE, THREE, ADAPTIVE], load, todo=todo, begin=lambda _: None, keep=kept.__setitem__
-    )
-    assert set(kept) == set(todo)
-    assert all([run.tokens for run in take] == [2 * OUTPUT_TOKENS, 3 * OUTPUT_TOKENS] for take in kept.values())
-    assert all((take[0].settled_s is None) == (key.variant != ADAPTIVE.name) for key, take in kept.items())
+    await measure_shifting(engines, [NONE, THREE, ADAPTIVE], load, todo=todo, begin=lambda _: None, keep=kept.append)
+    assert {take.key for take in kept} == set(todo)
+    assert all([run.tokens for run in take.phases] == [2 * OUTPUT_TOKENS, 3 * OUTPUT_TOKENS] for take in kept)
+    assert all((take.phases[0].settled_s is None) == (take.key.variant != ADAPTIVE.name) for take in kept)
     one, seven = ("p-eagle", 3), ("p-eagle", 7)
     assert log[:4] == [one, seven, seven, one], "the second repeat's take of none is not due in the first"
     assert len(log) == 2 * len(todo)

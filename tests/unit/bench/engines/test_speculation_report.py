@@ -1,17 +1,25 @@
 """What a result says, from runs whose figures can be worked out by hand."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from peagle.bench.core.plots import series_by_concurrency
-from peagle.bench.core.rows import best_rows, fastest_rows, result_rows
-from peagle.bench.engines.engine_plan import FIXED, Variant
+from peagle.bench.core.records import FIXED
+from peagle.bench.engines.engine_plan import Variant
 from peagle.bench.engines.published import published_ratios
-from peagle.bench.engines.speculation_report import best_line, fastest_line, markdown, published_lines, result_table
+from peagle.bench.engines.speculation_report import (
+    best_line,
+    fastest_by_concurrency,
+    fastest_line,
+    markdown,
+    published_lines,
+    result_table,
+)
+from peagle.bench.engines.speculation_rows import best_rows, fastest_rows, result_rows
 from support.bench_runs import EAGLE3, NONE, PEAGLE3, PEAGLE7, run, runs
 
 
@@ -27,8 +35,7 @@ def test_ratios_pair_by_repeat_and_compare_equal_depths() -> None:
 
 def test_adaptive_depth_is_held_against_the_fastest_static_one() -> None:
     adaptive = Variant(2, "p-eagle", 7, adaptive=True)
-    repeats = [run(210), run(95)]
-    repeats[1].depth_changes = 2
+    repeats = [run(210), replace(run(95), depth_changes=2)]
     minutes = sum(one.seconds for one in repeats) / 60
     cells = {**runs(), (adaptive, 1): repeats}
     assert result_rows(cells)[-1]["depth"] == "adaptive"
@@ -53,7 +60,7 @@ def test_the_rule_held_at_one_k_is_compared_with_an_engine_of_that_k_without_it(
     )
     assert [each["depth"] for each in others if each["method"] == "p-eagle"] == [7]
     assert fastest_rows(cells)[0]["variant"] == fixed.name
-    assert all(each["depth"] != "7 held" for each in series_by_concurrency(result_rows(cells))["p-eagle"])
+    assert all(each["depth"] != "7 held" for each in fastest_by_concurrency(result_rows(cells))["p-eagle"])
 
 
 def test_figures_come_from_every_repeat() -> None:

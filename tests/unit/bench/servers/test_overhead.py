@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -15,16 +16,32 @@ from rich.console import Console
 
 from peagle.bench.core.difference import difference
 from peagle.bench.core.journal import JOURNAL
-from peagle.bench.core.options import LoadOptions, OverheadOptions
-from peagle.bench.engines.speculation import PassKey
-from peagle.bench.servers.compared_servers import CORES, SIDES, THREADS, Server, environment, flags, side_deployment
+from peagle.bench.core.options import LoadOptions
+from peagle.bench.core.records import Run
+from peagle.bench.core.session import run_job
+from peagle.bench.servers.compared_servers import (
+    CORES,
+    SIDES,
+    THREADS,
+    Server,
+    Side,
+    environment,
+    flags,
+    side_deployment,
+)
 from peagle.bench.servers.completions import Completions, Reply
-from peagle.bench.servers.overhead import SCRAPE_EVERY_S, Passes
-from peagle.bench.servers.overhead_report import busy_line, overhead_markdown, overhead_table, verdict_line
-from peagle.bench.servers.overhead_rows import overhead_rows, verdict_rows
-from peagle.bench.servers.overhead_session import OverheadJob, compare_servers
+from peagle.bench.servers.overhead import SCRAPE_EVERY_S, Passes, Subject
+from peagle.bench.servers.overhead_report import (
+    busy_line,
+    overhead_markdown,
+    overhead_rows,
+    overhead_table,
+    verdict_line,
+    verdict_rows,
+)
+from peagle.bench.servers.overhead_session import OverheadJob
 from peagle.bench.servers.process_cpu import Reading
-from peagle.bench.servers.served import CLIENT, Run, select_texts
+from peagle.bench.servers.served import CLIENT, select_texts
 from peagle.config import Deployment, parse_deployment
 from peagle.errors import ConfigError, StartupError
 from peagle.host.terminal import Terminal
@@ -44,14 +61,14 @@ def deployment(**changes: Any) -> Deployment:
     return parse_deployment(RAW | changes, origin="model.yaml")
 
 
-def run(tokens_per_s: float, ttft_s: float, gap_s: float, text: str = "a", **cpu_s: float) -> Run:
+def run(tokens_per_s: float, ttft_s: float, gap_s: float, text: str = "a", **cpu_s: float) -> Run[Reply]:
     """One request of ten tokens in two outputs."""
     reply = Reply(text, 10, (ttft_s, ttft_s + gap_s))
-    return Run(10 / tokens_per_s, [reply], {"engine core": 0.01, CLIENT: 0.001, **cpu_s})
+    return Run(10 / tokens_per_s, traces=(reply,), cpu_s={"engine core": 0.01, CLIENT: 0.001, **cpu_s})
 
 
-def runs() -> dict[tuple[str, int], list[Run]]:
-    return {
+def runs() -> dict[tuple[Side, int], list[Run[Reply]]]:
+    cells = {
         ("vllm", 1): [run(100, 0.020, 0.010), run(50, 0.040, 0.020)],
         ("peagle", 1): [run(96, 0.024, 0.0105, ingress=0.02), run(49, 0.044, 0.0205, text="b", ingress=0.04)],
         ("peagle-unmetered", 1): [run(96, 0.024, 0.0105), run(50, 0.044, 0.0205)],
@@ -59,6 +76,7 @@ def runs() -> dict[tuple[str, int], list[Run]]:
         ("peagle", 8): [run(90, 0.030, 0.013)] * 2,
         ("peagle-unmetered", 8): [run(100, 0.030, 0.013)] * 2,
     }
+    return {(Side(name), level): cell for (name, level), cell in cells.items()}
 
 
 def test_what_is_added_is_paired_by_repeat() -> None:
@@ -91,7 +109,7 @@ def test_promises_are_held_to_the_median_and_named_where_they_are_not_kept() -> 
 
 
 def test_without_a_side_nothing_is_said_of_it() -> None:
-    alone = {place: cell for place, cell in runs().items() if place[0] == "peagle"}
+    alone = {place: cell for place, cell in runs().items() if place[0].name == "peagle"}
     assert verdict_rows(alone) == []
     assert all("ratio_to_vllm" not in row for row in overhead_rows(alone, 7))
 
@@ -111,14 +129,19 @@ def test_a_machine_with_other_work_is_no_place_to_measure_on() -> None:
 
 @dataclass
 class Stub:
-    """A server that answers after a moment and counts."""
+    """A side's server and its client in one, which answers after a moment and counts."""
 
+    name: str
     salts: list[str] = field(default_factory=list)
     scrapes: int = 0
-    prepared: int = 0
+    told: list[bool] = field(default_factory=list)
 
-    async def prepare(self) -> None:
-        self.prepared += 1
+    @property
+    def subject(self) -> Any:
+        return Subject(Side(self.name), self, self)  # type: ignore[arg-type]
+
+    async def count(self, counting: bool) -> None:
+        self.told.append(counting)
 
     async def ask(self, prompt: str, cache_salt: str) -> Reply:
         self.salts.append(cache_salt)
@@ -129,31 +152,31 @@ class Stub:
         self.scrapes += 1
 
     def cpu(self) -> Reading:
-        assert self.prepared, "what makes the server this side is not its cost"
+        assert self.told, "what makes the server this side is not its cost"
         return {(1, 0.0): ("engine core", float(len(self.salts)))}
 
-    def client_cpu_s(self) -> float:
-        return len(self.salts) / 2
 
-
-async def test_a_pass_has_one_salt_of_its_own_and_what_its_processes_used() -> None:
-    stub = Stub()
-    passes = Passes({"a": stub}, frozenset(), ["x", "y"])
-    made = [await passes.make(PassKey(repeat, 2, 0, "a")) for repeat in (0, 1)]
+async def test_a_pass_has_one_salt_of_its_own_and_what_its_processes_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = Stub("peagle")
+    used = SimpleNamespace(times=lambda: SimpleNamespace(user=len(stub.salts) / 2, system=0.0))
+    monkeypatch.setattr("peagle.bench.servers.overhead.os", used)
+    passes = Passes({stub.name: stub.subject})
+    made = [await passes.make(Side(stub.name), ["x", "y"], 2) for _ in range(2)]
     assert len(set(stub.salts)) == 2
     assert [reply.text for reply in made[1].traces] == ["X", "Y"]
     assert made[1].cpu_s == {"engine core": 2.0, CLIENT: 1.0}
 
 
 async def test_metrics_are_read_by_the_time_that_a_server_is_asked_and_only_where_there_are_any() -> None:
-    metered, unmetered = Stub(), Stub()
-    passes = Passes({"a": metered, "b": unmetered}, frozenset("a"), ["x"])
+    metered, unmetered = Stub("peagle"), Stub("peagle-unmetered")
+    passes = Passes({stub.name: stub.subject for stub in (metered, unmetered)})
     for _ in range(3):
-        await passes.make(PassKey(0, 1, 0, "a"))
-        await passes.make(PassKey(0, 1, 0, "b"))
+        await passes.make(Side(metered.name), ["x"], 1)
+        await passes.make(Side(unmetered.name), ["x"], 1)
     # Three passes together are shorter than the time between two scrapes.
     assert SCRAPE_EVERY_S > 1
     assert (metered.scrapes, unmetered.scrapes) == (1, 0)
+    assert (metered.told, unmetered.told) == ([True] * 3, [False] * 3)
 
 
 async def test_prompts_are_those_that_fit_each_once() -> None:
@@ -246,7 +269,7 @@ def measure(
     prompts = folder.parent / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": f"prompt {number}"}) for number in range(5)))
     given: Mapping[str, Any] = {"prompts": 5, "tokens": 4, "repeats": 2, "prompts_from": prompts} | load
-    job = OverheadJob.of(deployment(), OverheadOptions(SIDES, (1, 2), LoadOptions(**given)))
+    job = OverheadJob.of(deployment(), SIDES, (1, 2), LoadOptions(**given))
     server = type("Fake", (FakeServer,), {"log_lines": []})
     client = type(
         "Fake",
@@ -258,7 +281,7 @@ def measure(
     monkeypatch.setattr("peagle.bench.servers.overhead_session.check_engine", lambda _: None)
     monkeypatch.setattr("peagle.host.processes.end_descendants", lambda _: 0)
     folder.mkdir(exist_ok=True)
-    asyncio.run(compare_servers(job, folder, Terminal(folder / "log")))
+    asyncio.run(run_job(job, folder, Terminal(folder / "log")))
     lines: list[str] = server.log_lines  # type: ignore[attr-defined]
     return lines
 
@@ -327,16 +350,16 @@ def test_servers_start_anew_after_so_many_repeats_and_take_turns_at_being_the_fi
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"sides": ("vllm", "ollama")}, "vllm,peagle,peagle-unmetered"),
-        ({"sides": ()}, "names none"),
+        ({"names": ("vllm", "ollama")}, "vllm,peagle,peagle-unmetered"),
+        ({"names": ()}, "names none"),
         ({"concurrencies": (1, 97)}, "97 requests at once"),
         ({"concurrencies": (1, 64)}, "engine.max_num_seqs of model is 32"),
     ],
 )
 def test_what_cannot_be_measured_is_said_before_anything_starts(change: dict[str, Any], named: str) -> None:
-    options = {"sides": SIDES, "concurrencies": (1,), "load": LoadOptions(prompts=96)} | change
+    options = {"names": SIDES, "concurrencies": (1,), "load": LoadOptions(prompts=96)} | change
     with pytest.raises(ConfigError, match=named):
-        OverheadJob.of(deployment(), OverheadOptions(**options))
+        OverheadJob.of(deployment(), **options)
 
 
 def test_a_server_that_ends_at_once_is_named_with_its_last_word(tmp_path: Path) -> None:
@@ -350,6 +373,4 @@ def test_a_server_that_ends_at_once_is_named_with_its_last_word(tmp_path: Path) 
 
 def test_a_checkpoint_that_is_not_there_is_named_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"target\.source"):
-        OverheadJob.of(
-            deployment(target={"source": str(tmp_path / "target")}), OverheadOptions(SIDES, (1,), LoadOptions())
-        )
+        OverheadJob.of(deployment(target={"source": str(tmp_path / "target")}), SIDES, (1,), LoadOptions())

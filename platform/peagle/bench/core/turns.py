@@ -1,0 +1,95 @@
+"""The order of a comparison: interleaved passes over the same prompts, so that a drifting machine hits all alike."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import add
+from typing import Any, TypeVar
+
+from peagle.bench.core.records import Answer, Named, PassKey, Run, Variant
+from peagle.bench.core.workloads import prompt_sets
+
+T = TypeVar("T")
+
+
+def rotated(variants: Sequence[T], turn: int) -> list[T]:
+    """The variants in an order that starts one further each turn, so that none always goes first."""
+    start = turn % len(variants)
+    return [*variants[start:], *variants[:start]]
+
+
+def planned_passes(
+    variants: Sequence[Named], prompts: Sequence[Any], concurrencies: Sequence[int], repeats: int
+) -> list[PassKey]:
+    """Every measured pass in the order in which they are made.
+
+    All variants run a prompt set before any runs the next, in an order that moves on by one each time.
+    """
+    keys: list[PassKey] = []
+    for repeat in range(repeats):
+        for level in concurrencies:
+            for number in range(len(prompt_sets(prompts, level))):
+                turn = len(keys) // len(variants)
+                keys += [PassKey(repeat, level, number, variant.name) for variant in rotated(variants, turn)]
+    return keys
+
+
+def warmup_passes(
+    variants: Sequence[Named], prompts: Sequence[Any], todo: Iterable[PassKey], sets: int
+) -> list[PassKey]:
+    """`sets` prompt sets through every variant, at each concurrency that has passes to make; from the first one again
+    where there are fewer.
+    """
+    levels = dict.fromkeys(key.concurrency for key in todo)
+    return [
+        PassKey(0, level, number % len(prompt_sets(prompts, level)), variant.name)
+        for level in levels
+        for number in range(sets)
+        for variant in variants
+    ]
+
+
+async def in_turn(
+    make: Callable[[Variant, list[T], int], Awaitable[Run[Answer]]],
+    variants: Sequence[Variant],
+    prompts: Sequence[T],
+    *,
+    warmup: Sequence[PassKey],
+    todo: Sequence[PassKey],
+    begin: Callable[[str], None],
+    keep: Callable[[PassKey, Run[Answer]], None],
+) -> None:
+    """Make the passes `warmup` for nothing, then `todo`, each handed to `keep` as soon as it is made.
+
+    `begin` is called with the name of each pass as that begins, and `make` with its variant, prompts and concurrency.
+    """
+    named = {variant.name: variant for variant in variants}
+
+    async def made(key: PassKey) -> Run[Answer]:
+        return await make(named[key.variant], prompt_sets(prompts, key.concurrency)[key.prompt_set], key.concurrency)
+
+    for key in warmup:
+        begin(f"warm-up, {key.variant}, {key.concurrency} at once")
+        await made(key)
+    for key in todo:
+        begin(f"repeat {key.repeat + 1}, {key.variant}, {key.concurrency} at once")
+        keep(key, await made(key))
+
+
+def assemble(
+    variants: Sequence[Variant], planned: Sequence[PassKey], made: Mapping[PassKey, Run[Answer]]
+) -> dict[tuple[Variant, int], list[Run[Answer]]]:
+    """The repeats of every cell, each with its passes in the order of the prompts, whenever they were made.
+
+    Raises:
+        KeyError: A planned pass has not been made.
+    """
+    passes: dict[tuple[str, int, int], list[Run[Answer]]] = {}
+    for key in planned:
+        passes.setdefault((key.variant, key.concurrency, key.repeat), []).append(made[key])
+    levels = dict.fromkeys(key.concurrency for key in planned)
+    repeats = range(1 + max(key.repeat for key in planned))
+    return {
+        (variant, level): [reduce(add, passes[variant.name, level, repeat]) for repeat in repeats]
+        for level in levels
+        for variant in variants
+    }
