@@ -15,11 +15,11 @@ class Response:
     """Serve's response to one call: `replies`, then whatever `end` does."""
 
     def __init__(self, replies: list[str], end: Any) -> None:
-        self._replies, self._end = replies, end
+        self._left, self._end = replies, end
         self.cancelled = False
 
     async def __anext__(self) -> str:
-        return self._replies.pop(0) if self._replies else await self._end()
+        return self._left.pop(0) if self._left else await self._end()
 
     def cancel(self) -> None:
         self.cancelled = True
