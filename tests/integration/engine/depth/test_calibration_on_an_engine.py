@@ -10,7 +10,7 @@ from peagle.engine.arguments import engine_arguments
 from peagle.engine.depth import live_depth
 from peagle.engine.depth.calibration import calibrate
 from peagle.router.snapshot import DepthTable
-from support.engine_runner import embedded
+from support.engine_runner import KV_CACHE_GIB, embedded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -38,7 +38,8 @@ async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     deployment = embedded(enforce_eager=True)
-    for name, value in {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", **deployment.environment}.items():
+    environment = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_CPU_KVCACHE_SPACE": KV_CACHE_GIB}
+    for name, value in {**environment, **deployment.environment}.items():
         monkeypatch.setenv(name, value)
     started = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(deployment)))
     try:
