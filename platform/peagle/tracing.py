@@ -95,11 +95,11 @@ def is_on() -> bool:
 
 def processors() -> "list[SpanProcessor]":
     """What Serve hands its spans to; it calls this in each of its processes that has tracing on."""
-    return [_processor()]
+    return [processor()]
 
 
 @cache
-def _processor() -> "SpanProcessor":
+def processor() -> "SpanProcessor":
     """The one exporter of this process: it sends in a thread, and drops spans rather than let a request wait."""
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
@@ -121,7 +121,7 @@ def request_tracer() -> "Tracer":
     from opentelemetry.sdk.trace import TracerProvider
 
     provider = TracerProvider()
-    provider.add_span_processor(_processor())
+    provider.add_span_processor(processor())
     return provider.get_tracer("peagle")
 
 

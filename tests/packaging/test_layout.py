@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.imports import MODULES, imports, name_of
+from support.imports import MODULES, imports, name_of, private_names, private_uses
 from support.paths import REPOSITORY
 
 ROOT = REPOSITORY
@@ -36,6 +36,21 @@ LAYERS = (
     ("peagle.errors", "peagle.import_paths", "peagle.metrics", "peagle.tracing", "peagle.prompt_file"),
 )
 HEAVY = {"ray", "vllm", "torch", "kubernetes", "transformers"}
+
+# Names with an underscore that peagle takes over from a library whose hooks they are.
+HOOKS = {
+    # vLLM's loggers for Ray take their metrics' classes from these.
+    *("_counter_cls", "_gauge_cls", "_kv_connector_cls", "_perf_metrics_cls", "_spec_decoding_cls"),
+}
+# Tests that look into other modules, by file or folder under tests/.
+LOOK_INSIDE = {
+    "unit/api/test_ingress_first_reply.py": "the ingress is one class of Ray's, and its steps are functions beside it",
+    "unit/api/test_ingress_replies.py": "the ingress is one class of Ray's, and its steps are functions beside it",
+    "unit/api/test_relay.py": "the relay waits seconds for an end that does not come",
+    "unit/bench": "an engine's rule shows only after minutes on a real engine",
+    "unit/engine/patches": "what is patched is private in vLLM, and so is what replaces it",
+    "unit/serve/routing/test_request_router.py": "Ray calls the router by private methods, and starts it by itself",
+}
 
 
 def id_of(path: Path) -> str:
@@ -103,6 +118,46 @@ def test_imports_never_go_up(path: Path) -> None:
     assert own is not None or name == "peagle", f"add {name} to LAYERS"
     up = {module for module in imports(path) if (layer := layer_of(module)) is not None and layer < (own or 0)}
     assert not up, f"{name} imports from a layer above its own"
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+PRIVATE = set().union(*(private_names(parsed(path)) for path in MODULES)) - HOOKS
+
+
+def looks_inside(path: Path) -> set[str]:
+    """Private names of the package that a test uses; not those that it defines itself."""
+    return (private_uses(parsed(path)) & PRIVATE) - private_names(parsed(path))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=id_of)
+def test_tests_ask_for_what_a_module_shows(path: Path) -> None:
+    """Else a change that nobody outside the module would notice breaks tests."""
+    below = path.relative_to(ROOT / "tests")
+    if not any(below.is_relative_to(name) for name in LOOK_INSIDE):
+        assert looks_inside(path) == set()
+
+
+@pytest.mark.parametrize("name", LOOK_INSIDE)
+def test_only_tests_that_do_look_inside_may(name: str) -> None:
+    place = ROOT / "tests" / name
+    assert any(looks_inside(path) for path in (place.rglob("*.py") if place.is_dir() else [place]))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from peagle.m import _hidden",
+        "m._hidden",
+        "monkeypatch.setattr(m, '_hidden', 1)",
+        "monkeypatch.setattr('peagle.m._hidden', 1)",
+    ],
+)
+def test_a_private_name_of_another_module_is_found(code: str) -> None:
+    assert private_uses(ast.parse(code)) == {"_hidden"}
+    assert private_uses(ast.parse("self._hidden; super()._hidden; m.shown")) == set()
 
 
 @pytest.mark.parametrize("package", ["peagle.router", "peagle.config", "peagle.engine.checks", "peagle.cli"])

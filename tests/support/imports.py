@@ -1,4 +1,4 @@
-"""What the modules of the package import of each other, read from their source."""
+"""What modules import of each other and which private names they define and use, read from their source."""
 
 import ast
 from collections.abc import Iterator
@@ -38,3 +38,48 @@ def imported_modules(path: Path) -> set[str]:
         if name and name != "peagle":
             found.add(name)
     return found
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _own(node: ast.expr) -> bool:
+    """Whether `node` is `self`, `cls` or `super()`."""
+    if isinstance(node, ast.Call):
+        node = node.func
+    return isinstance(node, ast.Name) and node.id in ("self", "cls", "super")
+
+
+def private_names(tree: ast.Module) -> set[str]:
+    """Private names that a module defines: its functions, classes, constants and attributes."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                found.add(name)
+            case ast.Attribute(value=value, attr=name, ctx=ast.Store()) if _own(value):
+                found.add(name)
+    return set(filter(is_private, found))
+
+
+def private_uses(tree: ast.Module) -> set[str]:
+    """Private names of others that a module imports, reads, calls or replaces."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(names=names):
+                found |= {alias.name for alias in names}
+            case ast.Attribute(value=value, attr=name) if not _own(value):
+                found.add(name)
+            case ast.Call(
+                func=ast.Name(id="getattr" | "setattr") | ast.Attribute(attr="setattr" | "delattr"),
+                args=[_, ast.Constant(value=str(name)), *_],
+            ):
+                found.add(name)
+            # As `monkeypatch.setattr` takes them.
+            case ast.Constant(value=str(text)) if text.startswith("peagle.") and " " not in text:
+                found.add(text.rpartition(".")[2])
+    return set(filter(is_private, found))

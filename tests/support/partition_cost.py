@@ -42,7 +42,7 @@ def cost(target: Path, partitions: int, length: int) -> dict[str, float]:
     }
     before = psutil.Process().memory_info().rss
     wall, cpu = time.monotonic(), time.process_time()
-    measures = heads._backward(head, batch, plan, 1)
+    measures = heads.backward(head, batch, plan, 1)
     return {
         "partitions": partitions,
         "length": length,

@@ -89,7 +89,7 @@ def test_serve_gets_one_exporter_of_the_protocol(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("opentelemetry.sdk.trace.export.BatchSpanProcessor", Batched)
     for name, value in environment("http://127.0.0.1:9/x", 1.0, {f"{TRACES}PROTOCOL": protocol}).items():
         monkeypatch.setenv(name, value)
-    tracing._processor.cache_clear()
+    tracing.processor.cache_clear()
     try:
         (processor,) = _load_span_processors(TRACE_EXPORTER, "unused")
         assert _load_span_processors(TRACE_EXPORTER, "unused") == [processor]
@@ -97,4 +97,4 @@ def test_serve_gets_one_exporter_of_the_protocol(monkeypatch: pytest.MonkeyPatch
         assert f".{kind}." in type(exporter).__module__
         processor.shutdown()
     finally:
-        tracing._processor.cache_clear()
+        tracing.processor.cache_clear()

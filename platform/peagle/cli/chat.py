@@ -208,7 +208,7 @@ def run_chat(url: str, model: str | None, *, max_tokens: int, temperature: float
         _note(CODE_HINT)
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
     messages, failed = list(opening), False
-    for line in _lines(interactive):
+    for line in input_lines(interactive):
         match line.strip():
             case "":
                 continue
@@ -233,7 +233,7 @@ def run_chat(url: str, model: str | None, *, max_tokens: int, temperature: float
     return int(failed and not interactive)
 
 
-def _lines(interactive: bool) -> Iterator[str]:
+def input_lines(interactive: bool) -> Iterator[str]:
     """Lines typed or piped, until the input ends. Ctrl-C at the prompt clears the line."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # what is not UTF-8 could not be sent

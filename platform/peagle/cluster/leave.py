@@ -46,31 +46,31 @@ def leave(
     pod: str,
     timeout_s: float,
     serving: Callable[[], int] = serving_here,
-    poll_s: float = POLL_S,
-    head_silent_s: float = HEAD_SILENT_S,
+    now_s: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
     """Drain the Ray node in `pod` and wait; return whether its last replica and proxy have left within `timeout_s`.
 
     Raises:
-        RayUnreachable: Ray's head does not answer, or has answered and then not for `head_silent_s`.
+        RayUnreachable: Ray's head does not answer, or has answered and then not for `HEAD_SILENT_S`.
     """
-    deadline_s = time.time() + timeout_s
-    asked_s = heard_s = time.time()
+    deadline_s = now_s() + timeout_s
+    asked_s = heard_s = now_s()
     for node in control.nodes():
         if node.pod == pod:
             control.drain(node.id, round(1000 * deadline_s), f"pod {pod} ends")
     while left := serving():
-        if time.time() >= deadline_s:
+        if now_s() >= deadline_s:
             logger.warning("%d replicas or proxies are still here after %.0f s", left, timeout_s)
             return False
-        time.sleep(poll_s)
-        if time.time() - asked_s >= min(HEAD_POLL_S, head_silent_s):
-            asked_s = time.time()
+        sleep(POLL_S)
+        if now_s() - asked_s >= HEAD_POLL_S:
+            asked_s = now_s()
             try:
                 control.nodes()
-                heard_s = time.time()
+                heard_s = now_s()
             except RayUnreachable:
-                if time.time() - heard_s >= head_silent_s:
+                if now_s() - heard_s >= HEAD_SILENT_S:
                     raise
     return True
 

@@ -7,7 +7,7 @@ connection that has silently died.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, NoReturn, TypeVar
 
@@ -37,8 +37,16 @@ class Collection(Generic[T]):
 class Watch(Generic[T]):
     """The objects of one collection, by namespace and name; `changed` is set whenever one of them changes."""
 
-    def __init__(self, api: KubeApi, collection: Collection[T], changed: asyncio.Event) -> None:
+    def __init__(
+        self,
+        api: KubeApi,
+        collection: Collection[T],
+        changed: asyncio.Event,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._api, self._collection, self._changed = api, collection, changed
+        self._now_s, self._sleep = now_s, sleep
         self._action = f"list and watch {collection.name}"
         self._version: str | None = None
         self.objects: dict[str, T] = {}
@@ -58,14 +66,14 @@ class Watch(Generic[T]):
         """Follow the collection for ever: the API may restart, forget, refuse or go away meanwhile."""
         failures = 0
         while True:
-            await asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
+            await self._sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
             try:
                 if self._version is None:
                     await self.load()
-                began_s = time.monotonic()
+                began_s = self._now_s()
                 events = await self._follow()
                 # An API that ends every watch at once is no better than one that refuses.
-                failures = 0 if events or time.monotonic() - began_s > 1.0 else failures + 1
+                failures = 0 if events or self._now_s() - began_s > 1.0 else failures + 1
             except ClusterError as error:
                 failures += 1
                 if error.status == 410:

@@ -40,3 +40,12 @@ def claim_cores(count: int, cores: Iterable[int] | None = None, folder: Path | N
         _held.append(handle)
         claimed.append(core)
     return tuple(claimed)
+
+
+def bind_to_cores(count: int) -> None:
+    """Tell vLLM's CPU worker which cores are its own; an operator's own setting wins."""
+    if "VLLM_CPU_OMP_THREADS_BIND" in os.environ:
+        return
+    cores = claim_cores(max(1, count))
+    # With every core taken, threads that float share them more evenly than threads pinned to one busy core.
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores)) if cores else "nobind"

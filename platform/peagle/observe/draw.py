@@ -50,19 +50,19 @@ def draw(axes: Axes, panel: dict[str, Any], answers: Sequence[Answer], span: Spa
     match panel["type"]:
         case "stat":
             text = "\n".join(f"{line.name} {shown(line.points[-1][1], unit)}".strip() for line in lines)
-            size, colour = 15 if len(lines) == 1 else 8, _colour(panel, max(line.points[-1][1] for line in lines))
+            size, colour = 15 if len(lines) == 1 else 8, colour_of(panel, max(line.points[-1][1] for line in lines))
             axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=size, color=colour)
             axes.set_axis_off()
         case "bargauge":
             _bars(axes, lines, unit)
         case "heatmap":
             is_histogram = panel["targets"][0]["format"] == "heatmap"
-            _heat(axes, _by_bucket(lines) if is_histogram else lines, span)
+            _heat(axes, by_bucket(lines) if is_histogram else lines, span)
         case _:
             _curves(axes, panel, lines, unit, span)
 
 
-def _colour(panel: dict[str, Any], value: float) -> str:
+def colour_of(panel: dict[str, Any], value: float) -> str:
     """The colour of the highest threshold that `value` has reached; black below all."""
     reached = [step["color"] for step in _steps(panel) if value >= step["value"]]
     return str(reached[-1]) if reached else "black"
@@ -127,7 +127,7 @@ def _heat(axes: Axes, lines: Sequence[Line], span: Span) -> None:
     _time(axes, span)
 
 
-def _by_bucket(lines: Sequence[Line]) -> list[Line]:
+def by_bucket(lines: Sequence[Line]) -> list[Line]:
     """Counts of each bucket alone, from counts of each and all below it; what is in none of the bounds stays out."""
     ordered = sorted((line for line in lines if line.name != "+Inf"), key=lambda line: _rank(line.name))
     alone = []

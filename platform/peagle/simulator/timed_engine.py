@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -63,10 +63,11 @@ class TimedEngine:
     Args:
         model: What steps cost.
         speed: 0.5 takes twice as long for everything.
+        now_s: The clock.
     """
 
-    def __init__(self, model: TimedModel, speed: float = 1.0) -> None:
-        self._model, self._speed = model, speed
+    def __init__(self, model: TimedModel, speed: float = 1.0, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._model, self._speed, self._now_s = model, speed, now_s
         self._running: list[_Job] = []
         self._waiting: list[_Job] = []
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -116,9 +117,9 @@ class TimedEngine:
         return min(request.prefix_tokens, request.prompt_tokens - 1) if known else 0
 
     async def _run(self) -> None:
-        ends_s = time.monotonic()
+        ends_s = self._now_s()
         while self._running or self._waiting:
-            now_s = time.monotonic()
+            now_s = self._now_s()
             while self._waiting and len(self._running) < self._model.max_running_requests:
                 job = self._waiting.pop(0)
                 job.started_s = now_s
@@ -137,7 +138,7 @@ class TimedEngine:
         return seconds / self._speed, given
 
     def _give(self, given: list[_Job]) -> None:
-        now_s = time.monotonic()
+        now_s = self._now_s()
         going_on = [job for job in given if job.output_tokens]
         self._rates.stepped(len(going_on), len(going_on), sum(now_s - job.token_at_s for job in going_on))
         for job in given:

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
-from peagle.serve.replica import engine_series
-from peagle.serve.replica.engine_series import EngineSeries, HeldCounter, HeldGauge
+from peagle.serve.replica.engine_series import HOLD_S, EngineSeries, HeldCounter, HeldGauge
+from support.virtual_time import in_virtual_time
 
 
 class Ray:
     """Stands where Ray's metric is, and writes down what it is told."""
+
+    _tag_keys = ("engine", "ReplicaId")
 
     def __init__(self) -> None:
         self.told: list[tuple[float, str]] = []
@@ -21,11 +23,14 @@ class Ray:
     inc = set = _tell
 
 
-def test_counters_are_summed_and_gauges_keep_their_last_value_until_they_are_handed_over() -> None:
+def test_counters_are_summed_and_gauges_keep_their_last_value_until_they_are_handed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(EngineSeries.__base__, "__init__", lambda _self: None)
+    monkeypatch.setattr(EngineSeries.__base__, "log_engine_initialized", lambda _self: None)
     counters = HeldCounter("held_counter", "", ["engine"])
     gauges = HeldGauge("held_gauge", "", ["engine"])
     counters.metric, gauges.metric = Ray(), Ray()
-    counters.metric._tag_keys = gauges.metric._tag_keys = ("engine", "ReplicaId")
     first, second, running = counters.labels("0"), counters.labels("1"), gauges.labels("0")
     for value in (2, 3):
         first.inc(value)
@@ -34,15 +39,15 @@ def test_counters_are_summed_and_gauges_keep_their_last_value_until_they_are_han
     second.inc(0)
     assert counters.metric.told == gauges.metric.told == []
     for _ in range(2):  # the second finds nothing
-        engine_series._HELD.hand_over()
+        EngineSeries().log_engine_initialized()
     assert counters.metric.told == [(5, "0"), (1, "1")]
     assert gauges.metric.told == [(3, "0")]
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
+@in_virtual_time
 async def test_the_last_step_of_a_burst_is_handed_over_too(monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
     told: list[float] = []
-    monkeypatch.setattr(engine_series, "HOLD_S", 0.05)
     monkeypatch.setattr(HeldGauge, "tell", lambda _self, value: told.append(value))
     gauge = HeldGauge("held_gauge", "", ["engine"])
 
@@ -55,20 +60,20 @@ async def test_the_last_step_of_a_burst_is_handed_over_too(monkeypatch: pytest.M
     for _ in range(rounds):
         for running in (3, 2, 1, 0):
             series.record(running, None)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1.01 * HOLD_S)
     assert told == [0] * rounds
 
 
+@in_virtual_time
 async def test_a_step_of_a_pause_is_never_counted_and_the_one_before_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
-    monkeypatch.setattr(engine_series, "HOLD_S", 0.01)
     monkeypatch.setattr(EngineSeries.__base__, "__init__", lambda _self: None)
     monkeypatch.setattr(EngineSeries.__base__, "record", lambda _self, step, *_: steps.append(step))
     series = EngineSeries()
     for step, counting in enumerate((True, False, True)):
         series.counting = counting
         series.record(step, None)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(1.01 * HOLD_S)
     assert steps == [0, 2]
 
 

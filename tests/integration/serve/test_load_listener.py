@@ -1,5 +1,7 @@
 """What a replica hears of its engine's steps, whenever it asks."""
 
+import weakref
+
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 from peagle.serve.replica.load_listener import STEPS_KEPT, LoadListener
@@ -13,23 +15,34 @@ def _step(running: int, tokens: int) -> tuple[SchedulerStats, IterationStats]:
     return SchedulerStats(num_running_reqs=running, num_waiting_reqs=1, kv_cache_usage=0.5), stats
 
 
+def kept(steps: list[weakref.ref[IterationStats]]) -> int:
+    """How many of the steps' statistics somebody still holds."""
+    return sum(step() is not None for step in steps)
+
+
+def heard(listener: LoadListener, running: int, tokens: int) -> weakref.ref[IterationStats]:
+    scheduler_stats, stats = _step(running, tokens)
+    listener.record(scheduler_stats, stats)
+    return weakref.ref(stats)
+
+
 def test_every_step_counts_however_few_wait() -> None:
     for steps in (1, STEPS_KEPT - 1, STEPS_KEPT, 2 * STEPS_KEPT + 3):
         listener = LoadListener()
-        for number in range(steps):
-            listener.record(*_step(running=number % 3, tokens=4))
+        told = [heard(listener, running=number % 3, tokens=4) for number in range(steps)]
         assert listener.load.generation_tokens == 4 * steps
         assert listener.load.running_requests == (steps - 1) % 3
         assert (listener.load.waiting_requests, listener.load.kv_usage_ratio) == (1, 0.5)
         assert listener.sums.preemptions == 2 * steps
-        assert len(listener._steps) == 0
+        assert kept(told) == 0
 
 
 def test_few_steps_wait() -> None:
     listener = LoadListener()
+    told = []
     for _ in range(10 * STEPS_KEPT):
-        listener.record(*_step(1, 1))
-        assert len(listener._steps) < STEPS_KEPT
+        told.append(heard(listener, 1, 1))
+        assert kept(told) < STEPS_KEPT
 
 
 def test_a_pause_leaves_sums_as_they_are_and_load_goes_on() -> None:

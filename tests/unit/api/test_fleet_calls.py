@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from peagle.api.fleet_calls import ask_replicas
+from support.virtual_time import in_virtual_time
 
 
 class Call:
@@ -53,6 +54,7 @@ async def fails() -> str:
     [(0.0, ["quick", "late"]), (0.3, ["quick"]), (5.0, [])],
     ids=["in time", "found late", "not found"],
 )
+@in_virtual_time
 async def test_finding_replicas_and_their_answers_share_the_time(found_s: float, answers: list[str]) -> None:
     handle: Any = Handle(found_s, quick, late, fails)
     assert await ask_replicas(handle, "count", 0.6, True) == answers

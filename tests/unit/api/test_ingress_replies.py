@@ -8,17 +8,18 @@ from ray.exceptions import RayActorError
 
 from peagle.api.ingress import CANCELLED_S, _replies
 from peagle.api.openai_errors import is_lost_replica
+from support.virtual_time import in_virtual_time
 
 
 class Response:
     """Serve's response to one call: `replies`, then whatever `end` does."""
 
     def __init__(self, replies: list[str], end: Any) -> None:
-        self._replies, self._end = replies, end
+        self._left, self._end = replies, end
         self.cancelled = False
 
     async def __anext__(self) -> str:
-        return self._replies.pop(0) if self._replies else await self._end()
+        return self._left.pop(0) if self._left else await self._end()
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -33,6 +34,7 @@ async def silent() -> str:
     return ""
 
 
+@in_virtual_time
 async def test_a_call_that_dispatch_ended_is_a_lost_replicas() -> None:
     response = Response(["one"], cancelled_elsewhere)
     replies = _replies(response, 60.0)
@@ -43,6 +45,7 @@ async def test_a_call_that_dispatch_ended_is_a_lost_replicas() -> None:
     assert response.cancelled
 
 
+@in_virtual_time
 async def test_a_request_that_its_client_left_is_cancelled_and_no_replica_blamed() -> None:
     response = Response([], silent)
     asked = asyncio.create_task(anext(_replies(response, 60.0)))
@@ -53,16 +56,18 @@ async def test_a_request_that_its_client_left_is_cancelled_and_no_replica_blamed
     assert response.cancelled
 
 
+@in_virtual_time
 async def test_a_call_that_ends_just_before_its_request_does_blames_no_replica() -> None:
     asked = asyncio.create_task(anext(_replies(Response([], cancelled_elsewhere), 60.0)))
-    await asyncio.sleep(CANCELLED_S / 10)
+    await asyncio.sleep(0.9 * CANCELLED_S)
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
 
 
+@in_virtual_time
 async def test_a_silent_replica_times_out() -> None:
     response = Response([], silent)
     with pytest.raises(TimeoutError):
-        await anext(_replies(response, 0.01))
+        await anext(_replies(response, 60.0))
     assert response.cancelled

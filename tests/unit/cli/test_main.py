@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from peagle.cli import main
-from peagle.cli.chat import Answer, Piece, _lines, acceptance_between, draft_counts, parse_event
+from peagle.cli.chat import Answer, Piece, acceptance_between, draft_counts, input_lines, parse_event
 from peagle.cli.status import fleet_table, read_fleet
 from peagle.client.running_server import choose_model, key_headers
 from peagle.client.server_url import heeds_proxies, http_url
@@ -205,7 +205,7 @@ def test_a_key_and_a_line_of_any_letters_are_sent(monkeypatch: pytest.MonkeyPatc
     assert (b"Authorization", "Bearer schlüssel".encode()) in request.headers.raw
     typed = io.TextIOWrapper(io.BytesIO(b"a\xff\n"), encoding="utf-8", errors="surrogateescape")
     monkeypatch.setattr(sys, "stdin", typed)
-    assert list(_lines(interactive=False)) == ["a\ufffd"]
+    assert list(input_lines(interactive=False)) == ["a\ufffd"]
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:8000", "ftp://a", "http://", "http://a:b", "http://a:99999999", "a\n"])

@@ -90,10 +90,17 @@ async def test_an_api_that_ends_every_watch_is_not_hammered(
     server: KubernetesApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "WATCH_S", 0)
-    task = asyncio.create_task(Watch(api, NODES, asyncio.Event()).run())
-    await asyncio.sleep(1.0)
+    pauses_s: list[float] = []
+
+    async def paused(seconds: float) -> None:
+        pauses_s.append(seconds)
+        await asyncio.sleep(0)
+
+    watch = Watch(api, NODES, asyncio.Event(), now_s=lambda: 0.0, sleep=paused)
+    task = asyncio.create_task(watch.run())
+    await until(lambda: server.count("watch", "nodes") >= 6)
     task.cancel()
-    assert 2 <= server.count("watch", "nodes") <= 5
+    assert pauses_s[:6] == [0.0, 0.25, 0.5, 1.0, 2.0, 2.0]
 
 
 async def test_a_right_taken_away_and_given_back_is_survived(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from peagle.host import cores
 from peagle.host.cores import claim_cores
 
 HOLD = """
@@ -51,9 +52,8 @@ def test_only_cores_that_the_process_may_use_are_claimed(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("free", "bound"), [((3, 4), "3,4"), ((0, 1, 2, 3), "0,1"), ((3,), "3"), ((), "nobind")])
 def test_a_replica_has_cores_of_its_own(free: tuple[int, ...], bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = pytest.importorskip("peagle.serve.replica.server")
-    monkeypatch.setattr(server, "claim_cores", lambda count: free[:count])
+    monkeypatch.setattr(cores, "claim_cores", lambda count: free[:count])
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "")
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND")
-    server._bind_to_cores(2)
+    cores.bind_to_cores(2)
     assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == bound

@@ -22,7 +22,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from peagle.api.http_metrics import exposition
-from peagle.observe.draw import _by_bucket, _colour, draw, shown
+from peagle.observe.draw import by_bucket, colour_of, draw, shown
 from peagle.observe.prometheus import Answer, Line, Span, filled_in, legend
 from peagle.observe.provision import prometheus_config, write_grafana, write_prometheus
 from peagle.observe.services import Child
@@ -200,13 +200,13 @@ def test_what_grafana_fills_in_is_filled_in() -> None:
 
 def test_buckets_are_drawn_alone() -> None:
     lines = [Line("+Inf", ((0.0, 9.0),)), Line("0.5", ((0.0, 7.0),)), Line("0.1", ((0.0, 4.0),))]
-    assert [(line.name, line.points[0][1]) for line in _by_bucket(lines)] == [("0.1", 4.0), ("0.5", 3.0)]
+    assert [(line.name, line.points[0][1]) for line in by_bucket(lines)] == [("0.1", 4.0), ("0.5", 3.0)]
 
 
 @pytest.mark.parametrize(("value", "colour"), [(0.9, "black"), (1.0, "orange"), (4.9, "orange"), (9.0, "red")])
 def test_a_figure_has_the_colour_of_the_highest_limit_that_it_has_reached(value: float, colour: str) -> None:
     steps = [{"value": None, "color": "green"}, {"value": 1, "color": "orange"}, {"value": 5, "color": "red"}]
-    assert _colour({"fieldConfig": {"defaults": {"thresholds": {"steps": steps}}}}, value) == colour
+    assert colour_of({"fieldConfig": {"defaults": {"thresholds": {"steps": steps}}}}, value) == colour
 
 
 @pytest.mark.parametrize(

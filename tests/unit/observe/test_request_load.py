@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from peagle.errors import ConfigError
-from peagle.observe.request_load import Sent, _rates, arrivals, send_all, summary
+from peagle.observe.request_load import Sent, arrivals, parse_rates, send_all, summary
 
 
 @given(st.lists(st.sampled_from((0.0, 1.0, 20.0)), min_size=1, max_size=4), st.integers(0, 100))
@@ -27,7 +27,7 @@ def test_arrivals_come_in_order_each_within_its_phase(rates: list[float], seed: 
 @pytest.mark.parametrize("wrong", ["", "a", "1,", "-1", "nan", "1e9"])
 def test_rates_that_are_none_are_refused(wrong: str) -> None:
     with pytest.raises(ConfigError):
-        _rates(wrong)
+        parse_rates(wrong)
 
 
 def stream(*events: str) -> httpx.Response:

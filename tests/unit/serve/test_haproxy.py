@@ -176,9 +176,9 @@ async def test_who_sends_no_request_does_not_keep_a_place(
     folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hasty = folder / "hasty"
-    hasty.write_text(f"#!{sys.executable}\nfrom peagle.serve import haproxy\nhaproxy._HEADERS_S = 1\nhaproxy.main()\n")
+    hasty.write_text(f"#!{sys.executable}\nfrom peagle.serve import haproxy\nhaproxy.HEADERS_S = 1\nhaproxy.main()\n")
     hasty.chmod(0o700)
-    monkeypatch.setattr(haproxy, "_program", lambda: hasty)
+    monkeypatch.setattr(haproxy, "program_path", lambda: hasty)
     async with in_front(folder, [ingress], monkeypatch) as (http, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", http.base_url.port)
         try:

@@ -1,10 +1,12 @@
 """The timed engine takes the time of its model: batches share steps, prompts wait for chunks, cached ones do not."""
 
 import asyncio
-import time
+
+import pytest
 
 from peagle.router.snapshot import RouteRequest
 from peagle.simulator.timed_engine import TimedEngine, TimedModel
+from support.virtual_time import in_virtual_time, now_s
 
 MODEL = TimedModel(step_s=0.01, request_step_s=0.0, prefill_tokens_per_s=10_000.0, max_running_requests=2)
 
@@ -15,50 +17,57 @@ def request(prompt: int, key: int | None = None, prefix: int = 0) -> RouteReques
 
 async def timed(engine: TimedEngine, asked: RouteRequest, output: int) -> tuple[float, float, list[int]]:
     """Seconds to the first token and to the last, and what was said."""
-    start, arrivals, said = time.monotonic(), [], []
+    start, arrivals, said = now_s(), [], []
     async for tokens in engine.generate(asked, output):
-        arrivals.append(time.monotonic() - start)
+        arrivals.append(now_s() - start)
         said.append(tokens)
     return arrivals[0], arrivals[-1], said
 
 
-async def test_a_request_gets_its_tokens_and_takes_its_steps_at_least() -> None:
-    first_s, last_s, said = await timed(TimedEngine(MODEL), request(1000), 10)
+@in_virtual_time
+async def test_a_request_gets_its_tokens_and_takes_its_steps() -> None:
+    first_s, last_s, said = await timed(TimedEngine(MODEL, now_s=now_s), request(1000), 10)
     assert said == [1, 10]
     # 1,000 tokens at 10,000 a second, in two chunks of a step each, and then nine steps.
-    assert first_s >= 0.1 + 2 * 0.01 - 1e-3
-    assert last_s >= 0.1 + 11 * 0.01 - 1e-3
+    assert first_s == pytest.approx(0.1 + 2 * 0.01)
+    assert last_s == pytest.approx(0.1 + 11 * 0.01)
 
 
-async def test_half_the_speed_takes_twice_as_long_at_least() -> None:
-    _, last_s, _ = await timed(TimedEngine(MODEL, speed=0.5), request(1000), 10)
-    assert last_s >= 2 * (0.1 + 11 * 0.01) - 1e-3
+@in_virtual_time
+async def test_half_the_speed_takes_twice_as_long() -> None:
+    _, last_s, _ = await timed(TimedEngine(MODEL, speed=0.5, now_s=now_s), request(1000), 10)
+    assert last_s == pytest.approx(2 * (0.1 + 11 * 0.01))
 
 
+@in_virtual_time
 async def test_a_cached_beginning_is_not_prefilled_again() -> None:
-    engine = TimedEngine(MODEL)
+    engine = TimedEngine(MODEL, now_s=now_s)
     cold_s, _, _ = await timed(engine, request(3000, key=1, prefix=2900), 1)
     warm_s, _, said = await timed(engine, request(3000, key=1, prefix=2900), 1)
     assert said == [1]
-    assert cold_s >= 0.3
-    assert warm_s < cold_s
+    # At 10,000 tokens a second and a step for each chunk of 512: all 3,000 of them, then the 100 after its beginning.
+    assert cold_s == pytest.approx(0.3 + 6 * 0.01)
+    assert warm_s == pytest.approx(0.01 + 0.01)
 
 
+@in_virtual_time
 async def test_who_finds_the_batch_full_waits_and_is_counted() -> None:
-    engine = TimedEngine(MODEL)
+    engine = TimedEngine(MODEL, now_s=now_s)
     tasks = [asyncio.create_task(timed(engine, request(10), 20)) for _ in range(3)]
     await asyncio.sleep(0.03)
     seen = engine.snapshot("a")
     assert (seen.running_requests, seen.waiting_requests, seen.requests) == (2, 1, 3)
     waits = sorted(first_s for first_s, _, _ in await asyncio.gather(*tasks))
-    assert waits[2] >= 20 * 0.01
+    # Until the two before it have had theirs: a step for their prompts, which gives a token, and 19 more; then its own.
+    assert waits[2] == pytest.approx(21 * 0.01 + 3 * 10 / 10_000)
     seen = engine.snapshot("a")
     assert (seen.requests, seen.queued_prompt_tokens) == (0, 0)
     assert seen.has_rates
 
 
+@in_virtual_time
 async def test_a_request_that_is_given_up_leaves_no_trace() -> None:
-    engine = TimedEngine(MODEL)
+    engine = TimedEngine(MODEL, now_s=now_s)
     task = asyncio.create_task(timed(engine, request(10), 1000))
     await asyncio.sleep(0.03)
     task.cancel()

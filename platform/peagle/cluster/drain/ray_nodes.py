@@ -30,10 +30,13 @@ class RayUnreachable(Exception):  # noqa: N818 - a state that passes, caught whe
 
 
 class Gcs:
-    """A `RayControl` over the GCS at `address` (host:port). KubeRay names each node's instance after its pod."""
+    """A `RayControl` over the GCS at `address` (host:port). KubeRay names each node's instance after its pod.
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    `connect` makes a client of the GCS at an address; Ray's own by default.
+    """
+
+    def __init__(self, address: str, connect: Callable[..., Any] | None = None) -> None:
+        self._address, self._connect = address, connect
         self._client: Any = None
 
     def nodes(self) -> Sequence[RayNode]:
@@ -64,7 +67,7 @@ class Gcs:
                 # Ray's client would wait 40 s for one that is not there, in which its node's other replicas wait, too.
                 host, _, port = self._address.rpartition(":")
                 socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S).close()
-                self._client = GcsClient(address=self._address)
+                self._client = (self._connect or GcsClient)(address=self._address)
             return question(self._client)
         except (AuthenticationError, RpcError, RaySystemError, OSError) as error:
             # A head that restarts has another GCS behind the same address.

@@ -95,7 +95,7 @@ def train_head(
         measures = []
         for number, row in compute.share(rows):
             torch.manual_seed(sampling_seed(plan, step, number))
-            measures.append(_backward(head, tap(row), plan, len(rows)))
+            measures.append(backward(head, tap(row), plan, len(rows)))
         compute.sum_gradients(each for each in head.parameters() if each.requires_grad)
         update(optimizers, plan.rates.factor_at(step, plan.steps))
         sums = compute.sum(_sums(measures, plan))
@@ -260,7 +260,8 @@ def rows_of_step(generated: GeneratedText, corpus: np.ndarray, plan: HeadPlan, s
     return rows
 
 
-def _backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: HeadPlan, rows: int) -> dict[str, float]:
+def backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: HeadPlan, rows: int) -> dict[str, float]:
+    """Add the gradients of one of a step's `rows`; return what was measured on it."""
     device = batch["input_ids"].device
     precision = partial(autocast, device)
     if plan.method == "eagle3":

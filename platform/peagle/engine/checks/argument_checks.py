@@ -52,7 +52,7 @@ class Expected:
 
 def examine_arguments(deployment: Deployment) -> tuple[Check, ...]:
     """Check the names, and the types where they are simple, of what a deployment passes to vLLM."""
-    sources = _vllm_sources()
+    sources = vllm_sources()
     if sources is None:
         why = "vLLM is not installed here"
         return (Check("engine", "arguments", "not checked", why), Check("engine", "variables", "not checked", why))
@@ -94,7 +94,8 @@ def _variables(environment: Mapping[str, str], sources: Path) -> str:
     return ", ".join(environment) or "none set"
 
 
-def _vllm_sources() -> Path | None:
+def vllm_sources() -> Path | None:
+    """Where the installed vLLM lies; None where there is none."""
     try:
         spec = importlib.util.find_spec("vllm")
     except ValueError:  # it is half imported

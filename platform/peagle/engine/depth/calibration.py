@@ -6,7 +6,6 @@ another model or another device.
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -53,7 +52,7 @@ async def calibrate(
         ConfigError: The engine runs without live depth.
         ExceptionGroup: It failed a request.
     """
-    ends_s = time.monotonic() + _PLANNED_SHARE * seconds
+    ends_s = _now_s() + _PLANNED_SHARE * seconds
     before = (await read_step_stats(engine_client)).table
     points = _Points(engine_client, depths, before.version)
     sizes = spread([size for size in batch_sizes if size <= _room(engine_client, depths)])
@@ -168,7 +167,7 @@ async def _running(client: Any, batch_size: int, prompt_tokens: int, ends_s: flo
     async with asyncio.TaskGroup() as group:
         requests = [group.create_task(run(number)) for number in range(batch_size)]
         try:
-            async with asyncio.timeout(max(0.0, ends_s - time.monotonic())):
+            async with asyncio.timeout(max(0.0, ends_s - _now_s())):
                 await begun.wait()
         except TimeoutError:
             batch.ended.set()
@@ -195,7 +194,7 @@ async def _timed(client: Any, batch_size: int, depth: int, ends_s: float, ended:
         if begun is None and cell is not None:
             begun, cell = now, None
         steps = cell.steps if cell is not None else 0
-        if steps >= _STEPS_MAX or ended.is_set() or (steps >= _STEPS_MIN and time.monotonic() >= ends_s):
+        if steps >= _STEPS_MAX or ended.is_set() or (steps >= _STEPS_MIN and _now_s() >= ends_s):
             break
     if cell is None or cell.steps < _STEPS_MIN or not cell.reached:
         return None
@@ -232,9 +231,14 @@ def _room(client: Any, depths: Sequence[int]) -> int:
     return max(1, (cache.num_gpu_blocks or 0) // blocks)
 
 
+def _now_s() -> float:
+    """The event loop's time, by which its timeouts end."""
+    return asyncio.get_running_loop().time()
+
+
 def _part(ends_s: float, share: float) -> float:
     """The end of a share of the time from now to `ends_s`."""
-    now_s = time.monotonic()
+    now_s = _now_s()
     return now_s + max(0.0, ends_s - now_s) * share
 
 

@@ -109,6 +109,11 @@ class LiveDepthScheduler(DraftTakingScheduler):
             "prompts": self._prompts.plain(),
         }
 
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether nothing of any request or step is remembered, as once all have ended."""
+        return not (self._tails or self._steps or self._gaps)
+
     def set_pause_state(self, pause_state: Any) -> None:
         self._had_more = False  # The engine may now wait with work left.
         super().set_pause_state(pause_state)

@@ -14,7 +14,7 @@ _MIX_FIRST = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_SECOND = 0x94D049BB133111EB - 2**64
 
 # Bounds what noise takes beside the logits: 32 MB a temporary.
-_ELEMENTS_AT_ONCE = 1 << 22
+ELEMENTS_AT_ONCE = 1 << 22
 
 
 def sample_tokens(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def sample_tokens(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         int64 [rows].
     """
     keys = _mix(_mix(seeds + _STEP) + (positions + 1) * _STEP)
-    rows_at_once = max(1, _ELEMENTS_AT_ONCE // logits.shape[-1])
+    rows_at_once = max(1, ELEMENTS_AT_ONCE // logits.shape[-1])
     chunks = zip(torch.split(logits, rows_at_once), torch.split(keys, rows_at_once), strict=True)
     return torch.cat([(gumbel_noise(key, part.shape[-1]) + part).argmax(dim=-1) for part, key in chunks])
 

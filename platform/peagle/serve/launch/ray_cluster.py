@@ -141,12 +141,10 @@ def first_line(text: str) -> str:
     return text.strip().splitlines()[0] if text.strip() else "no reason given"
 
 
-# Set once this process has handed Serve an application, which it takes away again as it leaves.
-_has_deployed = threading.Event()
-
-
-def deploy(app: Any, host: str, port: int, *, joined: bool) -> None:
+def deploy(app: Any, host: str, port: int, *, joined: bool, deployed: threading.Event) -> None:
     """Hand the application to Serve; return before it runs.
+
+    From the moment on in which Serve may have it, `deployed` is set: `leave` then takes it away.
 
     Raises:
         StartupError: Serve's proxy does not start, or the cluster that was `joined` serves an application of that name,
@@ -165,7 +163,7 @@ def deploy(app: Any, host: str, port: int, *, joined: bool) -> None:
             f"the cluster serves an application named {APP_NAME} already",
             f"Stop what serves it, or delete it there (ray.serve.delete({APP_NAME!r})), or leave --address out",
         )
-    _has_deployed.set()
+    deployed.set()
     run_many([RunTarget(target=app, name=APP_NAME, logging_config=quiet)], wait_for_applications_running=False)
 
 
@@ -186,7 +184,9 @@ def rollout() -> Rollout:
     return Rollout(app.status == ApplicationStatus.RUNNING, problem, (running, wanted))
 
 
-def leave(address: str | None, attempt: Callable[[Callable[[], None]], None]) -> None:
+def leave(
+    address: str | None, attempt: Callable[[Callable[[], None]], None], deployed: threading.Event | None = None
+) -> None:
     """Drain and stop Serve, then Ray; on a cluster that is not ours only our application goes."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
@@ -195,6 +195,6 @@ def leave(address: str | None, attempt: Callable[[Callable[[], None]], None]) ->
 
     if address is None:
         attempt(serve.shutdown)
-    elif _has_deployed.is_set():  # else one of that name is somebody else's
+    elif deployed is not None and deployed.is_set():  # else one of that name is somebody else's
         attempt(lambda: serve.delete(APP_NAME))
     attempt(ray.shutdown)

@@ -106,21 +106,21 @@ def run(
     ray_cluster.prepare_environment(joins=address is not None)
     os.environ.update(spans)
     processes.adopt_orphans()
-    signals = StopSignals(force=_end_now)
+    signals, deployed = StopSignals(force=_end_now), threading.Event()
     with Terminal(log_path(port)) as terminal:
         folder = put_haproxy_in_front(host) if address is None else None
         signals.install()
         try:
             terminal.say(f"Logs of Ray and vLLM: {terminal.log}")
-            _start(deployments, settings, (host, port, address), terminal, signals)
-            _announce(deployments, settings, base_url(host, port, address), terminal)
+            _start(deployments, settings, (host, port, address), terminal, signals, deployed)
+            announce(deployments, settings, base_url(host, port, address), terminal)
             threading.Event().wait()
         except (Interrupted, SystemExit):
             terminal.say("Stopping. Press Ctrl-C again to stop at once.")
         finally:
             signals.begin_stop()
             with terminal.stage("Stop"):
-                ray_cluster.leave(address, _attempt)
+                ray_cluster.leave(address, _attempt, deployed)
                 processes.end_descendants(PATIENCE_S)
                 agents_path(port).unlink(missing_ok=True)
                 if folder is not None:
@@ -167,6 +167,7 @@ def _start(
     where: tuple[str, int, str | None],
     terminal: Terminal,
     signals: StopSignals,
+    deployed: threading.Event,
 ) -> None:
     host, port, address = where
     try:
@@ -179,7 +180,8 @@ def _start(
             from peagle.serve.app import compose
 
             listening = haproxy.BEHIND_HOST if haproxy.is_in_front() else host
-            ray_cluster.deploy(compose(deployments, settings), listening, port, joined=address is not None)
+            app = compose(deployments, settings)
+            ray_cluster.deploy(app, listening, port, joined=address is not None, deployed=deployed)
             ray_cluster.write_agents(agents_path(port))
         with terminal.stage("Load " + ", ".join(deployment.name for deployment in deployments)) as stage:
             while not (state := ray_cluster.rollout()).is_running:
@@ -193,7 +195,7 @@ def _start(
             stage.detail(f"{ready} replica{'s' * (ready != 1)} ready")
         if (url := base_url(host, port, address)) is not None:
             with terminal.stage("Ask every replica"):
-                _wait_until_all_answer(url, deployments)
+                wait_until_all_answer(url, deployments)
     except StartupError as error:
         raise StartupError(error.problem, f"{error.fix.rstrip('.')}: {terminal.log}") from None
 
@@ -224,10 +226,16 @@ def base_url(host: str, port: int, address: str | None = None) -> str | None:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _wait_until_all_answer(url: str, deployments: Sequence[Deployment], timeout_s: float = 60.0) -> None:
+def wait_until_all_answer(
+    url: str,
+    deployments: Sequence[Deployment],
+    timeout_s: float = 60.0,
+    now_s: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """Ask over HTTP until of each model at least its least number of replicas is well."""
     wanted = {deployment.name: deployment.replicas.min for deployment in deployments}
-    deadline = time.monotonic() + timeout_s
+    deadline_s = now_s() + timeout_s
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy leads to the internet
     while True:
         answered: dict[str, int] = {}
@@ -238,14 +246,15 @@ def _wait_until_all_answer(url: str, deployments: Sequence[Deployment], timeout_
             logger.info("%s/health: %s", url, error)
         if all(answered.get(name, 0) >= count for name, count in wanted.items()):
             return
-        if time.monotonic() > deadline:
+        if now_s() > deadline_s:
             raise StartupError(
                 f"{url}/health tells of {answered} and not {wanted} after {timeout_s:.0f} s", "See the log"
             )
-        time.sleep(POLL_S)
+        sleep(POLL_S)
 
 
-def _announce(deployments: Sequence[Deployment], settings: ApiSettings, url: str | None, terminal: Terminal) -> None:
+def announce(deployments: Sequence[Deployment], settings: ApiSettings, url: str | None, terminal: Terminal) -> None:
+    """Say that the server is ready, where, and a line to try it with."""
     if url is None:
         terminal.say(
             "Ready, for callers on the cluster's own machines: --host 0.0.0.0 lets others in. Ctrl-C stops it."

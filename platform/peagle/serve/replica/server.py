@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -20,7 +19,7 @@ from peagle import tracing
 from peagle.api.openai_errors import told
 from peagle.config import Deployment
 from peagle.engine.depth.live_depth import StepStatsReader, set_depths
-from peagle.host.cores import claim_cores
+from peagle.host.cores import bind_to_cores
 from peagle.router.depth import DepthPlan, StandingLimits
 from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats, StepTime
 from peagle.serve.depth_settings import calibration_points
@@ -73,7 +72,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
     async def start(self) -> None:
         """Start the engine; return when it has answered a request and, where its depth adapts, has timed its steps."""
         if self._deployment.resources.accelerator == "cpu":
-            _bind_to_cores(int(self._deployment.resources.cpus))
+            bind_to_cores(int(self._deployment.resources.cpus))
         await super().start()
         # Imported here: vLLM takes seconds, and only a replica needs it.
         from peagle.serve.replica.load_listener import LoadListener
@@ -98,9 +97,10 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             return
         if self._deployment.adapts:
             self._reporter = DepthReporter(self._read_step_stats, self._apply, self._ask_router, calibration)
-        self._reporting = asyncio.create_task(keep_reporting(self._report), name="reports")
+        self._reporting = asyncio.create_task(keep_reporting(self.report), name="reports")
 
-    async def _report(self) -> None:
+    async def report(self) -> None:
+        """Tell the Router of load and steps, once; of load alone where the engine is dead or chooses no depths."""
         if self._reporter is None or self._client.errored:
             await self._tell_load()
             return
@@ -336,12 +336,3 @@ def depth_status(stats: StepStats | None) -> dict[str, Any]:
         "depth_effective": stats.depth_effective if stats else None,
         "acceptance_length": stats.acceptance_length if stats else None,
     }
-
-
-def _bind_to_cores(count: int) -> None:
-    """Tell vLLM's CPU worker which cores are its own; an operator's own setting wins."""
-    if "VLLM_CPU_OMP_THREADS_BIND" in os.environ:
-        return
-    cores = claim_cores(max(1, count))
-    # With every core taken, threads that float share them more evenly than threads pinned to one busy core.
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores)) if cores else "nobind"

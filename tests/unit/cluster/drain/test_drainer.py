@@ -4,21 +4,22 @@ import asyncio
 import logging
 import os
 import sys
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from peagle.cluster.drain.drain_actions import DrainPolicy, RayNode
+from peagle.cluster.drain.drain_actions import DrainPolicy, KubeNode, RayNode, leaving_pods
 from peagle.cluster.drain.drainer import Drainer
 from peagle.cluster.drain.ray_nodes import RayControl, RayUnreachable
 from peagle.errors import ClusterError
 from support.kubernetes_api import KubernetesApi, client_of, node, ray_pod, until
 
 POLICY = DrainPolicy(patience_s=30.0, finish_s=60.0)
+NOW_S = 1000.0
 
 
 class StandInRay(RayControl):
@@ -28,8 +29,10 @@ class StandInRay(RayControl):
         self.known = [RayNode(f"id-{pod}", pod, None) for pod in pods]
         self.asked: list[tuple[str, float]] = []
         self.answers = True
+        self.looks = 0
 
     def nodes(self) -> Sequence[RayNode]:
+        self.looks += 1
         if not self.answers:
             raise RayUnreachable("10.0.0.1:6379: no answer")
         return list(self.known)
@@ -39,6 +42,11 @@ class StandInRay(RayControl):
             raise RayUnreachable("10.0.0.1:6379: no answer")
         self.asked.append((node_id, deadline_ms / 1000))
         self.known = [replace(each, deadline_ms=deadline_ms) if each.id == node_id else each for each in self.known]
+
+    async def looked_at_again(self, times: int = 5) -> None:
+        """Wait until the watcher has decided anew a few times, by what it sees now."""
+        wanted = self.looks + times
+        await until(lambda: self.looks >= wanted)
 
     def end(self, pod: str) -> None:
         self.known = [each for each in self.known if each.pod != pod]
@@ -77,7 +85,7 @@ async def draining(server: KubernetesApi, ray: StandInRay) -> AsyncIterator[list
         return ray
 
     async with client_of(server) as api:
-        task = asyncio.create_task(Drainer(api, "r", POLICY, connect).run())
+        task = asyncio.create_task(Drainer(api, "r", POLICY, connect, now_s=lambda: NOW_S).run())
         await until(lambda: server.count("watch", "pods") > 0 and server.count("watch", "nodes") > 0)
         yield addresses
         task.cancel()
@@ -91,25 +99,35 @@ async def cordon(server: KubernetesApi, name: str, on: bool = True) -> None:
 
 async def test_a_cordoned_node_is_drained_emptied_and_released(server: KubernetesApi, ray: StandInRay) -> None:
     async with draining(server, ray) as addresses:
-        began_s = time.monotonic()
+        asked_api = server.count("list", "nodes"), server.count("watch", "nodes")
         await cordon(server, "a")
         await until(lambda: bool(ray.asked))
-        assert time.monotonic() - began_s < 1.0
-        await asyncio.sleep(0.3)
+        told_by = server.count("list", "nodes"), server.count("watch", "nodes")
+        assert told_by == asked_api, "it was told by the watch that ran, not by the next one or another list"
+        await ray.looked_at_again()
         assert "w-a" in server.names("pods"), "it was evicted before it had finished"
         ray.end("w-a")
         await until(lambda: "w-a" not in server.names("pods"))
     (asked,) = ray.asked
     assert asked[0] == "id-w-a"
-    assert asked[1] == pytest.approx(time.time() + 90, abs=5)
+    assert asked[1] == NOW_S + 90
     assert addresses == ["10.0.0.1:6379"]
     assert server.names("pods") == {"head", "w-b", "other"}
 
 
-async def test_while_nothing_leaves_ray_is_not_asked(server: KubernetesApi, ray: StandInRay) -> None:
+async def test_while_nothing_leaves_ray_is_not_asked(
+    server: KubernetesApi, ray: StandInRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[str] = set()
+
+    def looked(nodes: Mapping[str, KubeNode], *rest: Any) -> Any:
+        seen.update(nodes["a"].taints)
+        return leaving_pods(nodes, *rest)
+
+    monkeypatch.setattr("peagle.cluster.drain.drainer.leaving_pods", looked)
     async with draining(server, ray) as addresses:
-        await server.merge("nodes", "a", {"metadata": {"labels": {"x": "y"}}})
-        await asyncio.sleep(0.2)
+        await server.merge("nodes", "a", {"spec": {"taints": [{"key": "x", "effect": "NoSchedule"}]}})
+        await until(lambda: "x" in seen)
         assert addresses == []
 
 
@@ -119,7 +137,7 @@ async def test_a_termination_taint_is_as_good_as_a_cordon(server: KubernetesApi,
         await server.merge("nodes", "b", {"spec": {"taints": taints}})
         await until(lambda: bool(ray.asked))
     assert ray.asked[0][0] == "id-w-b"
-    assert ray.asked[0][1] == pytest.approx(time.time() + 60, abs=5)
+    assert ray.asked[0][1] == NOW_S + 60
 
 
 async def test_a_node_cordoned_while_the_watch_is_down_is_seen(server: KubernetesApi, ray: StandInRay) -> None:
@@ -140,7 +158,7 @@ async def test_a_head_that_does_not_answer_is_waited_for(
         async with draining(server, ray):
             await cordon(server, "a")
             await until(lambda: "does not answer" in caplog.text)
-            await asyncio.sleep(0.3)
+            await ray.looked_at_again()
             assert server.names("pods") >= {"w-a"}
             ray.answers = True
             await until(lambda: bool(ray.asked))

@@ -18,7 +18,7 @@ from peagle.drafter.data.generated_text import ANSWER_TOKENS_MIN, GeneratedText
 from peagle.drafter.data.generation import rows_of
 from peagle.drafter.data.prompt_source import Asked, GenerationPlan, ask, lines, windows
 from peagle.drafter.train.head_plan import HEAD_PLANS, HeadPlan
-from peagle.drafter.train.heads import TargetTap, _backward, make_head, rows_of_step
+from peagle.drafter.train.heads import TargetTap, backward, make_head, rows_of_step
 from peagle.drafter.train.prepare import read_tokenizer
 from peagle.drafter.train.readiness import TargetShape, check_training
 from peagle.drafter.train.record import learned_from
@@ -231,7 +231,7 @@ def gradients() -> Callable[[GeneratedText, HeadPlan], dict[str, torch.Tensor]]:
         head = make_head(TARGET, config, 1, plan, TAPS)
         rows = rows_of_step(text, CORPUS, plan, 0)
         for row in rows:
-            _backward(head, tap(row), plan, len(rows))
+            backward(head, tap(row), plan, len(rows))
         return {name: each.grad for name, each in head.named_parameters() if each.grad is not None}
 
     return of

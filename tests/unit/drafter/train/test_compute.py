@@ -86,7 +86,7 @@ def test_every_tensor_is_made_where_its_row_lies(tmp_path: Path, method: str, pa
     tap = TargetTap(target, (1, 2, 3))
     with torch.device("meta"):  # where a tensor without a device of its own would land, and could not be computed with
         batch = tap(Row(rows().tokens[0], 8))
-        measures = heads._backward(head, batch, plan, 1)
+        measures = heads.backward(head, batch, plan, 1)
         drafts = drafts_of(head, batch, 3)
     assert measures["loss"] > 0
     assert drafts.shape == (23, 3)

@@ -145,7 +145,7 @@ def test_training_weighs_the_same_whole_and_in_chunks(monkeypatch: pytest.Monkey
     found = []
     for partitions in (1, 4):
         torch.manual_seed(3)
-        heads._backward(head, batch, replace(plan, partitions=partitions), 1)
+        heads.backward(head, batch, replace(plan, partitions=partitions), 1)
         found.append(gradients(head))
     assert sum(name.startswith("markov_head") for name in found[0]) == (4 if markov_rank else 0)
     for name, gradient in found[0].items():
@@ -163,7 +163,7 @@ def test_only_what_follows_a_draft_is_biased(monkeypatch: pytest.MonkeyPatch) ->
         torch.nn.init.constant_(head.markov_head.markov_w2.weight[:7].detach(), weight)
         for depth in (1, DEPTHS):
             torch.manual_seed(3)
-            losses[depth, weight] = heads._backward(head, batch, replace(plan, trained_depth=depth), 1)["loss"]
+            losses[depth, weight] = heads.backward(head, batch, replace(plan, trained_depth=depth), 1)["loss"]
     assert losses[1, 0.0] == losses[1, 1.0]
     assert losses[DEPTHS, 0.0] != losses[DEPTHS, 1.0]
 

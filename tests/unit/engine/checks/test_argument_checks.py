@@ -47,7 +47,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in SOURCES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    monkeypatch.setattr(argument_checks, "_vllm_sources", lambda: folder)
+    monkeypatch.setattr(argument_checks, "vllm_sources", lambda: folder)
     return folder
 
 

@@ -1,7 +1,6 @@
 """What calibration does when an engine has no room, no time, or fails: a stand-in answers in milliseconds."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from peagle.engine.depth import live_depth
+from support.virtual_time import in_virtual_time, now_s
 
 calibration = pytest.importorskip("peagle.engine.depth.calibration")  # it imports vLLM
 
@@ -82,6 +82,7 @@ class Engine:
         cell["drafted"] = [cell["steps"] * size if position < depth else 0 for position in range(7)]
 
 
+@in_virtual_time
 async def test_every_point_is_timed_and_the_engine_is_as_before() -> None:
     engine = Engine()
     times = await calibration.calibrate(engine, SIZES, DEPTHS, 4.0)
@@ -90,6 +91,7 @@ async def test_every_point_is_timed_and_the_engine_is_as_before() -> None:
     assert (engine.depths, engine.running, engine.resets) == ([3, 1], set(), 1)
 
 
+@in_virtual_time
 async def test_no_k_is_timed_over_longer_contexts_than_another() -> None:
     engine = Engine(context_tokens=100_000, token_s=1e-4)
     times = await calibration.calibrate(engine, (1, 8), (0, 1, 3, 7), 8.0)
@@ -101,22 +103,24 @@ async def test_no_k_is_timed_over_longer_contexts_than_another() -> None:
         assert step_s[0] == pytest.approx(step_s[1], rel=0.3)
 
 
+@in_virtual_time
 async def test_batches_for_which_the_cache_has_no_room_are_left_out() -> None:
     engine = Engine(room=4, blocks=4 * 20)
     times = await calibration.calibrate(engine, SIZES, DEPTHS, 4.0)
     assert {each.batch_size for each in times} == {1, 2, 3, 4}
 
 
+@in_virtual_time
 async def test_a_batch_that_never_comes_together_takes_no_more_than_the_time() -> None:
     engine = Engine(room=7)
-    began_s = time.monotonic()
     times = await calibration.calibrate(engine, SIZES, DEPTHS, 0.5)
-    assert time.monotonic() - began_s < 2.0
+    assert now_s() == pytest.approx(0.5)  # all of it: it waits for the batch, and then no longer
     assert 8 not in {each.batch_size for each in times}
     assert (engine.depths, engine.running) == ([3, 1], set())
 
 
 @pytest.mark.parametrize("limit", [{"room": 7}, {"step_requests": 7}])
+@in_virtual_time
 async def test_a_batch_that_is_never_whole_leaves_time_for_the_others(limit: dict[str, int]) -> None:
     engine = Engine(context_tokens=100_000, **limit)  # none of its requests ends by itself
     times = await calibration.calibrate(engine, SIZES, DEPTHS, 6.0)
@@ -124,21 +128,21 @@ async def test_a_batch_that_is_never_whole_leaves_time_for_the_others(limit: dic
     assert {(each.batch_size, each.depth) for each in times} == others
 
 
+@in_virtual_time
 async def test_a_request_that_fails_is_told_at_once_and_the_depths_are_as_before() -> None:
     engine = Engine(fails=8)
-    began_s = time.monotonic()
     with pytest.raises(ExceptionGroup) as caught:
         await calibration.calibrate(engine, SIZES, DEPTHS, 30.0)
     assert caught.group_contains(RuntimeError, match="refuses")
-    assert time.monotonic() - began_s < 5.0
+    assert now_s() == pytest.approx(0.001)  # with the first token, not when its batch is given up
     assert (engine.depths, engine.running) == ([3, 1], set())
 
 
+@in_virtual_time
 async def test_contexts_that_are_soon_full_stop_nothing() -> None:
     engine = Engine(context_tokens=12)
-    began_s = time.monotonic()
     await calibration.calibrate(engine, SIZES, DEPTHS, 30.0)
-    assert time.monotonic() - began_s < 10.0
+    assert now_s() < 1.0  # not what a batch whose requests have all ended is waited for
     assert engine.depths == [3, 1]
 
 

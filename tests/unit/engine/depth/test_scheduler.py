@@ -76,9 +76,7 @@ def test_output_is_the_targets_own_while_depth_changes(
     assert bool(preemptions) == (blocks < 100)
     assert bool(core.worker.gapped) == skips_drafter
     assert set(core.worker.drafted) - {0} == (set(range(1, DEPTH_MAX + 1)) if to_depth else {DEPTH_MAX})
-    assert not core.scheduler._tails
-    assert not core.scheduler._steps
-    assert not core.scheduler._gaps
+    assert core.scheduler.keeps_nothing
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3, DEPTH_MAX])

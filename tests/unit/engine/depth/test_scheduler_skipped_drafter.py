@@ -161,5 +161,5 @@ def test_who_drafts_finds_nothing_in_the_prefix_cache_that_the_drafter_has_not_s
     assert cached_tokens("drafts again") == 32, "its prompt was drafted over"
     while core.busy():
         core.step()
-    assert not core.scheduler._gaps
+    assert core.scheduler.keeps_nothing
     assert all(text == continuation(prompt, 30) for text in core.emitted.values())

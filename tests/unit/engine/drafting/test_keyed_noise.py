@@ -68,7 +68,7 @@ def test_a_row_depends_on_nothing_but_its_own_seed_position_and_logits() -> None
 def test_many_rows_are_sampled_in_bounded_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, seeds = torch.randn(10, 100), torch.arange(10)
     whole = sample_tokens(logits, seeds, seeds)
-    monkeypatch.setattr("peagle.engine.drafting.keyed_noise._ELEMENTS_AT_ONCE", 250)
+    monkeypatch.setattr("peagle.engine.drafting.keyed_noise.ELEMENTS_AT_ONCE", 250)
     assert torch.equal(sample_tokens(logits, seeds, seeds), whole)
 
 

@@ -78,9 +78,11 @@ def test_a_request_that_was_never_sent_has_not_ended() -> None:
 def test_ends_that_no_report_asks_for_are_not_kept() -> None:
     in_flight = InFlight()
     for number in range(100):
-        in_flight.started(replace(REQUEST, request_id=str(number)), "a", float(number))
+        in_flight.started(replace(REQUEST, request_id=str(number)), "a", 0.0)
+    for number in range(100):
         in_flight.ended(str(number), number + 0.5)
-    assert len(in_flight._ends["a"]) <= ENDS_REMEMBERED_S + 1
+    in_flight.reported("a", 0.1)  # before every end, so that it counts all that are remembered
+    assert in_flight.to("a").ended_requests == ENDS_REMEMBERED_S + 1
 
 
 def test_a_request_that_goes_elsewhere_counts_only_there() -> None:

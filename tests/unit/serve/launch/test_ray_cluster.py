@@ -1,6 +1,7 @@
 """What a server takes away as it leaves: all of a Ray that it started, on a joined one only what it brought."""
 
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -34,10 +35,10 @@ def test_an_application_of_somebody_else_stays(
     api = SimpleNamespace(RunTarget=dict, run_many=lambda *_, **__: None)
     for name, module in (("ray", ray), ("ray.serve", serve), ("ray.serve.api", api)):
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(ray_cluster, "_has_deployed", type(ray_cluster._has_deployed)())
+    handed_over = threading.Event()
     if deployed:
-        ray_cluster.deploy(None, "localhost", 8000, joined=address is not None)
-    ray_cluster.leave(address, lambda step: step())
+        ray_cluster.deploy(None, "localhost", 8000, joined=address is not None, deployed=handed_over)
+    ray_cluster.leave(address, lambda step: step(), handed_over)
     assert seen == done
 
 
@@ -52,8 +53,8 @@ def test_an_application_of_somebody_else_is_not_replaced(monkeypatch: pytest.Mon
     api = SimpleNamespace(RunTarget=dict, run_many=lambda *_, **__: seen.append("it is replaced"))
     for name, module in (("ray", ray), ("ray.serve", serve), ("ray.serve.api", api)):
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(ray_cluster, "_has_deployed", type(ray_cluster._has_deployed)())
+    handed_over = threading.Event()
     with pytest.raises(StartupError, match="serves an application named peagle already"):
-        ray_cluster.deploy(None, "localhost", 8000, joined=True)
-    ray_cluster.leave(ADDRESS, lambda step: step())
+        ray_cluster.deploy(None, "localhost", 8000, joined=True, deployed=handed_over)
+    ray_cluster.leave(ADDRESS, lambda step: step(), handed_over)
     assert seen == ["Ray stops"]

@@ -70,21 +70,25 @@ def model(replicas: int) -> Deployment:
     return parse_deployment({**raw, "replicas": {"min": replicas, "max": replicas}}, origin="m.yaml")
 
 
-def test_it_is_ready_when_as_many_replicas_are_well_as_are_wanted(health: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "POLL_S", 0.01)
+def test_it_is_ready_when_as_many_replicas_are_well_as_are_wanted(health: str) -> None:
+    slept_s: list[float] = []
+
+    def now_s() -> float:
+        return sum(slept_s)
+
     Health.answers = [0, 1, 2]
-    run._wait_until_all_answer(health, [model(2)])
+    run.wait_until_all_answer(health, [model(2)], now_s=now_s, sleep=slept_s.append)
     assert not Health.answers
     Health.answers = [1] * 1000
     with pytest.raises(StartupError, match=r"tells of \{'m': 1\} and not \{'m': 2\}"):
-        run._wait_until_all_answer(health, [model(2)], timeout_s=0.1)
+        run.wait_until_all_answer(health, [model(2)], now_s=now_s, sleep=slept_s.append)
 
 
 @pytest.mark.parametrize("url", ["http://[fd00::7]:8000", "http://127.0.0.1:8000"])
 def test_the_address_is_shown_whole(url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     terminal = Terminal(tmp_path / "log")
     terminal.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    run._announce([model(1)], ApiSettings(), url, terminal)
+    run.announce([model(1)], ApiSettings(), url, terminal)
     assert f"Ready at {url}. Try it:" in capsys.readouterr().out
 
 
@@ -92,5 +96,5 @@ def test_the_line_to_try_has_the_key_where_one_is_asked_for(capsys: pytest.Captu
     terminal = Terminal(tmp_path / "log")
     terminal.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     for settings, shown in ((ApiSettings(), False), (ApiSettings(keys_file="keys"), True)):
-        run._announce([model(1)], settings, "http://127.0.0.1:8000", terminal)
+        run.announce([model(1)], settings, "http://127.0.0.1:8000", terminal)
         assert ('-H "Authorization: Bearer $PEAGLE_API_KEY"' in capsys.readouterr().out) is shown

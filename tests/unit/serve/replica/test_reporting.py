@@ -11,6 +11,7 @@ from peagle.router.depth import Cause, DepthLimits, DepthPlan, Mode, ModelDepths
 from peagle.router.snapshot import DepthTable, StepReport, StepStats, StepTime
 from peagle.serve.replica.reporting import TRIAL_S, DepthReporter, keep_reporting
 from support.depth_reports import SETTINGS, good_cell
+from support.virtual_time import in_virtual_time
 
 
 @dataclass
@@ -66,6 +67,7 @@ async def test_each_step_is_reported_once_and_the_plan_is_applied() -> None:
     assert engine.table.version > 0
 
 
+@in_virtual_time
 async def test_steps_of_a_report_that_was_not_answered_are_in_the_next() -> None:
     engine = Engine()
     reporter = engine.reporter()
@@ -111,6 +113,7 @@ async def test_every_report_has_what_was_timed_before_the_first_request() -> Non
     assert told == [times, times]
 
 
+@in_virtual_time
 async def test_a_router_that_never_answers_is_given_up_each_time() -> None:
     engine = Engine()
 
@@ -205,6 +208,7 @@ async def test_what_was_decided_since_a_router_came_back_wins_over_what_held_bef
     assert engine.router.limits_of("a") == DepthLimits()
 
 
+@in_virtual_time
 async def test_reporting_ends_when_it_is_cancelled_in_the_very_turn_in_which_an_answer_comes() -> None:
     engine = Engine()
     reporting: asyncio.Task[None]

@@ -9,6 +9,7 @@ import pytest
 from peagle.router.snapshot import DepthTable, StepStats
 from peagle.serve.replica import server
 from peagle.serve.replica.server import STATIC, PeagleServer
+from support.virtual_time import in_virtual_time
 
 
 class Replica(PeagleServer):
@@ -43,38 +44,39 @@ class Replica(PeagleServer):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "replica_id", lambda: "r")
     monkeypatch.setattr(server, "get_node_ip_address", lambda: "node")
-    monkeypatch.setattr(server, "TIMEOUT_S", 0.2)
-    monkeypatch.setattr(server, "LOAD_PERIOD_S", 0.05)
 
 
 @pytest.mark.parametrize(
     ("engine", "errored", "state"),
     [("well", False, "ready"), ("stuck", False, "ready"), ("dies", False, "dead"), ("well", True, "dead")],
 )
+@in_virtual_time
 async def test_a_replica_tells_how_it_is_whatever_its_engine_does(engine: str, errored: bool, state: str) -> None:
     for said in (await Replica(engine, errored).replica_status(), await Replica(engine, errored).replica_metrics()):
         assert (said["state"], said["generation_tokens"]) == (state, 9)
         assert ("depth_mode" in said) is (engine == "well" and not errored)
 
 
+@in_virtual_time
 async def test_a_failure_of_an_engine_that_lives_is_not_hidden() -> None:
     with pytest.raises(RuntimeError, match="not now"):
         await Replica("fails").replica_status()
 
 
+@in_virtual_time
 async def test_dispatchers_hear_of_a_replica_in_a_long_step_again_and_again() -> None:
     replica = Replica("stuck")
-    await replica._report()
+    await replica.report()
     assert replica.told >= 2
     replica.told_in_time = False
     with pytest.raises(TimeoutError):
-        await replica._report()
+        await replica.report()
     well = Replica("well")
-    await well._report()
+    await well.report()
     assert well.told == 0  # the report itself tells of it
     dead = Replica("well", errored=True)
-    await dead._report()
+    await dead.report()
     assert dead.told == 1

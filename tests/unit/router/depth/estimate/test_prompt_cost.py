@@ -1,6 +1,7 @@
 """What prompts cost, from steps in which others decode beside them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -61,11 +62,17 @@ def test_the_mix_of_requests_follows_those_that_end() -> None:
 
 def test_prompts_of_a_report_that_repeats_what_was_learned_count_once() -> None:
     """The answer to it came too late, so the replica tells of the same time again."""
-    depths = ModelDepths(SETTINGS)
     told = StepReport(StepStats(STATIC, 7, (good_cell(),), PromptStats((steps(True, 2e-4),), 3000, 1000)), reading=1)
-    depths.report("a", told, 0.5)
-    depths.report("a", replace(told, reading=2), 1.0)
-    assert depths._states["a"].prompts.output_tokens == 1000
+    dear = PromptStats((steps(True, 2e-2),), 30_000, 1000)
+
+    def expected(prompts: PromptStats, since: int) -> Any:
+        depths = ModelDepths(SETTINGS)
+        depths.report("a", told, 0.5)
+        depths.report("a", StepReport(StepStats(STATIC, 7, (), prompts), reading=2, since=since), 1.0)
+        return depths.estimates(1.0)
+
+    assert expected(dear, since=0) == expected(PromptStats(), since=0)
+    assert expected(dear, since=1) != expected(PromptStats(), since=1), "what does not repeat anything counts"
 
 
 @pytest.mark.parametrize(
