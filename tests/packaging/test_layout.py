@@ -35,7 +35,7 @@ LAYERS = (
     ("peagle.api",),
     ("peagle.client", "peagle.config", "peagle.host"),
     ("peagle.router",),
-    ("peagle.errors", "peagle.metrics", "peagle.tracing", "peagle.prompt_file"),
+    ("peagle.errors", "peagle.metrics", "peagle.tracing", "peagle.prompt_file", "peagle.upstream"),
 )
 HEAVY = {"ray", "vllm", "torch", "kubernetes", "transformers"}
 

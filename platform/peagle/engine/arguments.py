@@ -7,7 +7,7 @@ from peagle.engine.cpu_dtype import cpu_dtype
 
 # Resolved by name inside the engine core process; see plugin.scheduler.
 SCHEDULER = "peagle.engine.plugin.scheduler"
-# Resolved by name in each worker process; see worker.
+# Resolved by name in each worker process, which makes one; see worker.
 WORKER_EXTENSION = "peagle.engine.worker.WorkerExtension"
 # Resolved by name as vLLM builds its configuration; see executor.
 EXECUTOR = "peagle.engine.executor.InProcessExecutor"
