@@ -13,6 +13,8 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
+from peagle.api.ledger import Ledger
+from peagle.api.tries import TriedRequestInfo, Tries
 from peagle.bench.dispatch.fleet_load import Arrival, Sample
 from peagle.bench.dispatch.timed_server import TimedRequest, TimedServer
 from peagle.config import parse_deployment
@@ -60,7 +62,10 @@ class Front:
 
 @ray.remote(num_cpus=0)
 class Caller:
-    """A process that dispatches, as an ingress does."""
+    """A process that dispatches, as an ingress does, and counts what was decided."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
 
     async def warm(self, policies: Sequence[str]) -> None:
         """Make each policy's request router, and wait until it has replicas to choose from."""
@@ -79,7 +84,8 @@ class Caller:
         await asyncio.sleep(max(0.0, starts_at_s + arrival.at_s - time.time()))
         # From when it was due: a late sender must not make a slow answer look quick.
         due_s, came_s = starts_at_s + arrival.at_s, []
-        async for said in handle.completions.remote(body):  # noqa: B007  # the last one is read after the loop
+        info = TriedRequestInfo({}, Tries(SOONEST, self.ledger))
+        async for said in handle.completions.remote(body, info):  # noqa: B007  # the last one is read after the loop
             came_s.append(time.time() - due_s)
         return Sample(arrival.at_s, came_s[0], came_s[-1], said["tokens"], said["replica"])
 
