@@ -49,10 +49,8 @@ def decisions(callers: list[Any]) -> Counter[str]:
     return sum(ray.get([caller.__ray_call__.remote(decided_here) for caller in callers]), Counter())
 
 
-def decided_here(_: Any) -> Counter[str]:
-    from peagle.api.http_metrics import http_metrics
-
-    counted = (each for each in http_metrics().values() if each[0] == "peagle_dispatch_decisions_total")
+def decided_here(caller: Any) -> Counter[str]:
+    counted = (each for each in caller.ledger.metrics.values() if each[0] == "peagle_dispatch_decisions_total")
     return Counter({dict(labels)["reason"]: int(value) for _, labels, value in counted})
 
 

@@ -39,9 +39,8 @@ def test_a_path_leads_to_something(path: str) -> None:
     assert not name or hasattr(found, name)
 
 
-@pytest.mark.parametrize("group", ["console_scripts", "vllm.general_plugins"])
-def test_entry_points_lead_to_something(group: str) -> None:
-    ours = [each for each in entry_points(group=group) if each.value.startswith("peagle.")]
+def test_entry_points_lead_to_something() -> None:
+    ours = [each for each in entry_points(group="console_scripts") if each.value.startswith("peagle.")]
     assert ours
     assert all(callable(each.load()) for each in ours)
 

@@ -33,7 +33,7 @@ LAYERS = (
     ("peagle.api",),
     ("peagle.client", "peagle.config", "peagle.host"),
     ("peagle.router",),
-    ("peagle.errors", "peagle.import_paths", "peagle.metrics", "peagle.tracing", "peagle.prompt_file"),
+    tuple(f"peagle.{name}" for name in ("errors", "import_paths", "metrics", "prompt_file", "tracing", "upstream")),
 )
 HEAVY = {"ray", "vllm", "torch", "kubernetes", "transformers"}
 

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse
 
 from peagle.api.api_settings import ApiSettings
 from peagle.api.keys import KeyCheck
+from peagle.api.ledger import Ledger
 from peagle.api.middleware import REQUEST_ID, Guard
 from peagle.api.openai_errors import describe
 from peagle.api.reply import from_status
@@ -42,6 +43,7 @@ def build_http(settings: ApiSettings) -> FastAPI:
     """The application without its routes; those are methods of the ingress, bound to it by `ENDPOINTS`."""
     app = FastAPI(title="peagle", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.state.settings = settings
+    app.state.ledger = Ledger()
     app.add_exception_handler(HTTPException, answer_http)
     app.add_exception_handler(RequestValidationError, answer)
     app.add_exception_handler(PeagleError, answer)

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import accumulate
 from threading import Lock
 from typing import Any
@@ -167,12 +166,6 @@ class HttpMetrics:
             for sample in family.samples
             if not sample.name.endswith("_created")
         ]
-
-
-@cache
-def http_metrics() -> HttpMetrics:
-    """This process's counters; made on first use, since locks do not travel to a replica."""
-    return HttpMetrics()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from ray.llm._internal.serve.core.configs.openai_api_models import (
 )
 from ray.llm._internal.serve.core.ingress.ingress import OpenAiIngress
 from ray.llm._internal.serve.core.ingress.utils import _sanitize_chat_completion_request
-from ray.llm._internal.serve.core.protocol import RawRequestInfo
 from ray.serve._private.http_util import session_id_from_headers
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
@@ -29,18 +28,17 @@ from starlette.responses import JSONResponse, Response
 from vllm.exceptions import GenerationError
 
 import peagle
-from peagle.api import http_metrics
 from peagle.api.api_settings import ApiSettings
-from peagle.api.attempt import attempt_id
 from peagle.api.body import read_json, validate
 from peagle.api.depth_routes import DepthRoutes
 from peagle.api.fleet_calls import ask_models, count_well
+from peagle.api.http_metrics import Exchange
 from peagle.api.loopback import require_loopback
 from peagle.api.openai_errors import Asked, EngineError, cause_of, describe, from_engine, is_lost_replica
 from peagle.api.relay import DONE, EventStream, engine_error, finish, has_choices, relay, split_events
 from peagle.api.reply import SERVER_ERROR, ErrorReply
 from peagle.api.scraping import MetricsRoutes
-from peagle.api.waits import waits
+from peagle.api.tries import TriedRequestInfo, Tries
 from peagle.config import Deployment
 from peagle.errors import NotFoundError, PeagleError, ReplicaLostError, RequestError
 
@@ -88,7 +86,6 @@ class PeagleIngress(DepthRoutes, MetricsRoutes, OpenAiIngress):  # type: ignore[
         self._deployments = dict(deployments or {})
         self._router = router
         self._created = int(time.time())
-        http_metrics.http_metrics().expect(llm_deployments)
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
@@ -128,30 +125,30 @@ class PeagleIngress(DepthRoutes, MetricsRoutes, OpenAiIngress):  # type: ignore[
         Raises:
             PeagleError: There is no answer; the reason is the client's mistake, an overload, or a failure.
         """
-        settings, asked = _settings(request), Asked(prompt_field, _constraint(body))
+        settings, ledger, asked = _settings(request), self._ledger, Asked(prompt_field, _constraint(body))
         model = await self._get_model_id(body.model)
-        exchange = http_metrics.Exchange(model)
+        exchange, tries = Exchange(model), Tries(model, ledger)
         if request.state.counted and method in GENERATING:
-            http_metrics.http_metrics().opened(exchange)
+            ledger.metrics.opened(exchange)
             request.state.exchange = exchange
         handle = self._handle(request, model)
         headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
-        request_id = uuid.uuid4().hex
         for retries_left in range(settings.replica_retries, -1, -1):
             if "request_id" in type(body).model_fields:
-                # Engines key their state by it, so a client's own, which it may repeat, is not used.
-                body.request_id = attempt_id(request_id, settings.replica_retries - retries_left)
-            response = getattr(handle, method).remote(body, RawRequestInfo(headers=headers))
+                # Engines key their state by it: a client may repeat its own, and a try's may be there still.
+                body.request_id = uuid.uuid4().hex
+            response = getattr(handle, method).remote(body, TriedRequestInfo(headers, tries))
             rest = _replies(response, settings.request_timeout_s)
             try:
                 first = await _first_reply(rest, asked, preamble)
             except Exception as error:
                 await rest.aclose()
                 if not retries_left or not is_lost_replica(error):
-                    raise _final(error, asked, waits().of(model, settings.retry_after_s)) from error
+                    raise _final(error, asked, ledger.waits.of(model, settings.retry_after_s)) from error
+                tries.lost()
                 logger.warning("A replica was lost before its first token; another is asked.", exc_info=error)
                 if request.state.counted:
-                    http_metrics.http_metrics().retried(model)
+                    ledger.metrics.retried(model)
                 continue
             if isinstance(first, BaseModel):
                 await finish(rest)

@@ -8,7 +8,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from peagle.api.http_metrics import http_metrics
+from peagle.api.http_metrics import HttpMetrics
+from peagle.api.ledger import Ledger
 from peagle.api.openai_errors import describe
 from peagle.api.relay import DONE
 from peagle.api.reply import LEFT
@@ -34,7 +35,8 @@ class Guard:
         request_id = given or uuid.uuid4().hex
         started = time.monotonic()
         # Decided once, so that a request which is open is also seen to end.
-        counted = self._counts and http_metrics().counting
+        ledger: Ledger = scope["app"].state.ledger
+        counted = self._counts and ledger.metrics.counting
         scope.setdefault("state", {}).update(request_id=request_id, started_s=started, counted=counted)
         status: int | None = None
         whole = False
@@ -52,7 +54,7 @@ class Guard:
             is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
             whole = whole or is_last or piece.endswith(_LAST_EVENT)
             if (exchange := scope["state"].get("exchange")) is not None and piece:
-                http_metrics().sent(exchange, piece, time.monotonic())
+                ledger.metrics.sent(exchange, piece, time.monotonic())
 
         try:
             await self._app(scope, receive, observe)
@@ -70,12 +72,12 @@ class Guard:
             await describe(error).response()(scope, receive, observe)
         finally:
             if counted:
-                _count(scope, status, whole, time.monotonic() - started)
+                _count(ledger.metrics, scope, status, whole, time.monotonic() - started)
 
 
-def _count(scope: Scope, status: int | None, whole: bool, seconds: float) -> None:
+def _count(metrics: HttpMetrics, scope: Scope, status: int | None, whole: bool, seconds: float) -> None:
     # A request without a status was left by its client.
     status = status or LEFT
-    http_metrics().observe(scope["method"], getattr(scope.get("route"), "path", "unmatched"), status, seconds)
+    metrics.observe(scope["method"], getattr(scope.get("route"), "path", "unmatched"), status, seconds)
     if (exchange := scope["state"].get("exchange")) is not None:
-        http_metrics().closed(exchange, status if whole else LEFT, seconds)
+        metrics.closed(exchange, status if whole else LEFT, seconds)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
+from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -18,6 +19,7 @@ from peagle.api.api_settings import ApiSettings
 from peagle.api.body import read_json, validate
 from peagle.api.fleet_calls import ask_models, ask_replicas, deployment_states, own_handle
 from peagle.api.http_metrics import Value
+from peagle.api.ledger import Ledger
 from peagle.api.loopback import require_loopback
 from peagle.errors import NotFoundError
 
@@ -41,6 +43,7 @@ class CountingRequest(BaseModel):
 class MetricsRoutes:
     """Handlers of `/metrics` and `/fleet/metrics`, for an ingress."""
 
+    app: FastAPI
     _default_serve_handles: Mapping[str, DeploymentHandle]
     _router: DeploymentHandle | None
     _ingresses: DeploymentHandle | None = None
@@ -93,13 +96,20 @@ class MetricsRoutes:
 
     async def http_values(self) -> tuple[str, list[Value]]:
         """This process's name and counters, for whichever process answers a scrape."""
-        return serve.get_replica_context().replica_id.unique_id, http_metrics.http_metrics().values()
+        metrics = self._ledger.metrics
+        metrics.expect(self._default_serve_handles)
+        return serve.get_replica_context().replica_id.unique_id, metrics.values()
 
     async def count_requests(self, counting: bool) -> str:
         """Count this process's requests that come from now on, or do not; the answer is its name."""
-        http_metrics.http_metrics().counting = counting
+        self._ledger.metrics.counting = counting
         name: str = serve.get_replica_context().replica_id.unique_id
         return name
+
+    @property
+    def _ledger(self) -> Ledger:
+        ledger: Ledger = self.app.state.ledger
+        return ledger
 
     async def _ingress_values(self, timeout_s: float, asked_states: Awaitable[States]) -> dict[str, list[Value]]:
         """Every ingress process's counters, this one's own at least."""

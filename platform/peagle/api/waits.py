@@ -6,7 +6,6 @@ decided on again several times a second, and each decision that finds no place s
 
 import math
 import time
-from functools import cache
 
 FRESH_S = 5.0
 """What was expected longer ago than this is not believed any more."""
@@ -25,9 +24,3 @@ class Waits:
         """What to tell a client of `model`, at least `least_s`."""
         seconds, at_s = self._expected.get(model, (0.0, -math.inf))
         return max(least_s, seconds) if time.monotonic() - at_s <= FRESH_S else least_s
-
-
-@cache
-def waits() -> Waits:
-    """This process's."""
-    return Waits()

@@ -241,12 +241,21 @@ def cluster(context: typer.Context) -> None:
 
 
 @app.command()
-def version() -> None:
+def version(
+    seams: Annotated[
+        bool, typer.Option("--seams", help="Print what is replaced in vLLM and Ray, or private there and used.")
+    ] = False,
+) -> None:
     """Print the version.
 
     Example: peagle version
     """
-    typer.echo(__version__)
+    if seams:
+        from peagle.cli.seams import print_seams
+
+        print_seams()
+    else:
+        typer.echo(__version__)
 
 
 def _forward(command: str, context: typer.Context) -> None:

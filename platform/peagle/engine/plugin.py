@@ -1,4 +1,4 @@
-"""The way into vLLM's engine core process: which versions are known, which scheduler to build, which calls it answers.
+"""The way into vLLM's engine core process: which scheduler to build, and which calls it answers.
 
 vLLM resolves `scheduler` by name while it builds an engine core, so a process without a drafter never runs any of this.
 Importing this module imports no vllm.
@@ -7,31 +7,10 @@ Importing this module imports no vllm.
 from typing import Any
 
 from peagle.engine.arguments import SETTINGS_KEY
-from peagle.errors import ConfigError, StartupError
-
-# Live depth reaches into the scheduler, which is no public interface: it is read and tested for these releases only.
-KNOWN_VERSIONS = ("0.29",)
-KNOWN_TEXT = ", ".join(f"{version}.x" for version in KNOWN_VERSIONS)
-
-
-def is_known(version: str) -> bool:
-    """Whether what peagle changes in vLLM is tested with this release of it."""
-    return ".".join(version.split(".")[:2]) in KNOWN_VERSIONS
-
-
-def require_known_vllm() -> None:
-    """
-    Raises:
-        StartupError: Live depth does not know the installed vLLM.
-    """
-    # The CPU build has no package metadata named vllm, so importlib.metadata cannot say.
-    from vllm import __version__ as version
-
-    if not is_known(version):
-        raise StartupError(
-            f"Live depth knows vLLM {KNOWN_TEXT}, not {version}",
-            "Install a known version, or set speculation.live_depth to false to serve at depth_static",
-        )
+from peagle.engine.patches.table import install_patches
+from peagle.engine.versions import is_known, require_known_vllm
+from peagle.errors import ConfigError
+from peagle.upstream import Process
 
 
 def scheduler(**arguments: Any) -> Any:
@@ -51,7 +30,7 @@ def scheduler(**arguments: Any) -> Any:
         from vllm.v1.core.sched.scheduler import Scheduler
 
         return (AsyncScheduler if overlapped else Scheduler)(**arguments)
-    register()
+    install_patches(Process.CORE)
     from peagle.engine.depth.scheduler import AsyncLiveDepthScheduler, LiveDepthScheduler
     from peagle.engine.patches.step_drafts import DraftTakingScheduler
 
@@ -61,7 +40,10 @@ def scheduler(**arguments: Any) -> Any:
 
 
 def register() -> None:
-    """Let engine cores of this process answer `peagle_set_depths` and `peagle_step_stats`. Safe to repeat."""
+    """Let this process's engine cores answer `peagle_set_depths` and `peagle_step_stats`.
+
+    They no longer fetch drafts that came with a step's output. Again, it changes nothing.
+    """
     from vllm.v1.engine.core import EngineCore
 
     from peagle.engine.patches.step_drafts import fetch_only_what_is_missing

@@ -14,7 +14,7 @@ import pytest
 
 from support.served import Served
 
-pytestmark = [pytest.mark.slow, pytest.mark.platform]
+pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
 PROMPT = "def read_lines(path):\n    with open(path) as file:"
 

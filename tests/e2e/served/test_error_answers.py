@@ -14,7 +14,7 @@ from openai import OpenAI
 
 from support.served import Served
 
-pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
 CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
 JSON = {"content-type": "application/json"}

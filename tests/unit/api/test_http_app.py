@@ -17,7 +17,7 @@ from starlette.types import Message
 from peagle.api.api_settings import ApiSettings
 from peagle.api.body import read_json
 from peagle.api.http_app import ENDPOINTS, build_http
-from peagle.api.http_metrics import Exchange, HttpMetrics, Scrape, exposition, http_metrics
+from peagle.api.http_metrics import Exchange, HttpMetrics, Scrape, exposition
 from peagle.api.openai_errors import describe
 from peagle.errors import OverloadedError
 
@@ -197,9 +197,8 @@ def test_every_series_of_a_model_begins_at_zero_so_that_rates_have_its_first_req
 
 
 async def test_a_request_to_a_model_counts_by_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    counters = HttpMetrics()
-    monkeypatch.setattr("peagle.api.middleware.http_metrics", lambda: counters)
     app = application()
+    counters: HttpMetrics = app.state.ledger.metrics
 
     async def chunks(ends: str) -> AsyncIterator[bytes]:
         before = first_tokens(counters)
@@ -250,9 +249,8 @@ async def test_a_request_to_a_model_counts_by_how_it_ended(monkeypatch: pytest.M
 async def test_a_client_that_leaves_while_it_sends_counts_as_left(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    counters = HttpMetrics()
-    monkeypatch.setattr("peagle.api.middleware.http_metrics", lambda: counters)
     app = application()
+    counters: HttpMetrics = app.state.ledger.metrics
 
     async def upload(request: Request) -> None:
         await request.body()
@@ -286,9 +284,8 @@ def test_a_model_of_any_name_has_its_depth_route(model: str) -> None:
 
 
 async def test_an_answer_that_comes_in_one_piece_has_a_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    counters = HttpMetrics()
-    monkeypatch.setattr("peagle.api.middleware.http_metrics", lambda: counters)
     app = application()
+    counters: HttpMetrics = app.state.ledger.metrics
 
     async def whole() -> AsyncIterator[bytes]:
         yield b'data: {"choices":[{"text":"a"}]}\n\ndata: {"choices":[],"usage":{}}\n\ndata: [DONE]\n\n'
@@ -305,11 +302,12 @@ async def test_an_answer_that_comes_in_one_piece_has_a_first_token(monkeypatch: 
 
 
 async def test_requests_are_counted_by_route_and_never_by_what_a_client_wrote() -> None:
-    async with client() as http:
+    app = application()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         await http.post("/echo", json={})
         await http.get("/made-up-by-a-client")
         await http.request("MADEUP", "/echo")
-    text = exposition(Scrape({"me": http_metrics().values()})).decode()
+    text = exposition(Scrape({"me": app.state.ledger.metrics.values()})).decode()
     assert 'peagle_http_requests_total{ingress="me",method="POST",route="/echo",status="200"}' in text
     assert 'route="unmatched",status="404"' in text
     assert "made-up" not in text

@@ -13,20 +13,18 @@ from peagle.api.ingress import PeagleIngress
 
 
 @pytest.mark.parametrize("metrics", [True, False])
-async def test_requests_are_counted_unless_metrics_are_off(metrics: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    counters = HttpMetrics()
-    monkeypatch.setattr("peagle.api.middleware.http_metrics", lambda: counters)
-    transport = httpx.ASGITransport(build_http(ApiSettings(metrics=metrics)))
+async def test_requests_are_counted_unless_metrics_are_off(metrics: bool) -> None:
+    app = build_http(ApiSettings(metrics=metrics))
+    transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         answer = await http.get("/nowhere")
     assert answer.headers["x-request-id"]
-    assert bool(counters.values()) == metrics
+    assert bool(app.state.ledger.metrics.values()) == metrics
 
 
-async def test_a_request_that_was_open_when_counting_paused_is_seen_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    counters = HttpMetrics()
-    monkeypatch.setattr("peagle.api.middleware.http_metrics", lambda: counters)
+async def test_a_request_that_was_open_when_counting_paused_is_seen_to_end() -> None:
     app = build_http(ApiSettings())
+    counters: HttpMetrics = app.state.ledger.metrics
 
     async def pause(request: Request) -> None:
         counters.counting = False

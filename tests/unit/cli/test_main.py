@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from peagle import __version__
 from peagle.cli import main
 from peagle.cli.chat import Answer, Piece, acceptance_between, draft_counts, input_lines, parse_event
 from peagle.cli.status import fleet_table, read_fleet
@@ -53,6 +54,14 @@ def test_help_names_every_command() -> None:
     done = peagle("--help")
     assert done.returncode == 0
     assert all(f"  {command} " in done.stdout for command in COMMANDS)
+
+
+def test_version_prints_what_an_upgrade_may_break_where_it_is_asked_to() -> None:
+    plain, seams = peagle("version"), peagle("version", "--seams")
+    assert plain.stdout.strip() == __version__
+    assert seams.returncode == 0
+    for row in ("vllm.v1.engine.core:EngineCore.post_step", "ray._raylet:GcsClient", "vllm/pull/45695", "none filed"):
+        assert row in seams.stdout, row
 
 
 def test_help_loads_no_heavy_library() -> None:

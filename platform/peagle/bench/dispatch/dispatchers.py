@@ -13,6 +13,8 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
+from peagle.api.ledger import Ledger
+from peagle.api.tries import TriedRequestInfo, Tries
 from peagle.bench.dispatch.compared_policies import COMPARED, ROUND_ROBIN
 from peagle.bench.dispatch.fleet_load import Arrival, Sample
 from peagle.bench.dispatch.timed_server import TimedRequest, TimedServer
@@ -61,7 +63,10 @@ class Front:
 
 @ray.remote(num_cpus=0)
 class Caller:
-    """A process that dispatches, as an ingress does."""
+    """A process that dispatches, as an ingress does, and counts what was decided."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
 
     async def warm(self, policies: Sequence[str]) -> None:
         """Make each policy's request router, and wait until it has replicas to choose from."""
@@ -73,14 +78,16 @@ class Caller:
     async def run(self, policy: str, arrivals: Sequence[Arrival], starts_at_s: float) -> list[Sample]:
         """Send every request when it is due; `starts_at_s` is on the clock `time.time`, which all processes share."""
         handle = self._handles[policy]
-        return list(await asyncio.gather(*(self._send(handle, each, starts_at_s) for each in arrivals)))
+        sending = (self._send(handle, Tries(policy, self.ledger), each, starts_at_s) for each in arrivals)
+        return list(await asyncio.gather(*sending))
 
-    async def _send(self, handle: DeploymentHandle, arrival: Arrival, starts_at_s: float) -> Sample:
+    async def _send(self, handle: DeploymentHandle, tries: Tries, arrival: Arrival, starts_at_s: float) -> Sample:
         body = TimedRequest(arrival.prompt, arrival.output_tokens, arrival.shared_tokens)
         await asyncio.sleep(max(0.0, starts_at_s + arrival.at_s - time.time()))
         # From when it was due: a late sender must not make a slow answer look quick.
         due_s, came_s = starts_at_s + arrival.at_s, []
-        async for said in handle.completions.remote(body):  # noqa: B007  # the last one is read after the loop
+        info = TriedRequestInfo({}, tries)
+        async for said in handle.completions.remote(body, info):  # noqa: B007  # the last one is read after the loop
             came_s.append(time.time() - due_s)
         return Sample(arrival.at_s, came_s[0], came_s[-1], said["tokens"], said["replica"])
 

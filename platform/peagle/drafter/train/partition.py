@@ -26,8 +26,8 @@ from speculators.models.peagle.metrics import compute_metrics
 from torch.nn.attention.flex_attention import create_mask
 
 from peagle.drafter.train.loss import COUNT_EPSILON
+from peagle.engine.drafting.markov_head import MarkovHead, chained, chained_in_text
 from peagle.engine.drafting.ngrams import NgramIndex
-from peagle.engine.patches.markov_drafts import MarkovHead, chained, chained_in_text
 
 Precision = Callable[[], AbstractContextManager[object]]
 # The loss over positions, from the anchors and the depths of each, both [positions].

@@ -2,8 +2,7 @@
 
 vLLM lays out every verified row and marks the rejected ones, so that a GPU never waits for their number, and on a CPU
 imitates that kernel. Here the numbers are at hand: at K = 7 and an acceptance length of 4, four of fourteen rows would
-be for nothing. Lists of Python's are the quickest way to so few rows, where each tensor operation costs more than one
-of them. What is drafted stays the same.
+be for nothing. What is drafted stays the same.
 
 vLLM lays out masks for the configured depth whatever depth a step asks for, and then takes the result for one of that
 depth (vllm-project/vllm pull request 45695). Here a step that asks for fewer drafts has fewer masks: a row costs a CPU
@@ -16,9 +15,9 @@ from typing import Any
 
 import torch
 
+from peagle.engine.drafting.cpu_draft_rows import Cache, Verified, lay_out
+
 _MARK = "_peagle_cpu_draft_inputs"
-# What vLLM writes for a position that has no place in the cache.
-_NO_SLOT = -1
 
 
 def install() -> None:
@@ -71,56 +70,30 @@ def set_inputs(
         How many rows there are; those to draft from, int32 [requests * K]; where all of them are, for attention.
     """
     masks = proposer.num_speculative_tokens - 1
-    verified = cad.query_start_loc_cpu.tolist()
     rejected = [0] * cad.num_reqs if num_rejected_tokens_gpu is None else num_rejected_tokens_gpu.tolist()
-    tokens, new_tokens, given = target_token_ids.tolist(), next_token_ids.tolist(), target_positions.tolist()
-    masked_ids = [proposer.parallel_drafting_token_id] * masks
-    masked_states = proposer.parallel_drafting_hidden_state_tensor.expand(masks, -1)
-    ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    to_sample: list[int] = []
-    starts = [0]
-    states = []
-    written = []
-    for request, wrong in enumerate(rejected):
-        first, end = verified[request], verified[request + 1] - wrong
-        # The drafter meets each token with the hidden state of the one before.
-        ids += tokens[first + 1 : end]
-        ids.append(new_tokens[request])
-        written.append((given[first] + 1, ids[starts[-1] :]))
-        to_sample += range(len(ids) - 1, len(ids) + masks)
-        ids += masked_ids
-        span = range(given[first], given[first] + len(ids) - starts[-1])
-        positions += span
-        slots += _slots(span, cad.block_table_tensor[request], proposer.block_size, proposer.max_model_len)
-        states += [target_hidden_states[first:end], masked_states]
-        starts.append(len(ids))
-
+    rows = lay_out(
+        Verified(cad.query_start_loc_cpu.tolist(), rejected, target_token_ids.tolist(), target_positions.tolist()),
+        next_token_ids.tolist(),
+        [proposer.parallel_drafting_token_id] * masks,
+        Cache(cad.block_table_tensor, proposer.block_size, proposer.max_model_len),
+    )
     if ngrams := getattr(proposer, "peagle_ngrams", None):
-        ngrams.read(proposer.peagle_runner.input_batch, written)
-    count = len(ids)
-    proposer.input_ids[:count] = torch.tensor(ids)
-    proposer.positions[:count] = torch.tensor(positions)
+        ngrams.read(proposer.peagle_runner.input_batch, rows.written)
+    count = len(rows.ids)
+    proposer.input_ids[:count] = torch.tensor(rows.ids)
+    proposer.positions[:count] = torch.tensor(rows.positions)
+    masked_states = proposer.parallel_drafting_hidden_state_tensor.expand(masks, -1)
+    states = [part for first, end in rows.kept for part in (target_hidden_states[first:end], masked_states)]
     torch.cat(states, out=proposer.hidden_states[:count])
-    query_starts = torch.tensor(starts, dtype=torch.int32)
+    query_starts = torch.tensor(rows.starts, dtype=torch.int32)
     metadata = cad.replace(
         query_start_loc=query_starts,
         query_start_loc_cpu=query_starts,
         seq_lens=cad.seq_lens + torch.tensor([masks - wrong for wrong in rejected], dtype=torch.int32),
         num_actual_tokens=count,
-        max_query_len=max(end - start for start, end in itertools.pairwise(starts)),
+        max_query_len=max(end - start for start, end in itertools.pairwise(rows.starts)),
         max_seq_len=cad.max_seq_len + masks,
-        slot_mapping=torch.tensor(slots),
+        slot_mapping=torch.tensor(rows.slots),
         _seq_lens_cpu=None,  # a copy of the old ones, made anew where it is asked for
     )
-    return count, torch.tensor(to_sample, dtype=torch.int32), metadata
-
-
-def _slots(positions: range, blocks: torch.Tensor, block_size: int, context_tokens: int) -> list[int]:
-    """Where in the cache a request's rows go, by its `blocks`, int [blocks]; nowhere beyond the context."""
-    within = range(positions.start, min(positions.stop, context_tokens))
-    first = within.start // block_size
-    numbers = blocks[first : -(-within.stop // block_size)].tolist()
-    slots = [numbers[at // block_size - first] * block_size + at % block_size for at in within]
-    return slots + [_NO_SLOT] * (len(positions) - len(within))
+    return count, torch.tensor(rows.to_sample, dtype=torch.int32), metadata

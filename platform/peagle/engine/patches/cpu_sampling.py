@@ -15,7 +15,8 @@ def install() -> None:
     """Replace the stand-in, before the CPU model runner picks it up; a second call changes nothing."""
     from vllm.utils import cpu_triton_utils
 
-    cpu_triton_utils.expand_kernel = cpu_triton_utils._FuncWrapper(_expand)
+    if cpu_triton_utils.expand_kernel.func is not _expand:
+        cpu_triton_utils.expand_kernel = cpu_triton_utils._FuncWrapper(_expand)
 
 
 def _expand(

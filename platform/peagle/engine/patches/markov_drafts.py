@@ -1,13 +1,6 @@
-"""A Markov head: the tie between one drafted token and the next, which a parallel drafter lacks.
+"""Has vLLM's drafter choose its drafts with a Markov head and n-grams, where the head has them (`markov_head.py`).
 
-P-EAGLE drafts all positions in one pass, each from a mask, so none knows what was chosen before it, and later ones are
-right less often than those of a drafter that goes token by token. A Markov head adds to each position's logits a bias
-that depends on the token chosen before it, as DSpark does: of low rank, and gated by the position's own hidden state.
-The drafter's pass stays one, and the target verifies as ever.
-
-Where it is asked for, a draft also gains by every token of an n-gram that has gone on so in the text before
-(`ngrams.py`). That is a look at one token after the other, which a CPU is quick at and a GPU is not: it is left
-out there.
+N-grams are a look at one token after the other, which a CPU is quick at and a GPU is not: they are left out there.
 
 The weights lie in a folder of their own within the head's, where vLLM does not look: without peagle it serves the same
 head without them.
@@ -15,112 +8,18 @@ head without them.
 
 import functools
 import inspect
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY, Folder, read_ngram_bias
-from peagle.engine.drafting.ngrams import BatchNgrams, NgramIndex
+from peagle.engine.drafting.markov_head import MarkovHead, chained, chained_in_text
+from peagle.engine.drafting.ngrams import BatchNgrams
 from peagle.engine.patches.cpu_draft_inputs import lays_out
 
-CANDIDATES = 8
-"""Of each position: the bias chooses among its so many most likely tokens."""
 _MARK = "_peagle_markov_drafts"
-
-
-@dataclass(frozen=True, slots=True)
-class MarkovHead:
-    """The bias behind token t at hidden state h: `(sigmoid(gates[t] + h @ hidden.T) * tokens[t]) @ output.T`.
-
-    Attributes:
-        tokens: Of the token before, [vocabulary, rank].
-        gates: What that token adds to the gate, [vocabulary, rank].
-        hidden: What the hidden state adds to it, [rank, hidden].
-        output: Of the token that follows, [vocabulary, rank].
-    """
-
-    tokens: Tensor
-    gates: Tensor
-    hidden: Tensor
-    output: Tensor
-
-    @classmethod
-    def of(cls, weights: Mapping[str, Tensor]) -> Self:
-        """From the weights of speculators' gated `MarkovHead`, by their names there."""
-        tokens, gate = weights["markov_w1.weight"], weights["gate_proj.weight"]
-        size = gate.shape[1] - gate.shape[0]
-        gates = linear(tokens, gate[:, size:], weights["gate_proj.bias"])
-        return cls(tokens, gates, gate[:, :size].contiguous(), weights["markov_w2.weight"])
-
-
-def chained(logits: Tensor, hidden_states: Tensor, markov: MarkovHead) -> Tensor:
-    """The greedy drafts, each token chosen behind the one before: int [drafts, depth].
-
-    Args:
-        logits, hidden_states: As in `chains_of`.
-    """
-    candidates, scores = chains_of(logits, hidden_states, markov)
-    follows = scores.argmax(-1)
-    chosen = [candidates.new_zeros(len(candidates), 1)]  # the best candidate of the first position
-    for depth in range(follows.shape[1]):
-        chosen.append(follows[:, depth].gather(1, chosen[-1]))
-    return candidates.gather(2, torch.stack(chosen, dim=1)).squeeze(-1)
-
-
-def chained_in_text(
-    logits: Tensor, hidden_states: Tensor, markov: MarkovHead, texts: Iterable[NgramIndex], ngram_bias_nats: float
-) -> Tensor:
-    """The same where a draft gains by what has been written: int [drafts, depth].
-
-    The first draft does not: it follows a token that the drafter has seen.
-
-    Args:
-        texts: What each draft goes on from; each is looked at before the next is asked for.
-        ngram_bias_nats: What a token gains for each token of the n-gram that it has followed before.
-    """
-    candidates, scores = chains_of(logits, hidden_states, markov)
-    drafts = []
-    for tokens, follows, text in zip(candidates.tolist(), scores.tolist(), texts, strict=True):
-        best, draft = 0, [tokens[0][0]]
-        for behind, gains in zip(tokens[1:], follows, strict=True):
-            found = gains[best]
-            for followers in text.followers(draft):
-                found = [
-                    gain + ngram_bias_nats if token in followers else gain
-                    for gain, token in zip(found, behind, strict=True)
-                ]
-            best = found.index(max(found))
-            draft.append(behind[best])
-        drafts.append(draft)
-    return candidates.new_tensor(drafts)
-
-
-def chains_of(logits: Tensor, hidden_states: Tensor, markov: MarkovHead) -> tuple[Tensor, Tensor]:
-    """Each position's most likely tokens are its candidates, and the bias between those of neighbours is taken at once,
-    for all pairs: what is left for going from token to token is a look at which one follows.
-
-    Args:
-        logits: Of each position by itself, [drafts, depth, vocabulary]. The first follows a token that is known.
-        hidden_states: What they were made from, [drafts, depth, hidden].
-
-    Returns:
-        The candidates, the best first, int [drafts, depth, candidates]. What each has behind each candidate of the
-        position before, in nats, float32 [drafts, depth - 1, candidates before, candidates].
-    """
-    # In float32 a CPU sorts several times as quickly.
-    logits, hidden_states = logits.to(markov.output.dtype), hidden_states.to(markov.hidden.dtype)
-    alone, candidates = logits.topk(min(CANDIDATES, logits.shape[-1]), dim=-1)
-    before, behind = candidates[:, :-1], candidates[:, 1:]
-    gates = linear(hidden_states[:, 1:], markov.hidden)
-    gated = (markov.gates[before] + gates[:, :, None]).sigmoid_().mul_(markov.tokens[before])
-    bias = gated @ markov.output[behind].transpose(-1, -2)
-    # In bfloat16 a small bias would vanish beside a large logit.
-    return candidates, bias.float() + alone[:, 1:, None].float()
 
 
 def install() -> None:

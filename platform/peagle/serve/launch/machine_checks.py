@@ -15,7 +15,7 @@ from peagle.config import Checkpoint, Deployment
 from peagle.engine.checks.argument_checks import examine_arguments
 from peagle.engine.checks.check import raise_problems
 from peagle.engine.checks.drafter_checks import check_checkpoints
-from peagle.engine.plugin import KNOWN_TEXT, is_known
+from peagle.engine.versions import KNOWN_TEXT, is_known
 from peagle.errors import ConfigError, StartupError
 from peagle.host.machine_limits import available_memory_bytes
 from peagle.serve.launch.serving_arguments import engine_settings

@@ -14,9 +14,7 @@ from ray.serve._private.tracing_utils import is_span_recording, set_span_attribu
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
-from peagle.api.attempt import client_request
-from peagle.api.http_metrics import http_metrics
-from peagle.api.waits import waits
+from peagle.api.tries import Tries, tries_of
 from peagle.router.dispatch import POLICIES, Dispatcher, DispatcherReport, FleetNews, Route, Shed, ShedReason
 from peagle.router.snapshot import RouteRequest
 from peagle.serve.replica.reporting import TIMEOUT_S, keep_reporting
@@ -31,8 +29,6 @@ PERIOD_S = 0.25
 """Between two readings of the Router: half a replica's own period, so that a report is on average 0.4 s old."""
 DRAW_BITS = 256
 """Enough for a shuffle of as many replicas as one decision looks at."""
-SENT_REMEMBERED = 4096
-"""Requests whose replicas are remembered for a retry: more than one process has open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +60,6 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         self._candidates: dict[str, RunningReplica] = {}
         self._usual_output_tokens: float = OUTPUT_TOKENS
         self._open: dict[str, _Open] = {}
-        self._sent_to: dict[str, frozenset[str]] = {}
         self._nodes: dict[str, str] = {}
         self._calls = OpenCalls(alive_nodes)
         self._handle: DeploymentHandle | None = None
@@ -94,7 +89,7 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             ranked = self._dispatch(pending_request)
         except Exception:  # raised in here, it would leave the request waiting for ever
             logger.exception("No decision; the request goes to any replica.")
-            http_metrics().decided(self._model, "failed")
+            tries_of(pending_request.args, self._model).decided("failed")
             ranked = tuple(random.sample(list(candidates), len(candidates)))
         return [[candidates[name]] for name in ranked]
 
@@ -144,10 +139,9 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
     def _dispatch(self, pending: PendingRequest) -> tuple[str, ...]:
         """Decide; return the replicas to try in turn, none where the request has to wait."""
         metadata, body = pending.metadata, pending.args[0] if pending.args else None
-        client, again = client_request(body)
-        tried = self._sent_to.get(client, frozenset()) if again else frozenset()
+        tries = tries_of(pending.args, self._model)
         request = route_request(
-            metadata.internal_request_id, body, metadata.session_id, self._usual_output_tokens, tried
+            metadata.internal_request_id, body, metadata.session_id, self._usual_output_tokens, tries.failed
         )
         if not self._caches_prefixes:
             request = replace(request, affinity_key=None, prefix_tokens=0)
@@ -156,16 +150,16 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             # Nobody else is there, and one that has failed it may be well again.
             decision = self._decide(replace(request, tried=frozenset()))
         if isinstance(decision, Shed):
-            waits().expect(self._model, decision.retry_after_s)
+            tries.waits(decision.retry_after_s)
         if isinstance(decision, Route) or request.request_id not in self._open:
-            http_metrics().decided(self._model, f"{'wait-' if isinstance(decision, Shed) else ''}{decision.reason}")
-        self._remember(_Open(request, pending.future, decision.reason), client)
+            tries.decided(f"{'wait-' if isinstance(decision, Shed) else ''}{decision.reason}")
+        self._remember(_Open(request, pending.future, decision.reason), tries)
         return decision.ranked if isinstance(decision, Route) else ()
 
     def _decide(self, request: RouteRequest) -> Route | Shed:
         return self._dispatcher.dispatch(request, time.monotonic(), random.getrandbits(DRAW_BITS))
 
-    def _remember(self, new: _Open, client: str) -> None:
+    def _remember(self, new: _Open, tries: Tries) -> None:
         """Keep an open request until it is over, or given up before it was sent."""
         request = new.request
 
@@ -178,20 +172,12 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             else:  # Serve may have found the first choice full
                 replica_id = future.result().replica_id.unique_id
                 self._dispatcher.moved(request, replica_id, time.monotonic())
-                self._note_sent(client, request.tried | {replica_id})
+                tries.sent(replica_id)
 
         known = self._open.get(request.request_id)
         if known is None or known.future is not new.future:  # Serve gives a request that was refused a new one
             new.future.add_done_callback(settled)
         self._open[request.request_id] = new
-
-    def _note_sent(self, client: str, replica_ids: frozenset[str]) -> None:
-        """Remember who had a client's request, should it come again; the oldest are forgotten."""
-        if not client:
-            return
-        self._sent_to[client] = replica_ids
-        if len(self._sent_to) > SENT_REMEMBERED:
-            del self._sent_to[next(iter(self._sent_to))]
 
     def _set_members(self, replica_ids: Iterable[str]) -> None:
         members = frozenset(replica_ids)

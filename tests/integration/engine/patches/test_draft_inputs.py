@@ -27,8 +27,10 @@ def vllm_with_cpu_kernels() -> None:
     from vllm.utils import cpu_triton_utils
     from vllm.v1.spec_decode import llm_base_proposer
 
-    import peagle.engine.worker  # noqa: F401
+    from peagle.engine.patches.table import install_patches
+    from peagle.upstream import Process
 
+    install_patches(Process.WORKER)
     current_platform.import_kernels()
     llm_base_proposer.copy_and_expand_eagle_inputs_kernel = cpu_triton_utils.copy_and_expand_eagle_inputs_kernel
 

@@ -25,8 +25,10 @@ def vllm_with_cpu_kernels() -> None:
     from vllm.utils import cpu_triton_utils
     from vllm.v1.sample import rejection_sampler
 
-    import peagle.engine.worker  # noqa: F401
+    from peagle.engine.patches.table import install_patches
+    from peagle.upstream import Process
 
+    install_patches(Process.WORKER)
     current_platform.import_kernels()
     for kernel in (
         "rejection_greedy_sample_kernel",
@@ -81,7 +83,7 @@ class Batch:
     def _seeded(self, drafted: Tensor | None, last: Tensor) -> Any:
         import dataclasses
 
-        from peagle.engine.patches.seeded_sampling import SeededRows
+        from peagle.engine.drafting.seeded_rows import SeededRows
 
         if not self.generators:
             return self.metadata

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle.engine.plugin import KNOWN_VERSIONS, require_known_vllm
+from peagle.engine.versions import KNOWN_VERSIONS, require_known_vllm
 from peagle.errors import ConfigError, StartupError
 from support.scheduler_core import (
     DEPTH_MAX,

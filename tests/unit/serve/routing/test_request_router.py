@@ -11,7 +11,8 @@ import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
 from ray.serve.request_router import PendingRequest
 
-from peagle.api.attempt import attempt_id
+from peagle.api.ledger import Ledger
+from peagle.api.tries import TriedRequestInfo, Tries
 from peagle.router.snapshot import ReplicaSnapshot, ReplicaState, RequestRates
 from peagle.serve.routing.lost_nodes import OpenCalls
 from peagle.serve.routing.request_router import PolicyRouter
@@ -44,10 +45,10 @@ async def router(monkeypatch: pytest.MonkeyPatch) -> PolicyRouter:
     return made
 
 
-def pending(request_id: str, attempt: int = 0) -> PendingRequest:
+def pending(request_id: str, tries: Tries | None = None) -> PendingRequest:
     metadata = RequestMetadata(request_id=request_id, internal_request_id=request_id)
-    body = SimpleNamespace(prompt="hello", request_id=attempt_id(request_id, attempt))
-    return PendingRequest(args=[body], kwargs={}, metadata=metadata)
+    info = TriedRequestInfo({}, tries or Tries("m"))
+    return PendingRequest(args=[SimpleNamespace(prompt="hello"), info], kwargs={}, metadata=metadata)
 
 
 async def turns(until: Callable[[], bool] = lambda: False, most: int = 5) -> None:
@@ -92,8 +93,8 @@ async def test_a_client_that_leaves_while_nothing_can_take_its_request_leaves_no
 
 
 async def test_clients_that_cannot_queue_either_are_told_when_a_place_is_expected(router: PolicyRouter) -> None:
-    told = router._dispatch.__globals__["waits"]()
-    told.expect("m", 0.0)
+    ledger = Ledger()
+    told = ledger.waits
     full = ReplicaSnapshot(
         "",
         time.monotonic(),
@@ -103,7 +104,7 @@ async def test_clients_that_cannot_queue_either_are_told_when_a_place_is_expecte
         queued_prompt_tokens=2000,
     )
     router._dispatcher.report(replace(full, replica_id=name) for name in router._dispatcher.fleet.replica_ids)
-    assert router._dispatch(pending("1")) == ()
+    assert router._dispatch(pending("1", Tries("m", ledger))) == ()
     assert told.of("m", 1.0) == pytest.approx(20.0, abs=1.0)
     assert (told.of("m", 60.0), told.of("another", 3.0)) == (60.0, 3.0)
 
@@ -122,10 +123,11 @@ async def test_a_prefix_has_a_home_only_where_engines_keep_prefixes(
 
 
 async def test_each_try_at_a_request_goes_elsewhere_until_all_have_had_it(router: PolicyRouter) -> None:
-    asked = []
-    for attempt in range(3):
-        replica: Any = await router._choose_replica_for_request(pending("1", attempt))
+    asked, tries = [], Tries("m")
+    for _ in range(3):
+        replica: Any = await router._choose_replica_for_request(pending("1", tries))
         await turns()
+        tries.lost()
         asked.append(replica.replica_id.unique_id)
         router.on_request_completed(replica.replica_id, "1")
         await turns()

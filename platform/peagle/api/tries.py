@@ -1,0 +1,60 @@
+"""The tries at one client's request: what the ingress and the request router in its process tell each other of it.
+
+Ray Serve makes the request router by itself and hands it what the replica is called with, before that is pickled. So
+an argument of the call carries the ingress's own object to it, and travels on to the replica without it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ray.llm._internal.serve.core.protocol import RawRequestInfo
+
+from peagle.api.ledger import Ledger
+
+
+class Tries:
+    """One request to `model`, which is asked again elsewhere where a replica is lost.
+
+    Attributes:
+        failed: The replicas that were lost with it.
+    """
+
+    def __init__(self, model: str, ledger: Ledger | None = None) -> None:
+        self._model, self._ledger = model, ledger
+        self._asked: str | None = None
+        self.failed: frozenset[str] = frozenset()
+
+    def decided(self, reason: str) -> None:
+        """Count what dispatch decided for it."""
+        if self._ledger is not None:
+            self._ledger.metrics.decided(self._model, reason)
+
+    def waits(self, seconds: float) -> None:
+        """Tell when dispatch expects a place for it."""
+        if self._ledger is not None:
+            self._ledger.waits.expect(self._model, seconds)
+
+    def sent(self, replica_id: str) -> None:
+        """Tell which replica has it now."""
+        self._asked = replica_id
+
+    def lost(self) -> None:
+        """Note that the replica that has it is lost, so that the next try goes elsewhere."""
+        if self._asked is not None:
+            self.failed |= {self._asked}
+
+
+class TriedRequestInfo(RawRequestInfo):  # type: ignore[misc]  # Ray ships no types
+    """A request's headers for its replica, and for this process its tries."""
+
+    def __init__(self, headers: dict[str, str], tries: Tries) -> None:
+        super().__init__(headers=headers)
+        self.tries = tries
+
+    def __reduce__(self) -> Any:
+        return RawRequestInfo, (self.headers,)
+
+
+def tries_of(arguments: Sequence[Any], model: str) -> Tries:
+    """The tries of a call with these arguments; of nobody's where an ingress did not make it."""
+    return next((each.tries for each in arguments if isinstance(each, TriedRequestInfo)), Tries(model))

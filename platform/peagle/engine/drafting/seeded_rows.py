@@ -1,0 +1,55 @@
+"""The rows of a step whose tokens are drawn by a seed, each at its place in its request's text."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from peagle.engine.drafting.keyed_noise import sample_tokens
+
+
+class SeededRows(dict[int, torch.Generator]):
+    """One step's generators by request, with the text positions of the rows to sample.
+
+    vLLM hands `SamplingMetadata.generators` on to each place that draws; this rides along.
+
+    Args:
+        generators: By index in the batch. Only their seeds are read.
+        last: int64 [requests], the position of each request's last row.
+        drafted: int64 [drafts], the position of each row that judges a draft; none where nothing is drafted.
+    """
+
+    def __init__(self, generators: Mapping[int, torch.Generator], last: Tensor, drafted: Tensor | None) -> None:
+        super().__init__(generators)
+        self._last = last
+        self._drafted = drafted
+
+    def sample_last(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The seeded requests' indices and the tokens that follow their last rows; `logits` is [requests, V]."""
+        return self._sample(logits, self._last, list(self), list(self))
+
+    def sample_drafted(self, logits: Tensor, drafts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The seeded rows' indices and their tokens; `logits` is [drafts, V], `drafts` how many each request has."""
+        assert self._drafted is not None
+        rows: list[int] = []
+        owners: list[int] = []
+        start = 0
+        for request, count in enumerate(drafts):
+            if request in self:
+                rows += range(start, start + count)
+                owners += [request] * count
+            start += count
+        return self._sample(logits, self._drafted, rows, owners)
+
+    def _sample(self, logits: Tensor, positions: Tensor, rows: list[int], owners: list[int]) -> tuple[Tensor, Tensor]:
+        device = logits.device
+        index = torch.tensor(rows, dtype=torch.int64, device=device)
+        if not rows:
+            return index, index
+        seeds = torch.tensor([_signed(self[owner].initial_seed()) for owner in owners], device=device)
+        return index, sample_tokens(logits[index], seeds, positions[index])
+
+
+def _signed(seed: int) -> int:
+    """A generator's seed as torch's int64: it reads back as unsigned."""
+    return seed - 2**64 if seed >= 2**63 else seed

@@ -1,0 +1,159 @@
+"""Every symbol of Ray that is overridden or read though it is private. Plain data: Ray is not imported.
+
+Rows for `api/` and `cluster/` stand here too, so that there is one table for Ray.
+"""
+
+from functools import partial
+
+from peagle.upstream import Kind, Seam
+
+RAY_VERSIONS = ("2.60",)
+
+_LLM = "ray.llm._internal"
+_MODELS = f"{_LLM}.serve.core.configs.openai_api_models"
+_INGRESS = f"{_LLM}.serve.core.ingress.ingress:OpenAiIngress"
+_SERVER = f"{_LLM}.serve.core.server.llm_server:LLMServer"
+_ENGINE = f"{_LLM}.serve.engines.vllm.vllm_engine:VLLMEngine"
+_ROUTER = "ray.serve._private.request_router.request_router:RequestRouter"
+
+_reads = partial(Seam, kind=Kind.READS, versions=RAY_VERSIONS)
+_overrides = partial(Seam, kind=Kind.OVERRIDES, versions=RAY_VERSIONS)
+
+_PUBLIC = "Ray exports it from a public module"
+_PUBLIC_DRAIN = "Ray has a public call that lists and drains nodes"
+_PUBLIC_ENGINE = "ray.serve.llm has a public way to set an engine up"
+_PUBLIC_ROUTER = "Ray's request routers hear of requests that are given up before they are sent"
+
+_INTERFACES = (
+    *(
+        _reads(f"{_MODELS}:{name}", why="The ingress parses bodies and answers in it.", removed_when=_PUBLIC)
+        for name in (
+            "ChatCompletionRequest",
+            "CompletionRequest",
+            "DetokenizeRequest",
+            "ErrorResponse",
+            "ModelCard",
+            "TokenizeChatRequest",
+            "TokenizeCompletionRequest",
+        )
+    ),
+    _reads(f"{_MODELS}:to_model_metadata", why="The ingress gets a card for each model.", removed_when=_PUBLIC),
+    _reads(
+        f"{_LLM}.serve.core.ingress.ingress:make_fastapi_ingress",
+        why="It binds routes of peagle's own application to the ingress.",
+        removed_when=_PUBLIC,
+    ),
+    _reads(_INGRESS, why="The ingress is a subclass.", removed_when=_PUBLIC),
+    _reads(
+        f"{_INGRESS}._default_serve_handles",
+        why="Handles of every model, for what is asked of all replicas.",
+        removed_when=_PUBLIC,
+    ),
+    _reads(f"{_INGRESS}._model_cards", why="The models that are served.", removed_when=_PUBLIC),
+    _reads(f"{_INGRESS}._get_configured_serve_handle", why="A cached handle that streams.", removed_when=_PUBLIC),
+    _overrides(
+        f"{_INGRESS}._get_model_id",
+        why="A missing or unknown model is told in OpenAI's words.",
+        removed_when="Ray's ingress answers with OpenAI's error object",
+    ),
+    _reads(
+        f"{_LLM}.serve.core.ingress.utils:_sanitize_chat_completion_request",
+        why="Pydantic's lazy lists do not travel to a replica.",
+        removed_when="vLLM's request models survive pickling",
+    ),
+    _reads(
+        f"{_LLM}.serve.core.protocol:RawRequestInfo",
+        why="A replica gets a client's headers in it.",
+        removed_when=_PUBLIC,
+    ),
+    _reads(
+        "ray.serve._private.http_util:ASGIAppReplicaWrapper.app",
+        why="The ingress finds what its application's middleware counts.",
+        removed_when=_PUBLIC,
+    ),
+    _reads(
+        "ray.serve._private.http_util:session_id_from_headers",
+        why="Requests of one session go to one replica, whatever their header is called.",
+        removed_when="Serve hands a session on to the second deployment",
+    ),
+    _reads(
+        f"{_LLM}.common.callbacks.base:CallbackBase",
+        why="A checkpoint that is a folder here already is not fetched by a process.",
+        removed_when=_PUBLIC,
+    ),
+    *(
+        _reads(f"{_LLM}.common.errors:{name}", why="vLLM's errors are told apart by these.", removed_when=_PUBLIC)
+        for name in ("VLLM_CLIENT_ERRORS", "VLLM_FATAL_ERRORS")
+    ),
+)
+_REPLICA = (
+    _overrides(f"{_SERVER}._get_default_engine_class", why="The engine is a subclass.", removed_when=_PUBLIC_ENGINE),
+    _overrides(
+        f"{_SERVER}._start_engine",
+        why="Ray's own reports usage through one more process that imports all of vLLM.",
+        removed_when="Ray reports usage without it",
+    ),
+    _overrides(
+        f"{_SERVER}._run_request",
+        why="A request whose engine has died goes to another, its errors are told as an ingress reads them, and its "
+        "trace goes on.",
+        removed_when="Ray's server ends streams of a dead engine",
+    ),
+    _reads(_ENGINE, why="The engine is a subclass.", removed_when=_PUBLIC_ENGINE),
+    _overrides(
+        f"{_ENGINE}._prepare_engine_config",
+        why="On CPU Ray writes its own executor over the one that was asked for.",
+        removed_when="Ray keeps `distributed_executor_backend` on CPU",
+    ),
+    _reads(f"{_ENGINE}._engine_client", why="Depths and step times go through vLLM's client.", removed_when=_PUBLIC),
+    *(
+        _reads(
+            f"{_ENGINE}.{name}",
+            why="Ray looks for vLLM's tokenizer endpoints under a name that vLLM 0.29 has changed.",
+            removed_when="Ray finds them under `serving_tokenization`",
+        )
+        for name in ("_oai_serving_tokenization", "_app_state")
+    ),
+)
+_ROUTING = (
+    _overrides(
+        f"{_ROUTER}._choose_replica_for_request",
+        why="A request given up before it is sent is forgotten, which Serve tells nobody.",
+        removed_when=_PUBLIC_ROUTER,
+    ),
+    _reads(f"{_ROUTER}._replicas_list", why="The replicas as Serve last listed them.", removed_when=_PUBLIC_ROUTER),
+    _reads(f"{_ROUTER}._event_loop", why="Events come from a thread of Ray's.", removed_when=_PUBLIC_ROUTER),
+    _reads(
+        "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter",
+        why="Ray's own choice, without replicas on draining nodes.",
+        removed_when=_PUBLIC,
+    ),
+    *(
+        _reads(
+            f"ray.serve._private.tracing_utils:{name}",
+            why="Serve's span of a request tells why its replica was chosen.",
+            removed_when=_PUBLIC,
+        )
+        for name in ("is_span_recording", "set_span_attributes")
+    ),
+    _reads(
+        "ray.serve.handle:DeploymentBroadcastResponse._fetch_replica_results_async",
+        why="Each replica's answer has a time limit of its own; `results_async` gives all up when one is slow.",
+        removed_when="a broadcast's answers can be awaited one by one",
+    ),
+    _reads(
+        "ray.serve.context:_get_global_client",
+        why="The controller's details say the states of replicas in half the time of `serve.status`.",
+        removed_when="`serve.status` is as quick",
+    ),
+)
+_NODES = (
+    _reads("ray._raylet:GcsClient", why="Nodes that drain are read and drained by it.", removed_when=_PUBLIC_DRAIN),
+    _reads("ray.core.generated.gcs_pb2:GcsNodeInfo", why="A node's state is one of its.", removed_when=_PUBLIC_DRAIN),
+    _reads(
+        "ray.core.generated.autoscaler_pb2:DrainNodeReason",
+        why="A node with work drains for one reason only.",
+        removed_when=_PUBLIC_DRAIN,
+    ),
+)
+RAY_SEAMS: tuple[Seam, ...] = (*_INTERFACES, *_REPLICA, *_ROUTING, *_NODES)
