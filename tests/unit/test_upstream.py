@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import peagle
-from peagle.engine.patches.table import PATCHES
+from peagle.engine.patches.patch_table import PATCHES
 from peagle.serve.ray_seams import RAY_SEAMS
 from peagle.upstream import NONE_FILED, Kind, Seam, is_read_for
 
@@ -147,7 +147,7 @@ def test_importing_changes_nothing_and_one_call_for_each_process_changes_every_r
     pytest.importorskip("vllm")
     code = """
 import importlib, pkgutil
-from peagle.engine.patches.table import PATCHES, install_patches
+from peagle.engine.patches.patch_table import PATCHES, install_patches
 from peagle.upstream import Kind, Process
 import peagle.engine
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from peagle.engine.patches.table import PATCHES
+from peagle.engine.patches.patch_table import PATCHES
 from peagle.serve.ray_seams import RAY_SEAMS
 
 PIPE_COLUMNS = 240

@@ -7,7 +7,7 @@ Importing this module imports no vllm.
 from typing import Any
 
 from peagle.engine.arguments import SETTINGS_KEY
-from peagle.engine.patches.table import install_patches
+from peagle.engine.patches.patch_table import install_patches
 from peagle.engine.versions import is_known, require_known_vllm
 from peagle.errors import ConfigError
 from peagle.upstream import Process

@@ -2,7 +2,7 @@
 
 from typing import Any, Self
 
-from peagle.engine.patches.table import install_patches
+from peagle.engine.patches.patch_table import install_patches
 from peagle.upstream import Process
 
 

@@ -25,7 +25,7 @@ def vllm_with_cpu_kernels() -> None:
     from vllm.utils import cpu_triton_utils
     from vllm.v1.sample import rejection_sampler
 
-    from peagle.engine.patches.table import install_patches
+    from peagle.engine.patches.patch_table import install_patches
     from peagle.upstream import Process
 
     install_patches(Process.WORKER)
