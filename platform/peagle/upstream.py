@@ -1,6 +1,6 @@
 """What the platform replaces in vLLM and Ray, and what it uses of them that they do not publish: the rows of a table.
 
-The tables themselves are `engine/patches/patch_table.py` for vLLM and `serve/ray_seams.py` for Ray. They are plain data:
+The tables are `engine/patches/patch_table.py` for vLLM and `serve/ray_seams.py` for Ray. They are plain data:
 reading one imports neither.
 """
 
