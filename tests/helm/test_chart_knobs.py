@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from peagle.tracing import EXPORTER, environment
+from peagle.import_paths import TRACE_EXPORTER
+from peagle.tracing import environment
 from support.rendered_chart import CHART, FULLNAME, MINIMAL, Rendered, at, laid_over, render, schema
 
 ABSENT = object()
@@ -121,7 +122,7 @@ GENERAL = (
     Knob("drain.watcher.resources", LIMITS,
          "Deployment/-drain spec template spec containers 0 resources limits memory", "3Gi"),
     Knob("tracing.endpoint", "http://c:4317", "env OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
-    Knob("tracing.endpoint", "http://c:4317", "env RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH", EXPORTER),
+    Knob("tracing.endpoint", "http://c:4317", "env RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH", TRACE_EXPORTER),
     Knob("tracing.endpoint", "", "env RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH", ABSENT),
     Knob("tracing.protocol", "http/protobuf", "env OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
          given=at("tracing.endpoint", "http://c:4318/v1/traces")),
