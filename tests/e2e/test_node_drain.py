@@ -94,6 +94,7 @@ def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "30")
         cluster = Cluster()
         try:
             for pod in ("head", "w-a"):

@@ -104,6 +104,7 @@ def url(request: pytest.FixtureRequest, marks: Path) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "peagle.api.edge.middlewares")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "30")
         for name, value in TRANSPORT.items():
             patch.setenv(name, value)
         if request.param == "HAProxy":
