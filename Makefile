@@ -46,7 +46,7 @@ test: $(READY) prometheus
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not platform and not gpu" $(TESTS)
 
 test-platform: $(READY) prometheus
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m platform $(TESTS)
+	@$(BIN)/python -m pytest --numprocesses 1 --dist loadfile -m platform $(TESTS)
 
 helm-test: $(READY)
 	@$(BIN)/python -m pytest tests/helm tests/unit/cluster $(TESTS)
