@@ -47,12 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _keep_to_own_cores() -> None:
     """Of several pytest processes each has its share of the cores, with all that it starts: else vLLM would pin every
-    engine to the same one.
+    engine to the same one. A single process leaves it to `peagle serve`, which gives each replica cores of its own.
     """
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is None:
+    worker, count = os.environ.get("PYTEST_XDIST_WORKER"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if worker is None or count == 1:
         return
-    number, count = int(worker.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    number = int(worker.removeprefix("gw"))
     cores = sorted(os.sched_getaffinity(0))
     own = cores[number % len(cores) :: count]
     os.sched_setaffinity(0, own)
