@@ -68,6 +68,7 @@ class ByFileOrPlatform(LoadScopeScheduling):  # type: ignore[misc]  # xdist ship
         return folder if "e2e/" in folder else file
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     return ByFileOrPlatform(config, log)
 

@@ -99,7 +99,7 @@ def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
         try:
             for pod in ("head", "w-a"):
                 cluster.add_node(
-                    num_cpus=4, resources={"room": 2}, env_vars={"RAY_CLOUD_INSTANCE_ID": pod}, include_dashboard=False
+                    num_cpus=1, resources={"room": 2}, env_vars={"RAY_CLOUD_INSTANCE_ID": pod}, include_dashboard=False
                 )
             ray.init(address=cluster.address, log_to_driver=False)
             port = free_port()

@@ -32,6 +32,8 @@ TOKEN = 'data: {"id":"1","object":"text_completion","choices":[{"index":0,"text"
 DONE = "data: [DONE]\n\n"
 REQUEST_TIMEOUT_S = 3.0
 RETRY_AFTER_S = 7
+# A lost replica is replaced after the next check; one that says that it is sick, only after three.
+HEALTH_CHECK_S = 2
 
 
 class Scripted(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
@@ -110,7 +112,8 @@ def url(request: pytest.FixtureRequest, marks: Path) -> Iterator[str]:
         if request.param == "HAProxy":
             for name, value in haproxy.environment(folder, haproxy.BEHIND_HOST).items():
                 patch.setenv(name, value)
-        ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+        # Ray starts a process for each CPU in advance; nothing here asks for one.
+        ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
         port = free_port()
         serve.start(http_options={"host": "127.0.0.1", "port": port})
@@ -120,12 +123,13 @@ def url(request: pytest.FixtureRequest, marks: Path) -> Iterator[str]:
             "pair": {"num_replicas": 2, "max_ongoing_requests": 50},
             "narrow": {"num_replicas": 1, "max_ongoing_requests": 1, "max_queued_requests": 1},
         }
+        shared = {"ray_actor_options": {"num_cpus": 0}, "health_check_period_s": HEALTH_CHECK_S}
         servers = {
-            name: serve.deployment(Scripted, name=name, health_check_period_s=60, **options).bind(str(marks))
+            name: serve.deployment(Scripted, name=name, **shared, **options).bind(str(marks))
             for name, options in limits.items()
         }
         cards = {n: ModelCard(id=n, object="model", owned_by="x", permission=[], metadata={}) for n in limits}
-        serve.run(serve.deployment(ingress, max_ongoing_requests=100).bind(servers, cards))
+        serve.run(serve.deployment(ingress, max_ongoing_requests=100, **shared).bind(servers, cards))
         yield f"http://127.0.0.1:{port}"
     finally:
         serve.shutdown()
