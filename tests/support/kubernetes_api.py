@@ -6,11 +6,12 @@ revision, as in etcd: a list says which one it shows, a watch goes on from any t
 """
 
 import asyncio
+import copy
 import itertools
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -27,6 +28,8 @@ PATH = re.compile(
     r"/(?P<group>api/v1|apis/[^/]+/[^/]+)(/namespaces/(?P<namespace>[^/]+))?/(?P<resource>[^/]+)"
     r"(/(?P<name>[^/]+)(/(?P<subresource>.+))?)?"
 )
+
+CHANGES = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,10 @@ class KubernetesApi:
         if verb == "list":
             return self._list(request, resource, space)
         item = self._objects.get((resource, space, name))
+        if item is not None and verb == "patch":
+            return await self._patch(resource, item, await request.json())
+        if item is not None and verb == "delete":
+            await self.remove(resource, name, space)
         return web.json_response(item) if item else _status(404, "NotFound", f'{resource} "{name}" not found')
 
     def _list(self, request: web.Request, resource: str, namespace: str) -> web.Response:
@@ -236,6 +243,20 @@ class KubernetesApi:
         await socket.close()
         return socket
 
+    async def _patch(self, resource: str, item: Json, operations: list[Json]) -> web.Response:
+        """A JSON patch of `test` and `add` operations."""
+        changed = copy.deepcopy(item)
+        for operation in operations:
+            *parents, last = operation["path"].removeprefix("/").split("/")
+            holder: Any = changed
+            for part in parents:
+                holder = holder[int(part) if isinstance(holder, list) else part]
+            if operation["op"] == "test" and holder[last] != operation["value"]:
+                return _status(422, "Invalid", f"testing value {operation['path']} failed")
+            if operation["op"] == "add":
+                holder[last] = operation["value"]
+        return web.json_response(await self.put(resource, changed))
+
     async def _evict(self, namespace: str, name: str, body: Json) -> web.Response:
         pod = self._objects.get(("pods", namespace, name))
         if pod is None:
@@ -269,15 +290,30 @@ def node(name: str, **spec: Any) -> Json:
 
 def ray_pod(name: str, on: str | None, kind: str = "worker", ip: str = "10.0.0.9", release: str = "r") -> Json:
     """A pod as KubeRay makes it for the Ray cluster `r-ray`, in the namespace `serving`."""
-    labels = {"ray.io/node-type": kind, "ray.io/cluster": "r-ray", "app.kubernetes.io/instance": release}
+    labels = {
+        "ray.io/node-type": kind,
+        "ray.io/cluster": "r-ray",
+        "ray.io/group": "headgroup" if kind == "head" else "cpu",
+        "app.kubernetes.io/instance": release,
+    }
     spec = {"nodeName": on} if on else {}
     status = {"phase": "Running", "podIP": ip} if on else {"phase": "Pending"}
     return {"metadata": {"name": name, "namespace": "serving", "labels": labels}, "spec": spec, "status": status}
 
 
+def ray_cluster(replicas: int, deleted: Sequence[str] = (), release: str = "r") -> Json:
+    """The Ray cluster `r-ray` of one worker group, in the namespace `serving`."""
+    group: Json = {"groupName": "cpu", "replicas": replicas}
+    if deleted:
+        group["scaleStrategy"] = {"workersToDelete": list(deleted)}
+    labels = {"app.kubernetes.io/instance": release}
+    metadata = {"name": "r-ray", "namespace": "serving", "labels": labels}
+    return {"metadata": metadata, "spec": {"workerGroupSpecs": [group]}}
+
+
 def _verb(request: web.Request, name: str) -> str:
-    if request.method == "POST":
-        return "create"
+    if request.method in CHANGES:
+        return CHANGES[request.method]
     if request.query.get("watch") == "true":
         return "watch"
     return "get" if name else "list"

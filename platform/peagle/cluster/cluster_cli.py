@@ -110,7 +110,7 @@ def drain(
     patience: Annotated[
         float,
         typer.Option(min=0, metavar="S", help="Longest wait for replacements before a cordoned node's replicas stop."),
-    ] = 300.0,
+    ] = 900.0,
     finish: Annotated[
         float, typer.Option(min=1, metavar="S", help="Longest that requests may take; api.request_timeout_s.")
     ] = 600.0,

@@ -47,6 +47,14 @@ class KubeApi:
         """Create an object, or ask a subresource such as an eviction. Raises as `read` does."""
         return await self._exchange("POST", path, action, body=body)
 
+    async def patch(self, path: str, action: str, operations: Sequence[Json]) -> Json:
+        """Change an object by a JSON patch, all operations or none. Raises as `read` does."""
+        return await self._exchange("PATCH", path, action, body=operations)
+
+    async def delete(self, path: str, action: str) -> Json:
+        """Delete an object, after those that it owns. Raises as `read` does."""
+        return await self._exchange("DELETE", path, action, {"propagationPolicy": "Foreground"})
+
     async def list(self, path: str, action: str, query: Mapping[str, str] | None = None) -> tuple[list[Json], str]:
         """Get all objects of a collection, page by page, and the resource version from which a watch goes on."""
         items: list[Json] = []
@@ -116,7 +124,12 @@ class KubeApi:
         return said[STDOUT_CHANNEL].decode(errors="replace")
 
     async def _exchange(
-        self, method: str, path: str, action: str, query: Mapping[str, str] | None = None, body: Json | None = None
+        self,
+        method: str,
+        path: str,
+        action: str,
+        query: Mapping[str, str] | None = None,
+        body: Json | Sequence[Json] | None = None,
     ) -> Json:
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
         response = await self._send(method, path, action, query, body, timeout)
@@ -134,15 +147,18 @@ class KubeApi:
         path: str,
         action: str,
         query: Mapping[str, str] | None,
-        body: Json | None,
+        body: Json | Sequence[Json] | None,
         limits: aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:
+        accepted = {"Accept": "application/json"}
+        if method == "PATCH":
+            accepted["Content-Type"] = "application/json-patch+json"
         try:
             method, url, headers, content, _ = await self._client.param_serialize(
                 method,
                 path,
                 query_params=list((query or {}).items()),
-                header_params={"Accept": "application/json"},
+                header_params=accepted,
                 body=body,
                 auth_settings=["BearerToken"],
             )

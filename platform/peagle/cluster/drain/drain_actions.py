@@ -1,12 +1,15 @@
 """Which nodes leave, and what to do about the Ray workers on them. Pure: snapshots in, actions out.
 
-A node is left in three steps, each taken again until the cluster shows that it has happened:
+A node is left in steps, each taken again until the cluster shows that it has happened:
 
 1. Its worker pods' Ray nodes are marked as draining. From then on request routers pass by their replicas as long as the
    model runs elsewhere, and Ray Serve starts a replacement for each; an old replica stops once its replacement runs, or
    when the deadline nears, and finishes its requests first.
-2. Ray ends by itself on a draining node that has nothing left to do.
-3. The pod is evicted. KubeRay makes another, which Kubernetes places on a node that stays.
+2. KubeRay is told to delete the pods. It makes others at once, which Kubernetes places on nodes that stay, and the old
+   ones serve on until they have nothing left to do (`peagle.cluster.leave`). The same is done for a pod that ends for
+   any other reason: by itself KubeRay makes no other before it is gone.
+3. Where Ray's autoscaler sizes the cluster, it adds the pods. Ray ends by itself on a draining node that has nothing
+   left to do, and then the pod is evicted.
 
 Ray keeps the first deadline that it is told, and cannot take a drain back: a node that is made schedulable again is
 still emptied, and its pods come back as new Ray nodes.
@@ -16,7 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-NODE_TYPE, RAY_CLUSTER, INSTANCE = "ray.io/node-type", "ray.io/cluster", "app.kubernetes.io/instance"
+NODE_TYPE, RAY_CLUSTER, GROUP = "ray.io/node-type", "ray.io/cluster", "ray.io/group"
+INSTANCE = "app.kubernetes.io/instance"
 
 # Set by what is about to take the node away; each of them waits for pods to leave, but not for long.
 TERMINATION_TAINTS = (
@@ -49,6 +53,7 @@ class RayPod:
     namespace: str
     uid: str
     ray_cluster: str
+    group: str
     is_head: bool
     is_ending: bool
     node: str | None
@@ -65,10 +70,29 @@ class RayNode:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerGroup:
+    """A group of a Ray cluster: how many pods it should have, and which ones KubeRay is told to delete."""
+
+    name: str
+    replicas: int
+    deleted: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RayCluster:
+    """What KubeRay is asked for."""
+
+    name: str
+    is_ending: bool
+    is_autoscaled: bool
+    groups: tuple[WorkerGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DrainPolicy:
     """How long a cordoned node goes on serving models that run nowhere else, and how long last requests may take."""
 
-    patience_s: float = 300.0
+    patience_s: float = 900.0
     finish_s: float = 600.0
     taints: frozenset[str] = field(default=frozenset(TERMINATION_TAINTS))
 
@@ -92,6 +116,17 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Replace:
+    """Let KubeRay delete pods of a group and make others. `deleted` is its whole list, with those that still end."""
+
+    ray_cluster: str
+    group: str
+    place: int
+    deleted: tuple[str, ...]
+    new: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Stay:
     """A head on a node that leaves: only an operator knows when it may restart."""
 
@@ -99,7 +134,7 @@ class Stay:
     reason: str
 
 
-Action = Drain | Release | Stay
+Action = Drain | Replace | Release | Stay
 
 
 def parse_node(item: Mapping[str, Any]) -> KubeNode:
@@ -120,11 +155,27 @@ def parse_pod(item: Mapping[str, Any]) -> RayPod | None:
         namespace=metadata["namespace"],
         uid=metadata["uid"],
         ray_cluster=labels[RAY_CLUSTER],
+        group=labels.get(GROUP, ""),
         is_head=labels[NODE_TYPE] == "head",
         is_ending="deletionTimestamp" in metadata,
         node=(item.get("spec") or {}).get("nodeName"),
         ip=status.get("podIP"),
     )
+
+
+def parse_ray_cluster(item: Mapping[str, Any]) -> RayCluster:
+    """Read a RayCluster as the API gives it."""
+    metadata, spec = item["metadata"], item.get("spec") or {}
+    groups = tuple(
+        WorkerGroup(
+            group["groupName"],
+            group.get("replicas") or 0,
+            tuple((group.get("scaleStrategy") or {}).get("workersToDelete") or ()),
+        )
+        for group in spec.get("workerGroupSpecs") or ()
+    )
+    is_autoscaled = bool(spec.get("enableInTreeAutoscaling"))
+    return RayCluster(metadata["name"], "deletionTimestamp" in metadata, is_autoscaled, groups)
 
 
 def why_leaving(node: KubeNode, policy: DrainPolicy) -> str | None:
@@ -175,6 +226,30 @@ def decide(
         elif all(each.deadline_ms is not None and each.deadline_ms <= now_ms for each in own):
             actions.append(Release(pod, f"{reason} and its deadline has passed"))
     return actions
+
+
+def replacements(
+    nodes: Mapping[str, KubeNode], pods: Sequence[RayPod], clusters: Iterable[RayCluster], policy: DrainPolicy
+) -> list[Replace]:
+    """Choose the groups that need other pods before those that leave or end are gone.
+
+    KubeRay deletes the pods of `workersToDelete` and no longer counts them, so that it makes others in the same moment.
+    A name has to stay in the list until the pod is gone: it would count again, and another pod would be one too many.
+    """
+    chosen = []
+    for cluster in clusters:
+        if cluster.is_ending or cluster.is_autoscaled:
+            continue
+        for place, group in enumerate(cluster.groups):
+            own = [pod for pod in pods if (pod.ray_cluster, pod.group) == (cluster.name, group.name)]
+            counted = [pod for pod in own if pod.name not in group.deleted]
+            leaving = leaving_pods(nodes, counted, policy)
+            new = tuple(pod.name for pod in counted if pod.is_ending or pod in leaving)
+            # Where there are too many, KubeRay itself ends those that are not wanted any more.
+            if new and len(counted) <= group.replicas:
+                ending = tuple(pod.name for pod in own if pod.name in group.deleted)
+                chosen.append(Replace(cluster.name, group.name, place, ending + new, new))
+    return chosen
 
 
 def _termination(node: KubeNode, policy: DrainPolicy) -> str | None:

@@ -15,11 +15,14 @@ from peagle.cluster.drain.drain_actions import (
     RayNode,
     RayPod,
     Release,
+    Replace,
     Stay,
     decide,
     leaving_pods,
     parse_node,
     parse_pod,
+    parse_ray_cluster,
+    replacements,
 )
 from peagle.cluster.drain.ray_nodes import GCS_PORT, RayControl, RayUnreachable
 from peagle.cluster.kube import Json, KubeApi
@@ -46,9 +49,16 @@ class Drainer:
         self._changed = asyncio.Event()
         pods = f"/api/v1/namespaces/{api.namespace}/pods"
         labels = {"labelSelector": f"{INSTANCE}={release},{NODE_TYPE}"}
+        clusters = Collection(
+            f"rayclusters in {api.namespace}",
+            _ray_clusters(api.namespace),
+            parse_ray_cluster,
+            {"labelSelector": f"{INSTANCE}={release}"},
+        )
         nodes: Collection[KubeNode] = Collection("nodes", "/api/v1/nodes", parse_node, {})
         self._nodes = Watch(api, nodes, self._changed)
         self._pods = Watch(api, Collection(f"pods in {api.namespace}", pods, parse_pod, labels), self._changed)
+        self._clusters = Watch(api, clusters, self._changed)
         self._controls: dict[str, tuple[str, RayControl]] = {}
         self._said: set[str] = set()
 
@@ -56,14 +66,15 @@ class Drainer:
         """Work until cancelled.
 
         Raises:
-            ClusterError: Nodes or pods could not be listed at the start; later failures are waited out.
+            ClusterError: Nodes, pods or Ray clusters could not be listed at the start; later failures are waited out.
         """
-        await self._nodes.load()
-        await self._pods.load()
+        watches = (self._nodes, self._pods, self._clusters)
+        for watch in watches:
+            await watch.load()
         logger.info("Watching %d nodes and %d Ray pods", len(self._nodes.objects), len(self._pods.objects))
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._nodes.run())
-            tasks.create_task(self._pods.run())
+            for watch in watches:
+                tasks.create_task(watch.run())
             tasks.create_task(self._work())
 
     async def _work(self) -> None:
@@ -79,6 +90,8 @@ class Drainer:
         nodes = {node.name: node for node in self._nodes.objects.values()}
         pods = tuple(self._pods.objects.values())
         leaving = leaving_pods(nodes, pods, self._policy)
+        for replace in replacements(nodes, pods, self._clusters.objects.values(), self._policy):
+            await self._act(replace)
         if not leaving:
             self._said.clear()
             return False
@@ -114,6 +127,9 @@ class Drainer:
                     logger.info(
                         "%s: %s drains, for %.0f s at most", reason, pod.name, deadline_ms / 1e3 - self._now_s()
                     )
+                case Replace(cluster, group, _, _, new):
+                    await self._replace(action)
+                    logger.info("%s: KubeRay makes other pods of group %s for %s", cluster, group, ", ".join(new))
                 case Release(pod, reason):
                     await self._evict(pod)
                     logger.info("%s: %s is evicted", reason, pod.name)
@@ -121,6 +137,16 @@ class Drainer:
                     self._say(f"{reason}: the Ray head {pod.name} stays there; delete it when clients can wait")
         except (ClusterError, RayUnreachable) as error:
             self._say(str(error))
+
+    async def _replace(self, action: Replace) -> None:
+        group = f"/spec/workerGroupSpecs/{action.place}"
+        # Groups may have moved since.
+        patch: list[Json] = [
+            {"op": "test", "path": f"{group}/groupName", "value": action.group},
+            {"op": "add", "path": f"{group}/scaleStrategy", "value": {"workersToDelete": list(action.deleted)}},
+        ]
+        path = f"{_ray_clusters(self._api.namespace)}/{action.ray_cluster}"
+        await self._api.patch(path, f"patch Ray cluster {action.ray_cluster}", patch)
 
     async def _evict(self, pod: RayPod) -> None:
         metadata = {"name": pod.name, "namespace": pod.namespace}
@@ -145,6 +171,10 @@ class Drainer:
         if text not in self._said:
             self._said.add(text)
             logger.warning("%s", text)
+
+
+def _ray_clusters(namespace: str) -> str:
+    return f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters"
 
 
 def gcs_address(ip: str | None) -> str | None:

@@ -10,21 +10,27 @@ from peagle.cluster.drain.drain_actions import (
     Drain,
     DrainPolicy,
     KubeNode,
+    RayCluster,
     RayNode,
     RayPod,
     Release,
+    Replace,
     Stay,
+    WorkerGroup,
     decide,
     parse_node,
     parse_pod,
+    parse_ray_cluster,
+    replacements,
 )
-from support.kubernetes_api import node, ray_pod
+from support.kubernetes_api import node, ray_cluster, ray_pod
 
 NOW_MS = 1_000_000
 POLICY = DrainPolicy(patience_s=300.0, finish_s=60.0)
 KEPT, CORDONED = KubeNode("kept", False, ()), KubeNode("left", True, ())
-WORKER = RayPod("w1", "serving", "uid-1", "ray", is_head=False, is_ending=False, node="left", ip="10.0.0.1")
-HEAD = replace(WORKER, name="head", uid="uid-0", is_head=True, node="kept")
+WORKER = RayPod("w1", "serving", "uid-1", "ray", "cpu", is_head=False, is_ending=False, node="left", ip="10.0.0.1")
+HEAD = replace(WORKER, name="head", uid="uid-0", group="headgroup", is_head=True, node="kept")
+OTHER = replace(WORKER, name="w2", uid="uid-2", node="kept")
 RUNS, DRAINS = RayNode("aa", "w1", None), RayNode("aa", "w1", NOW_MS + 1)
 
 
@@ -97,6 +103,60 @@ def test_pods_elsewhere_or_nowhere_are_not_touched() -> None:
     assert decided(pods=(replace(WORKER, node="kept"), replace(WORKER, node=None), replace(WORKER, node="lost"))) == []
 
 
+def replaced(
+    *pods: RayPod,
+    left: KubeNode = CORDONED,
+    replicas: int = 1,
+    deleted: tuple[str, ...] = (),
+    is_ending: bool = False,
+    is_autoscaled: bool = False,
+) -> list[Replace]:
+    cluster = RayCluster("ray", is_ending, is_autoscaled, (WorkerGroup("cpu", replicas, deleted),))
+    return replacements({each.name: each for each in (KEPT, left)}, (HEAD, *pods), [cluster], POLICY)
+
+
+def test_the_only_worker_on_a_node_that_leaves_is_replaced_before_it_is_gone() -> None:
+    assert replaced(WORKER) == [Replace("ray", "cpu", 0, ("w1",), ("w1",))]
+    assert replaced(WORKER, left=KEPT) == []
+
+
+def test_a_pod_that_ends_for_another_reason_is_replaced_too() -> None:
+    ending = replace(OTHER, is_ending=True)
+    assert replaced(ending) == [Replace("ray", "cpu", 0, ("w2",), ("w2",))]
+
+
+def test_a_pod_stays_in_the_list_for_as_long_as_it_is_there() -> None:
+    ending = replace(WORKER, is_ending=True)
+    assert replaced(ending, OTHER, deleted=("w1",)) == []
+    both = replaced(ending, replace(OTHER, is_ending=True), deleted=("w0", "w1"))
+    assert both == [Replace("ray", "cpu", 0, ("w1", "w2"), ("w2",))]
+
+
+def test_a_pod_that_is_not_wanted_any_more_is_not_replaced() -> None:
+    assert replaced(replace(WORKER, is_ending=True), OTHER, replicas=1) == []
+
+
+def test_a_cluster_that_ends_or_is_sized_by_rays_autoscaler_gets_no_other_pods() -> None:
+    assert replaced(WORKER, is_ending=True) == []
+    assert replaced(WORKER, is_autoscaled=True) == []
+
+
+def test_pods_of_other_groups_and_clusters_do_not_count() -> None:
+    assert replaced(replace(WORKER, group="gpu")) == []
+    assert replaced(replace(WORKER, ray_cluster="other")) == []
+
+
+def test_ray_clusters_are_read_as_the_api_gives_them() -> None:
+    item = ray_cluster(replicas=2, deleted=["w1"])
+    assert parse_ray_cluster(item) == RayCluster("r-ray", False, False, (WorkerGroup("cpu", 2, ("w1",)),))
+    item["spec"]["enableInTreeAutoscaling"] = True
+    item["metadata"]["deletionTimestamp"] = "2026-11-27T00:00:00Z"
+    assert parse_ray_cluster(item) == RayCluster("r-ray", True, True, (WorkerGroup("cpu", 2, ("w1",)),))
+    assert parse_ray_cluster(
+        {"metadata": {"name": "a"}, "spec": {"workerGroupSpecs": [{"groupName": "b"}]}}
+    ).groups == (WorkerGroup("b", 0, ()),)
+
+
 def test_nodes_and_pods_are_read_as_the_api_gives_them() -> None:
     assert parse_node(node("a", unschedulable=True, taints=[{"key": "k", "effect": "NoSchedule"}])) == KubeNode(
         "a", True, ("k",)
@@ -104,6 +164,6 @@ def test_nodes_and_pods_are_read_as_the_api_gives_them() -> None:
     assert parse_node(node("a")) == KubeNode("a", False, ())
     pod = ray_pod("w1", on="a", ip="10.0.0.1")
     pod["metadata"]["uid"] = "u"
-    assert parse_pod(pod) == RayPod("w1", "serving", "u", "r-ray", False, False, "a", "10.0.0.1")
+    assert parse_pod(pod) == RayPod("w1", "serving", "u", "r-ray", "cpu", False, False, "a", "10.0.0.1")
     assert parse_pod(pod | {"status": {"phase": "Failed"}}) is None
     assert parse_pod(pod | {"metadata": {**pod["metadata"], "labels": {}}}) is None

@@ -16,7 +16,7 @@ from peagle.cluster.drain.drain_actions import DrainPolicy, KubeNode, RayNode, l
 from peagle.cluster.drain.drainer import Drainer
 from peagle.cluster.drain.ray_nodes import RayControl, RayUnreachable
 from peagle.errors import ClusterError
-from support.kubernetes_api import KubernetesApi, client_of, node, ray_pod, until
+from support.kubernetes_api import Json, KubernetesApi, client_of, node, ray_cluster, ray_pod, until
 
 POLICY = DrainPolicy(patience_s=30.0, finish_s=60.0)
 NOW_S = 1000.0
@@ -211,6 +211,43 @@ async def test_a_right_that_lacks_for_eviction_is_named(
         async with draining(server, ray):
             await cordon(server, "a")
             await until(lambda: "does not let this account evict pod w-a" in caplog.text)
+
+
+async def groups(server: KubernetesApi) -> list[Json]:
+    async with client_of(server) as api:
+        (cluster,), _ = await api.list("/apis/ray.io/v1/namespaces/serving/rayclusters", "list rayclusters")
+    found: list[Json] = cluster["spec"]["workerGroupSpecs"]
+    return found
+
+
+async def test_kuberay_is_told_to_make_another_pod_before_the_old_one_is_gone(
+    server: KubernetesApi, ray: StandInRay, caplog: pytest.LogCaptureFixture
+) -> None:
+    await server.put("rayclusters", ray_cluster(replicas=2))
+    with caplog.at_level(logging.INFO):
+        async with draining(server, ray):
+            await cordon(server, "a")
+            await until(lambda: "makes other pods of group cpu for w-a" in caplog.text)
+            await until(lambda: bool(ray.asked))
+    assert await groups(server) == [
+        {"groupName": "cpu", "replicas": 2, "scaleStrategy": {"workersToDelete": ["w-a"]}},
+    ]
+    assert server.count("patch", "rayclusters") == 1
+
+
+async def test_a_group_that_has_moved_meanwhile_is_left_as_it_is(
+    server: KubernetesApi, ray: StandInRay, caplog: pytest.LogCaptureFixture
+) -> None:
+    await server.put("rayclusters", ray_cluster(replicas=2))
+    with caplog.at_level(logging.WARNING):
+        async with draining(server, ray):
+            server.mute.add("rayclusters")
+            moved = ray_cluster(replicas=2)
+            moved["spec"]["workerGroupSpecs"][0]["groupName"] = "gpu"
+            await server.put("rayclusters", moved)
+            await cordon(server, "a")
+            await until(lambda: "patch Ray cluster r-ray" in caplog.text)
+    assert await groups(server) == [{"groupName": "gpu", "replicas": 2}]
 
 
 async def test_without_the_right_to_see_nodes_it_does_not_start(server: KubernetesApi, ray: StandInRay) -> None:
