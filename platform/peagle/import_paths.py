@@ -27,3 +27,5 @@ COMMAND_GROUPS: Mapping[str, str] = {
 """Command groups that `peagle` forwards to, by name: each loads only when it is called."""
 POD_LEAVES = "peagle.cluster.leave"
 """The module that a worker pod runs before it ends; in the chart's preStop hook."""
+UNINSTALLS = "peagle.cluster.remove"
+"""The module that runs before the chart is uninstalled; in its hook."""
