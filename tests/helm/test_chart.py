@@ -1,10 +1,12 @@
 """The chart as a whole: every object is one that Kubernetes takes, and it says what the platform reads."""
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import os
 import shutil
+import tarfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -167,6 +169,61 @@ def test_the_operator_comes_with_the_release_only_if_asked_for(tmp_path: Path, e
     with Chart.load(with_operator(tmp_path)) as chart:
         texts = chart.render(values, name=RELEASE, namespace=NAMESPACE)
     assert any("kuberay-operator/templates" in path for path in texts) is enabled
+
+
+def test_an_operator_that_was_fetched_is_part_of_the_chart(tmp_path: Path) -> None:
+    """As `helm dependency update` leaves it: packed, in charts/."""
+    copied = with_operator(tmp_path)
+    with tarfile.open(copied / "charts" / "kuberay-operator-1.7.0.tgz", "w:gz") as packed:
+        packed.add(copied / "charts" / "kuberay-operator", "kuberay-operator")
+    shutil.rmtree(copied / "charts" / "kuberay-operator")
+    with Chart.load(copied) as chart:
+        assert any("kuberay-operator/templates" in path for path in chart.render({}, name=RELEASE, namespace=NAMESPACE))
+
+
+def test_the_lock_holds_the_dependency_as_it_is_asked_for() -> None:
+    """Helm's own digest: of the dependencies and of what they were resolved to, as Go writes JSON."""
+    asked = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["dependencies"]
+    locked = yaml.safe_load((CHART / "Chart.lock").read_text(encoding="utf-8"))
+    order = ("name", "version", "repository", "condition")
+    both = [
+        [{key: each[key] for key in order if key in each} for each in part] for part in (asked, locked["dependencies"])
+    ]
+    digest = hashlib.sha256(json.dumps(both, separators=(",", ":")).encode()).hexdigest()
+    assert locked["digest"] == f"sha256:{digest}"
+
+
+def test_without_any_values_the_embedded_model_is_served() -> None:
+    defaults, ready = render({}), render(ready_values("embedded-cpu"))
+    # The first has a token of its own, the other no need to say what is served.
+    differ = {Path(path).name for path, text in defaults.texts.items() if ready.texts[path] != text}
+    assert differ <= {"ray-auth.yaml", "NOTES.txt"}
+    assert defaults.container["image"].endswith("-cpu")
+    assert "It is the embedded model" in defaults.notes
+    assert "It is the embedded model" not in render(MINIMAL).notes
+    assert render(MINIMAL).container["image"].endswith("-gpu")
+
+
+@pytest.mark.parametrize(("workers", "is_left_out"), [(1, False), (2, True)])
+def test_the_head_passes_requests_on_where_there_is_one_worker(workers: int, is_left_out: bool) -> None:
+    values = laid_over(MINIMAL, at("workerGroups.b200", {"minReplicas": workers, "maxReplicas": workers}))
+    assert render(values).service["excludeHeadPodFromServeSvc"] is is_left_out
+
+
+def test_an_uninstall_begins_with_a_job_that_is_gone_with_it() -> None:
+    rendered = render(MINIMAL)
+    (job,) = rendered.all("Job")
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete"
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert importlib.util.find_spec(container["command"][2]) is not None
+    role = rendered.one("Role", f"{FULLNAME}-uninstall")
+    before = [each for each in rendered.objects if each["metadata"]["name"] == role["metadata"]["name"]]
+    assert {each["kind"] for each in before if each["kind"] != "NetworkPolicy"} == {
+        "ServiceAccount", "Role", "RoleBinding", "Job"
+    }  # fmt: skip
+    for each in before:
+        hook = each["metadata"].get("annotations", {}).get("helm.sh/hook")
+        assert hook == (None if each["kind"] == "NetworkPolicy" else "pre-delete"), each["kind"]
 
 
 def script() -> ModuleType:

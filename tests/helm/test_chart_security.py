@@ -70,24 +70,38 @@ def test_the_autoscaler_beside_the_head_is_restricted_too() -> None:
 
 def test_only_who_asks_kubernetes_for_something_has_a_token() -> None:
     with_token = {name for name, pod in render(MINIMAL).pods() if pod["spec"]["automountServiceAccountToken"]}
-    assert with_token == {f"{FULLNAME}-drain"}
+    assert with_token == {f"{FULLNAME}-drain", f"{FULLNAME}-uninstall"}
     with_token = {name for name, pod in render(FULL).pods() if pod["spec"]["automountServiceAccountToken"]}
-    assert with_token == {f"{FULLNAME}-drain", "head"}
+    assert with_token == {f"{FULLNAME}-drain", f"{FULLNAME}-uninstall", "head"}
 
 
-def test_the_drain_watcher_may_look_and_ask_pods_to_leave_and_nothing_else() -> None:
+def rights(account: str) -> dict[tuple[str, str], list[str]]:
+    """What the roles of an account let it do: verbs by (kind of the role, resource)."""
     rendered = render(FULL)
-    rights = {
+    return {
         (kind, resource): sorted(rule["verbs"])
         for kind in ("Role", "ClusterRole")
         for found in rendered.all(kind)
+        if found["metadata"]["name"].endswith(account)
         for rule in found["rules"]
         for resource in rule["resources"]
     }
-    assert rights == {
+
+
+def test_the_drain_watcher_may_look_and_have_pods_replaced_and_nothing_else() -> None:
+    assert rights("-drain") == {
         ("Role", "pods"): ["list", "watch"],
         ("Role", "pods/eviction"): ["create"],
+        ("Role", "rayclusters"): ["list", "patch", "watch"],
         ("ClusterRole", "nodes"): ["list", "watch"],
+    }
+
+
+def test_an_uninstall_may_take_away_what_is_ray_s_and_nothing_else() -> None:
+    assert rights("-uninstall") == {
+        ("Role", "pods"): ["delete", "list"],
+        ("Role", "rayclusters"): ["list"],
+        ("Role", "rayservices"): ["delete", "list"],
     }
 
 

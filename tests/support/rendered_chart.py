@@ -16,7 +16,7 @@ CHART = REPOSITORY / "helm" / "peagle"
 READY = {path.stem: path for path in sorted((CHART / "values").glob("*.yaml"))}
 RELEASE, NAMESPACE, FULLNAME = "demo", "serving", "demo-peagle"
 
-# The least that can be installed: every other value is the chart's default.
+# A model of one's own, and the part of the chart that a release of it should not do without.
 MINIMAL: Mapping[str, Any] = {
     "models": {
         "small": {
@@ -29,6 +29,7 @@ MINIMAL: Mapping[str, Any] = {
         }
     },
     "workerGroups": {"b200": {}},
+    "gcs": {"store": "bundled"},
 }
 
 
@@ -144,7 +145,7 @@ class Rendered:
         yield "head", self.head
         for group in self.cluster["workerGroupSpecs"]:
             yield f"worker {group['groupName']}", group["template"]
-        for kind in ("Deployment", "StatefulSet"):
+        for kind in ("Deployment", "StatefulSet", "Job"):
             for found in self.all(kind):
                 yield found["metadata"]["name"], found["spec"]["template"]
         for pod in self.all("Pod"):

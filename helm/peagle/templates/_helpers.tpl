@@ -46,12 +46,21 @@ labels:
   {{- include "peagle.labels" .root | nindent 2 }}
 {{- end -}}
 
+{{/* Annotations of what exists only while the release is uninstalled, in order of weight. */}}
+{{- define "peagle.beforeDelete" -}}
+helm.sh/hook: pre-delete
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
 {{- define "peagle.image" -}}
 {{- $image := .Values.image -}}
+{{- $variant := "cpu" -}}
+{{- range $group := include "peagle.groups" . | fromYaml }}{{- if $group.gpus }}{{- $variant = "gpu" }}{{- end }}{{- end -}}
 {{- if $image.digest -}}
 {{- printf "%s@%s" $image.repository $image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" $image.repository ($image.tag | default (printf "%s-%s" .Chart.AppVersion $image.variant)) -}}
+{{- printf "%s:%s" $image.repository ($image.tag | default (printf "%s-%s" .Chart.AppVersion (default $variant $image.variant))) -}}
 {{- end -}}
 {{- end -}}
 
@@ -59,10 +68,19 @@ labels:
 {{- .Values.ray.auth.existingSecret | default (printf "%s-ray-auth" (include "peagle.fullname" .)) -}}
 {{- end -}}
 
+{{/* The maps `models` and `workerGroups`: the embedded model's where both are empty. */}}
+{{- define "peagle.given" -}}
+{{- if or .Values.models .Values.workerGroups -}}
+{{- pick .Values "models" "workerGroups" | toYaml -}}
+{{- else -}}
+{{- .Files.Get "values/embedded-cpu.yaml" -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Every worker group with its defaults, as a map. A field that a group names replaces the default whole. */}}
 {{- define "peagle.groups" -}}
 {{- $groups := dict -}}
-{{- range $name, $group := .Values.workerGroups -}}
+{{- range $name, $group := (include "peagle.given" . | fromYaml).workerGroups -}}
   {{- $merged := deepCopy $.Values.workerGroupDefaults -}}
   {{- range $field, $value := $group -}}
     {{- $_ := set $merged $field $value -}}
@@ -76,7 +94,7 @@ labels:
 {{- define "peagle.deployments" -}}
 {{- $defaults := (.Files.Get "files/deployment.yaml" | fromYaml).defaults -}}
 {{- $deployments := dict -}}
-{{- range $key, $model := .Values.models -}}
+{{- range $key, $model := (include "peagle.given" . | fromYaml).models -}}
   {{- if ne $model.enabled false -}}
     {{- $deployment := deepCopy $model.deployment -}}
     {{- range $section, $fields := $defaults -}}
@@ -106,7 +124,7 @@ applications:
     import_path: peagle.serve.app:build_app
     args:
       deployments:
-        {{- range $model := .Values.models }}
+        {{- range $model := (include "peagle.given" . | fromYaml).models }}
         {{- if ne $model.enabled false }}
         - {{ toYaml $model.deployment | nindent 10 | trim }}
         {{- end }}

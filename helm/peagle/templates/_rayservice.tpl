@@ -115,9 +115,8 @@ spec:
         - {name: serve, containerPort: 8000}
         - {name: metrics, containerPort: 8080}
       resources:
-        {{- $own := dict "cpu" $group.cpus "memory" $group.memory }}
-        requests: {{ merge $own $extended | toJson }}
-        limits: {{ merge $own $extended | toJson }}
+        requests: {{ merge (dict "cpu" (default $group.cpus $group.cpuRequest) "memory" $group.memory) $extended | toJson }}
+        limits: {{ merge (dict "cpu" $group.cpus "memory" $group.memory) $extended | toJson }}
       volumeMounts:
         {{- include "peagle.volumeMounts" $root | nindent 8 }}
       {{- include "peagle.probes" (dict "root" $root "isHead" false) | nindent 6 }}

@@ -58,7 +58,7 @@ def pod_kinds(values: Values) -> list[PodKind]:
     head = {"cpu": quantity(requests.cpu), "memory": quantity(requests.memory)}
     kinds = [PodKind("head", 1, 1, head, values.head.node_selector, values.head.tolerations)]
     for name, group in values.groups.items():
-        asks = {"cpu": quantity(group.cpus), "memory": quantity(group.memory)}
+        asks = {"cpu": quantity(group.cpu_request or group.cpus), "memory": quantity(group.memory)}
         if group.gpus:
             asks[group.gpu_resource] = Decimal(group.gpus)
         if group.rdma_devices:

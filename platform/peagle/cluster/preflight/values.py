@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from kubernetes.utils.quantity import parse_quantity
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -12,6 +12,9 @@ from peagle.api.api_settings import ApiSettings
 from peagle.config import Deployment, parse_deployment
 from peagle.config.yaml_file import read_mapping
 from peagle.errors import CombinedConfigError, ConfigError
+
+EMBEDDED = Path("values/embedded-cpu.yaml")
+"""What the chart serves where neither `models` nor `workerGroups` names anything."""
 
 
 class _Part(BaseModel):
@@ -81,7 +84,7 @@ class Head(_Part):
 
 
 class WorkerGroup(_Part):
-    """One kind of worker pod; `cpus` and `memory` are what one pod asks for."""
+    """One kind of worker pod. It asks for `memory` and, unless `cpu_request` says another number, for `cpus`."""
 
     min_replicas: int = 1
     max_replicas: int = 1
@@ -89,6 +92,7 @@ class WorkerGroup(_Part):
     accelerator_type: str = ""
     gpu_resource: str = "nvidia.com/gpu"
     cpus: float = 1
+    cpu_request: Amount | Literal[""] = ""
     memory: Amount = 0
     node_selector: dict[str, str] = Field(default_factory=dict)
     tolerations: tuple[dict[str, Any], ...] = ()
@@ -158,6 +162,8 @@ def load_values(chart: Path, files: Sequence[Path]) -> Values:
     merged: Mapping[str, Any] = read_mapping(chart / "values.yaml")
     for path in files:
         merged = _laid_over(merged, read_mapping(path, "helm/peagle/values/"))
+    if not merged.get("models") and not merged.get("workerGroups"):
+        merged = _laid_over(merged, read_mapping(chart / EMBEDDED))
     origin = ", ".join(map(str, files)) or str(chart / "values.yaml")
     version = str(read_mapping(chart / "Chart.yaml").get("kubeVersion", ""))
     return parse_values(merged, origin, minimum_kubernetes=version)

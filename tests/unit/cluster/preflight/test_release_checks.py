@@ -358,7 +358,8 @@ def test_wrong_values_are_named(tmp_path: Path) -> None:
 async def test_the_command_prints_a_table_and_fails_with_1(server: KubernetesApi, tmp_path: Path) -> None:
     await server.remove("secrets", "hf", "serving")
     (tmp_path / "kubeconfig").write_text(server.kubeconfig())
-    (tmp_path / "values.yaml").write_text(yaml.safe_dump({**RAW, "networkPolicy": {"operatorNamespace": "kuberay"}}))
+    other = {"networkPolicy": {"operatorNamespace": "kuberay"}, "kuberay-operator": {"enabled": False}}
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump({**RAW, **other}))
     ended = await run(tmp_path, "-f", str(tmp_path / "values.yaml"))
     assert ended.returncode == 1, ended.stderr
     assert "secret hf" in ended.stdout
