@@ -2,6 +2,7 @@
 # make observe   Prometheus, and Grafana where the machine has it, on the server that make serve runs
 # make test    run all tests but those on the whole platform, real engines among them
 # make test-platform   run the tests on the whole platform
+# make test-cluster   run the tests on the Kubernetes that KUBECONFIG names, with helm and kubectl
 # make helm-test   lint, render and validate the Helm chart
 # make helm-schema   write what the chart derives: its schema, and facts of the package
 # make dashboards   write the dashboards and rules that dashboards/ generates, and their copies in the chart
@@ -33,7 +34,7 @@ PINS := --constraint .constraints.txt
 TORCH := $(if $(FIND_LINKS),,--torch-backend cpu)
 endif
 
-.PHONY: serve observe test test-platform helm-test helm-schema dashboards prometheus bench check lock clean
+.PHONY: serve observe test test-platform test-cluster helm-test helm-schema dashboards prometheus bench check lock clean
 .DEFAULT_GOAL := serve
 
 serve: $(READY)
@@ -43,10 +44,14 @@ observe: $(READY) prometheus
 	@$(BIN)/peagle observe --url http://127.0.0.1:$(PORT)
 
 test: $(READY) prometheus
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not platform and not gpu" $(TESTS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not platform and not gpu and not cluster" $(TESTS)
 
 test-platform: $(READY) prometheus
 	@$(BIN)/python -m pytest --numprocesses 1 --dist loadfile -m platform $(TESTS)
+
+test-cluster: $(READY)
+	@test -n "$(KUBECONFIG)" || { echo "KUBECONFIG is empty: name the cluster whose nodes the tests may drain."; exit 1; }
+	@$(BIN)/python -m pytest -m cluster -s $(or $(TESTS),tests/cluster)
 
 helm-test: $(READY)
 	@$(BIN)/python -m pytest tests/helm tests/unit/cluster $(TESTS)
