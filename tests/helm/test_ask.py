@@ -77,6 +77,13 @@ def test_it_waits_and_asks_every_model(url: str) -> None:
     assert done.stdout.splitlines()[1:] == ["small: 'text of small'", "large: 'text of large'"]
 
 
+def test_a_service_that_is_not_there_is_explained() -> None:
+    done = ask("http://absent.invalid:8000", 0.1)
+    assert done.returncode != 0
+    assert "networkPolicy.operatorNamespace" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_an_answer_without_a_token_fails(url: str) -> None:
     Api.tokens = 0
     done = ask(url, 30)

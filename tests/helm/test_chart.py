@@ -293,6 +293,16 @@ def test_a_deployment_arrives_as_it_was_written() -> None:
     assert read_deployments([deployment])[0].engine["kv_cache_memory_bytes"] == 1 << 40
 
 
+def test_caches_of_every_library_lie_in_the_model_cache() -> None:
+    """The root is read-only, and what Triton, FlashInfer and vLLM compile is to outlive the container."""
+    for template in (render(MINIMAL).head, render(MINIMAL).worker):
+        (container,) = template["spec"]["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        env = {entry["name"]: entry.get("value") for entry in container["env"]}
+        cache = next(each["mountPath"] for each in container["volumeMounts"] if each["name"] == "model-cache")
+        assert env["HOME"] == env["XDG_CACHE_HOME"] == cache
+
+
 # Wanted on a machine of one's own and not in a cluster: one log for all, a first failure told at once.
 LOCAL_ONLY = {
     "RAY_DEDUP_LOGS",
@@ -344,6 +354,14 @@ def test_a_worker_has_the_time_to_finish_what_it_has() -> None:
 def test_notes_name_the_next_commands(rendered: Rendered) -> None:
     for command in ("kubectl get rayservice,pods", f"helm test {RELEASE}", f"service/{FULLNAME} 8000", "curl"):
         assert command in rendered.notes
+
+
+def test_notes_name_the_namespace_that_the_operator_has_to_be_in() -> None:
+    elsewhere = laid_over(MINIMAL, {"kuberay-operator": {"enabled": False}})
+    assert f"expected in namespace {NAMESPACE}, the only one" in render(elsewhere).notes
+    named = laid_over(elsewhere, at("networkPolicy.operatorNamespace", "ray-system"))
+    assert "expected in namespace ray-system, the only one" in render(named).notes
+    assert "expected" not in render(MINIMAL).notes
 
 
 def test_with_keys_the_notes_command_sends_one() -> None:

@@ -101,6 +101,22 @@ GENERAL = (
     Knob("podSecurity.runAsUser", 7, "worker spec securityContext runAsUser"),
     Knob("podSecurity.runAsGroup", 7, "head spec securityContext runAsGroup"),
     Knob("podSecurity.fsGroup", 7, "worker spec securityContext fsGroup"),
+    Knob("podSecurity.runAsUser", 1000680000, "worker spec securityContext runAsUser"),
+    Knob("podSecurity.runAsGroup", 0, "worker spec securityContext runAsGroup"),
+    *(
+        Knob(f"podSecurity.{name}", None, f"{pod} securityContext {name}", ABSENT)
+        for name in ("runAsUser", "runAsGroup", "fsGroup")
+        for pod in ("head spec", "worker spec", "Deployment/-drain spec template spec")
+    ),
+    *(
+        Knob(path, [value], f"{pod} {where}", value)
+        for path, value, where in (
+            ("initContainers", {"name": "i", "image": "i"}, "spec initContainers 0"),
+            ("extraVolumes", {"name": "ca", "configMap": {"name": "ca"}}, "spec volumes 4"),
+            ("extraVolumeMounts", {"name": "ca", "mountPath": "/ca"}, "spec containers 0 volumeMounts 4"),
+        )
+        for pod in ("head", "worker")
+    ),
     *(
         Knob(f"probes.{probe}.{name}", 7, f"{pod} {probe}Probe {name}")
         for probe, names in {
@@ -130,7 +146,14 @@ GENERAL = (
     Knob("tests.timeoutSeconds", 7, "Pod/-test spec containers 0 args 1", "7"),
 )  # fmt: skip
 
+INCREMENTAL = {"upgradeStrategy": "NewClusterWithIncrementalUpgrade",
+               "upgradeOptions": {"gatewayClassName": "g", "stepSizePercent": 10, "intervalSeconds": 30}}  # fmt: skip
+
 STORE = (
+    Knob("ray.upgradeStrategy", "None", "service upgradeStrategy type"),
+    Knob("ray.upgradeOptions", INCREMENTAL["upgradeOptions"], "service upgradeStrategy clusterUpgradeOptions",
+         given={"ray": INCREMENTAL}),
+    Knob("ray.upgradeOptions", INCREMENTAL["upgradeOptions"], "service upgradeStrategy clusterUpgradeOptions", ABSENT),
     Knob("gcs.store", "none", GCS, ABSENT),
     Knob("gcs.store", "none", "names StatefulSet", []),
     Knob("gcs.store", "bundled", f"{GCS} redisAddress", f"redis://{FULLNAME}-redis:6379"),
@@ -176,6 +199,8 @@ NODES = (
              at("models.small.deployment.resources.accelerator_type", "H200")),
             ("gpuResource", "example.com/gpu", "container resources requests example.com/gpu", 1),
             ("cpus", 7, "container resources requests cpu"),
+            ("enabled", False, "group groupName", "other", at("workerGroups.other.enabled", True)),
+            ("ephemeralStorage", "9Gi", "container resources limits ephemeral-storage"),
             ("cpuRequest", "700m", "container resources requests cpu"),
             ("cpus", 7, "group rayStartParams num-cpus", "7"),
             ("memory", "3Gi", "container resources limits memory"),
@@ -214,6 +239,10 @@ ACCESS = (
          "NetworkPolicy/-head spec ingress 0 from 0 namespaceSelector matchLabels kubernetes.io/metadata.name"),
     Knob("networkPolicy.clients", PEERS, "NetworkPolicy/-ray spec ingress 1 from 0", PEERS[0]),
     Knob("networkPolicy.monitoring", PEERS, "NetworkPolicy/-ray spec ingress 2 from"),
+    Knob("networkPolicy.dnsPorts", [54], "NetworkPolicy/-dns spec egress 0 ports",
+         [{"port": 54, "protocol": "UDP"}, {"port": 54, "protocol": "TCP"}]),
+    Knob("networkPolicy.downloadPorts", [3128], "NetworkPolicy/-ray spec egress 1 ports",
+         [{"port": 3128, "protocol": "TCP"}]),
     Knob("networkPolicy.download", PEERS, "NetworkPolicy/-ray spec egress 1 to"),
     Knob("networkPolicy.control", PEERS, "NetworkPolicy/-drain spec egress 1 to"),
     Knob("networkPolicy.control", PEERS, "NetworkPolicy/-head spec egress 1 to", given=SCALED),

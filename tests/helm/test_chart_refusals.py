@@ -19,6 +19,14 @@ def other_model(**fields: Any) -> dict[str, Any]:
 # (changes to values that work, what the message says)
 COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
     "no model": (at("models.small.enabled", False), "models: it serves none. Pass a ready file"),
+    "an incremental upgrade without its steps": (
+        at("ray.upgradeStrategy", "NewClusterWithIncrementalUpgrade"),
+        "ray.upgradeOptions.gatewayClassName is missing while ray.upgradeStrategy is NewClusterWithIncrementalUpgrade.",
+    ),
+    "a folder of the node for no one": (
+        {"modelCache": {"type": "hostPath", "hostPath": "/m"}, "podSecurity": {"runAsUser": None}},
+        "podSecurity.runAsUser or runAsGroup is unset while modelCache.type is hostPath",
+    ),
     "no worker group": (at("workerGroups", None), "workerGroups: it is empty."),
     "K above the trained depth": (
         at(f"{DEPLOYMENT}.speculation", {"depth_max": 11, "depth_static": 3}),

@@ -51,6 +51,7 @@ class KubernetesApi:
         budgeted: Names of pods whose eviction a disruption budget refuses.
         replies: What `GET` of a path answers instead of objects, such as the version.
         printed: What commands in containers print, by (pod, container, command line); others fail, as unknown ones do.
+        said: Lines that open watches say next, whatever they are.
         mute: Resources whose open watches say nothing, as if their connections were dead.
         requests: (verb, resource or path, name) of every request so far.
     """
@@ -60,6 +61,7 @@ class KubernetesApi:
     replies: dict[str, Json] = field(default_factory=dict)
     printed: dict[tuple[str, str, str], str] = field(default_factory=dict)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
     mute: set[str] = field(default_factory=set)
     url: str = ""
     _objects: dict[tuple[str, str, str], Json] = field(default_factory=dict)
@@ -208,6 +210,8 @@ class KubernetesApi:
                     gone = _failure(410, "Expired", f"too old resource version: {revision} ({self._compacted})")
                     await _event(response, "ERROR", gone)
                     break
+                while self.said:
+                    await response.write(self.said.pop().encode() + b"\n")
                 for change in [] if resource in self.mute else list(self._log):
                     space = change.item["metadata"].get("namespace", "")
                     if change.revision > revision and change.resource == resource and namespace in ("", space):

@@ -1,6 +1,7 @@
 """Waits until a peagle server has every model ready, then asks each for a few tokens: `ask.py URL TIMEOUT_S`."""
 
 import json
+import socket
 import sys
 import time
 import urllib.error
@@ -28,6 +29,17 @@ def ask(url, body=None):
         return json.load(answer)
 
 
+def hint(error):
+    if isinstance(getattr(error, "reason", None), socket.gaierror):
+        return (
+            "\nThere is no service of that name: KubeRay makes it when the application runs. "
+            "`kubectl get rayservice,pods` shows how far it is. If there are no Ray pods, is the operator there "
+            "(kubectl get pods -A -l app.kubernetes.io/name=kuberay-operator)? If the head waits for its application, "
+            "does networkPolicy.operatorNamespace name the operator's namespace?"
+        )
+    return ""
+
+
 def wait(url, timeout_s):
     deadline = time.monotonic() + timeout_s
     while True:
@@ -35,7 +47,7 @@ def wait(url, timeout_s):
             return ask(f"{url}/health")
         except (urllib.error.URLError, OSError, ValueError) as error:
             if time.monotonic() > deadline:
-                sys.exit(f"{url}/health: not well after {timeout_s:.0f} s: {error}")
+                sys.exit(f"{url}/health: not well after {timeout_s:.0f} s: {error}{hint(error)}")
             print(f"waiting: {error}", flush=True)
         time.sleep(POLL_S)
 

@@ -85,7 +85,7 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
   {{- range $field, $value := $group -}}
     {{- $_ := set $merged $field $value -}}
   {{- end -}}
-  {{- $_ := set $groups $name $merged -}}
+  {{- if $merged.enabled -}}{{- $_ := set $groups $name $merged -}}{{- end -}}
 {{- end -}}
 {{- toYaml $groups -}}
 {{- end -}}

@@ -2,9 +2,14 @@
 
 {{- define "peagle.podSecurityContext" -}}
 runAsNonRoot: true
-runAsUser: {{ .Values.podSecurity.runAsUser }}
-runAsGroup: {{ .Values.podSecurity.runAsGroup }}
-fsGroup: {{ .Values.podSecurity.fsGroup }}
+{{- range $field := list "runAsUser" "runAsGroup" "fsGroup" }}
+{{- $id := get (default dict $.Values.podSecurity) $field }}
+{{- if not (kindIs "invalid" $id) }}
+{{- if not (kindIs "string" $id) }}
+{{ $field }}: {{ int64 $id }}
+{{- end }}
+{{- end }}
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
@@ -12,6 +17,7 @@ seccompProfile:
 
 {{- define "peagle.securityContext" -}}
 allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
 {{- end -}}
@@ -43,6 +49,8 @@ imagePullSecrets:
   "grpc_proxy" ""
   "RAY_worker_niceness" "0"
   "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO" "0"
+  "HOME" "/var/cache/peagle"
+  "USER" "peagle"
   "XDG_CACHE_HOME" "/var/cache/peagle"
   "HF_HOME" "/var/cache/peagle/huggingface"
 -}}
@@ -121,6 +129,9 @@ it may lie where not even root may change that.
 - name: api-keys
   mountPath: /etc/peagle
   readOnly: true
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{/* Volumes of a pod: (dict "root" $ "sharedMemory" "1Gi" "isHead" true) */}}
@@ -160,6 +171,9 @@ it may lie where not even root may change that.
     items:
       - key: {{ $values.apiKeys.key }}
         path: keys
+{{- with $values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "peagle.cacheClaim" -}}

@@ -32,6 +32,10 @@ spec:
   securityContext:
     {{- include "peagle.podSecurityContext" . | nindent 4 }}
   {{- with include "peagle.placement" .Values.head | trim }}{{ . | nindent 2 }}{{ end }}
+  {{- with .Values.initContainers }}
+  initContainers:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   containers:
     - name: ray-head
       {{- include "peagle.imageFields" . | nindent 6 }}
@@ -64,6 +68,7 @@ spec:
 {{- $extended := dict -}}
 {{- if $group.gpus }}{{- $_ := set $extended $group.gpuResource $group.gpus }}{{- end -}}
 {{- if $group.rdmaDevices }}{{- $_ := set $extended $group.rdmaResource $group.rdmaDevices }}{{- end -}}
+{{- with $group.ephemeralStorage }}{{- $_ := set $extended "ephemeral-storage" . }}{{- end -}}
 metadata:
   labels:
     {{- include "peagle.podLabels" (dict "root" $root "component" "worker") | nindent 4 }}
@@ -95,9 +100,15 @@ spec:
           {{- include "peagle.selector" $root | nindent 10 }}
           ray.io/group: {{ $.name }}
   {{- end }}
-  {{- if eq $root.Values.modelCache.type "hostPath" }}
+  {{- $ownsCache := eq $root.Values.modelCache.type "hostPath" }}
+  {{- if or $ownsCache $root.Values.initContainers }}
   initContainers:
+    {{- if $ownsCache }}
     {{- include "peagle.ownCache" $root | nindent 4 }}
+    {{- end }}
+    {{- with $root.Values.initContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   {{- end }}
   containers:
     - name: ray-worker

@@ -160,6 +160,17 @@ fix. What one field alone can have wrong is the schema's business.
 {{- if and (eq $cache.type "hostPath") (not $cache.hostPath) }}
 - "modelCache.hostPath is empty while modelCache.type is hostPath. Name a folder of the nodes, such as /var/lib/peagle."
 {{- end }}
+{{- $security := default dict .Values.podSecurity -}}
+{{- if and (eq $cache.type "hostPath") (or (not $security.runAsUser) (kindIs "invalid" (get $security "runAsGroup"))) }}
+- "podSecurity.runAsUser or runAsGroup is unset while modelCache.type is hostPath, whose folder has to be given to them. Write both, or another type."
+{{- end }}
+{{- if eq .Values.ray.upgradeStrategy "NewClusterWithIncrementalUpgrade" }}
+{{- range $option := list "gatewayClassName" "stepSizePercent" "intervalSeconds" }}
+{{- if not (hasKey $.Values.ray.upgradeOptions $option) }}
+- {{ printf "ray.upgradeOptions.%s is missing while ray.upgradeStrategy is NewClusterWithIncrementalUpgrade. Write it." $option | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if and (eq .Values.gcs.store "external") (not .Values.gcs.external.address) }}
 - "gcs.external.address is empty while gcs.store is external. Write host:port of your Redis, or gcs.store: bundled."
 {{- end }}

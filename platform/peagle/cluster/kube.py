@@ -61,11 +61,17 @@ class KubeApi:
         asked = {**(query or {}), "limit": str(PAGE_ITEMS)}
         while True:
             page = await self.read(path, action, asked)
-            items += page.get("items") or []
-            token = page.get("metadata", {}).get("continue")
+            metadata = _mapping(page.get("metadata") or {}, action)
+            found = page.get("items") or []
+            if not isinstance(found, list):
+                raise _odd(action, found)
+            items += [_named(item, action) for item in found]
+            token = metadata.get("continue")
             if not token:
-                return items, page.get("metadata", {}).get("resourceVersion", "")
-            asked["continue"] = token
+                return items, str(metadata.get("resourceVersion") or "")
+            if token == asked.get("continue"):
+                raise _odd(action, f"the continue token {token} again")
+            asked["continue"] = str(token)
 
     async def watch(
         self, path: str, action: str, query: Mapping[str, str], silence_s: float
@@ -84,11 +90,13 @@ class KubeApi:
                 if len(buffer) > MAX_EVENT_BYTES:
                     raise ClusterError(0, action, "an event without an end")
                 for line in filter(None, lines):
-                    event = json.loads(line)
-                    if event["type"] == "ERROR":
-                        raise _refusal(event["object"].get("code", 500), action, event["object"])
-                    yield event["type"], event["object"]
-        except (aiohttp.ClientError, OSError, ValueError, KeyError, TimeoutError) as error:
+                    event = _mapping(json.loads(line), action)
+                    kind, item = str(event.get("type")), _mapping(event.get("object"), action)
+                    if kind == "ERROR":
+                        raise _refusal(item["code"] if isinstance(item.get("code"), int) else 500, action, item)
+                    # A bookmark says how far the watch is, of no object.
+                    yield kind, item if kind == "BOOKMARK" else _named(item, action)
+        except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
             raise ClusterError(0, action, _said(error)) from None
         finally:
             response.close()
@@ -113,7 +121,7 @@ class KubeApi:
                     async for message in messages:
                         if message.type is aiohttp.WSMsgType.BINARY and message.data and message.data[0] in said:
                             said[message.data[0]] += message.data[1:]
-            outcome = json.loads(said[ERROR_CHANNEL])
+            outcome = _mapping(json.loads(said[ERROR_CHANNEL]), action)
         except aiohttp.WSServerHandshakeError as error:
             raise ClusterError(error.status, action, error.message) from None
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
@@ -134,12 +142,12 @@ class KubeApi:
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
         response = await self._send(method, path, action, query, body, timeout)
         try:
-            answer: Json = await response.json(content_type=None)
+            answer = await response.json(content_type=None)
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
             raise ClusterError(0, action, _said(error)) from None
         finally:
             response.release()
-        return answer
+        return _mapping(answer, action)
 
     async def _send(
         self,
@@ -204,6 +212,24 @@ async def connect(context: str | None = None, namespace: str | None = None) -> A
 def _has_kubeconfig() -> bool:
     places = config.KUBE_CONFIG_DEFAULT_LOCATION.split(os.pathsep)
     return any(Path(place).expanduser().exists() for place in places if place)
+
+
+def _mapping(value: object, action: str) -> Json:
+    if not isinstance(value, dict):
+        raise _odd(action, value)
+    return value
+
+
+def _named(item: object, action: str) -> Json:
+    """An object as Kubernetes writes it: with metadata, a name, and a version in it."""
+    found = _mapping(item, action)
+    if not isinstance(_mapping(found.get("metadata"), action).get("name"), str):
+        raise _odd(action, item)
+    return found
+
+
+def _odd(action: str, value: object) -> ClusterError:
+    return ClusterError(200, action, f"an answer that Kubernetes does not give: {str(value)[:200]}")
 
 
 def _refusal(status: int, action: str, details: object) -> ClusterError:

@@ -58,7 +58,7 @@ class Watch(Generic[T]):
             ClusterError: It could not be listed.
         """
         items, version = await self._api.list(self._collection.path, self._action, self._collection.query)
-        self.objects = {key_of(item): parsed for item in items if (parsed := self._collection.parse(item)) is not None}
+        self.objects = {key_of(item): parsed for item in items if (parsed := self._parsed(item)) is not None}
         self._version = version
         self._changed.set()
 
@@ -93,16 +93,24 @@ class Watch(Generic[T]):
         }
         async for kind, item in self._api.watch(self._collection.path, self._action, query, SILENCE_S):
             events += 1
-            self._version = item["metadata"]["resourceVersion"]
+            self._version = str((item.get("metadata") or {}).get("resourceVersion") or "") or None
             if kind == "BOOKMARK":
                 continue
-            parsed = self._collection.parse(item) if kind != "DELETED" else None
+            parsed = self._parsed(item) if kind != "DELETED" else None
             if parsed is None:
                 self.objects.pop(key_of(item), None)
             else:
                 self.objects[key_of(item)] = parsed
             self._changed.set()
         return events
+
+    def _parsed(self, item: Json) -> T | None:
+        """Return what `parse` makes of an object; None for one that has another shape than its kind."""
+        try:
+            return self._collection.parse(item)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            logger.warning("%s: %s is passed over: %r", self._action, key_of(item), error)
+            return None
 
 
 def key_of(item: Json) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from kubernetes.aio import client
@@ -139,3 +140,43 @@ async def test_a_long_list_comes_in_pages(server: KubernetesApi, api: KubeApi, m
     assert len(items) == 7
     assert server.count("list", "nodes") == 4
     assert int(version) > 100
+
+
+ODD = ([], None, "x", 3, {"items": 3}, {"items": [None]}, {"items": [{"metadata": None}]}, {"metadata": [1]})
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+async def test_an_answer_of_another_shape_is_one_error(server: KubernetesApi, api: KubeApi, odd: Any) -> None:
+    server.replies["/api/v1/nodes"] = odd
+    with pytest.raises(ClusterError, match="Kubernetes could not list nodes: status 200"):
+        await api.list("/api/v1/nodes", "list nodes")
+
+
+async def test_a_list_that_never_ends_is_ended(server: KubernetesApi, api: KubeApi) -> None:
+    server.replies["/api/v1/nodes"] = {"items": [], "metadata": {"continue": "again"}}
+    with pytest.raises(ClusterError, match="the continue token again again"):
+        await api.list("/api/v1/nodes", "list nodes")
+
+
+@pytest.mark.parametrize("event", ["[]", "3", "{}", '{"type": "ADDED", "object": 3}',
+                                   '{"type": "ADDED", "object": {"metadata": null}}',
+                                   '{"type": "ERROR", "object": {"code": "x"}}'])  # fmt: skip
+async def test_an_event_of_another_shape_ends_the_watch_and_not_the_watcher(
+    server: KubernetesApi, nodes: Watch[KubeNode], event: str
+) -> None:
+    await until(lambda: server.count("watch", "nodes") == 1)
+    server.said.append(event)
+    await until(lambda: server.count("watch", "nodes") >= 2)
+    await server.put("nodes", node("c"))
+    await until(lambda: "c" in names(nodes))
+
+
+async def test_an_object_of_another_shape_is_passed_over(
+    server: KubernetesApi, nodes: Watch[KubeNode], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        await server.put("nodes", {"metadata": {"name": "odd"}, "spec": {"taints": [3]}})
+        await server.put("nodes", node("c"))
+        await until(lambda: "c" in names(nodes))
+    assert "/odd is passed over" in caplog.text
+    assert names(nodes) == {"a", "b", "c"}
