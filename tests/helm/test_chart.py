@@ -226,6 +226,12 @@ def test_an_uninstall_begins_with_a_job_that_is_gone_with_it() -> None:
         assert hook == (None if each["kind"] == "NetworkPolicy" else "pre-delete"), each["kind"]
 
 
+def test_where_the_operator_stays_nothing_has_to_come_before_an_uninstall() -> None:
+    rendered = render(laid_over(MINIMAL, {"kuberay-operator": {"enabled": False}}))
+    assert not rendered.all("Job")
+    assert not [each for each in rendered.objects if each["metadata"]["name"].endswith("-uninstall")]
+
+
 def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("chart_schema", REPOSITORY / "helm" / "schema.py")
     assert spec is not None

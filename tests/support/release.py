@@ -131,7 +131,7 @@ class Release:
         yield found
         time.sleep(5.0)
         self.kubectl("exec", "clients", "--", "sh", "-c", "kill 1")
-        until(lambda: "in all" in self._said(), "the clients have ended", 150.0)
+        until(lambda: "in all" in self._said(), "the clients have ended", 700.0)
         *lines, last = self._said().splitlines()
         total = json.loads(last.partition("in all ")[2])
         lost = [line for line in lines if line.startswith("lost")]

@@ -13,7 +13,8 @@ import time
 import urllib.request
 
 ENOUGH = threading.Event()
-TIMEOUT_S = 120.0
+# Longer than the platform itself lets a request wait (api.request_timeout_s): whatever is lost, it has to say so.
+TIMEOUT_S = 660.0
 # Loss is what is looked for, not throughput: another replica has to start on the same machine meanwhile.
 PAUSE_S = 0.5
 BODY = {"model": "peagle-embedded", "prompt": "def read_lines(path):", "max_tokens": 48, "temperature": 0}
