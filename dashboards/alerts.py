@@ -33,6 +33,15 @@ WAITING = "model:peagle_waiting_requests:sum"
 _FIRST_POSITION = '{position="1"}'
 
 
+def _inter_token(by: str) -> str:
+    """Mean seconds between two tokens; nothing for a replica that gave hardly any."""
+
+    def rate(part: str) -> str:
+        return f"sum by ({by}) (rate(peagle_replica_itl_seconds_{part}[10m]))"
+
+    return f"({rate('sum')} / ({rate('count')} > 1))"
+
+
 def _first(by: str) -> str:
     """Nothing where nothing was drafted: one value that is no number would make an average over hours none."""
 
@@ -158,6 +167,48 @@ SERVING = (
         "See Engine for preemptions: each computes a request anew. Raise replicas.max of the model, or lower "
         "max_model_len or max_num_seqs in its engine section.",
     ),
+    Alert(
+        "PeagleDispatchIsBlind",
+        f'sum by ({BY}) (rate(peagle_dispatch_decisions_total{{reason=~".*least-in-flight"}}[10m])) '
+        f"> 0.5 * sum by ({BY}) (rate(peagle_dispatch_decisions_total[10m]))",
+        "10m",
+        "warning",
+        "Most requests to {{ $labels.model }} are dispatched without a report of the replicas.",
+        "Ingresses go by what they have sent themselves, so long prompts and slow replicas are not seen. The Router is "
+        "gone or not reached: see its deployment in `serve status`, and its log. Ray starts it anew, and reports come "
+        "back within seconds.",
+    ),
+    Alert(
+        "PeagleReplicaSlow",
+        f"{_inter_token(_BY_REPLICA)} > on ({BY}) group_left 2 * quantile by ({BY}) (0.5, {_inter_token(_BY_REPLICA)})",
+        "15m",
+        "warning",
+        "{{ $labels.replica }} takes twice as long for a token as half of the model's replicas.",
+        "Dispatch sends it less, and what it has is late. See Nodes for a neighbour on its cores or a full disk, and "
+        "the clocks, temperature and XID errors of its GPU. Delete its pod: another replica starts before it is gone.",
+    ),
+)
+
+NODES = (
+    Alert(
+        "PeagleRayRestarts",
+        'increase(kube_pod_container_status_restarts_total{container=~"ray-head|ray-worker"}[30m]) > 0',
+        "1m",
+        "warning",
+        "Ray's container in {{ $labels.pod }} has restarted.",
+        "Its replicas are gone, and those of the whole cluster where it is the head and gcs.store is none. "
+        "`kubectl describe pod` says why the last one ended: OOMKilled asks for more memory in the values of the head "
+        "or the worker group, and a failed liveness probe for a look at the pod's CPU.",
+    ),
+    Alert(
+        "PeagleGpuErrors",
+        "changes(DCGM_FI_DEV_XID_ERRORS[15m]) > 0 and DCGM_FI_DEV_XID_ERRORS > 0",
+        "1m",
+        "critical",
+        "GPU {{ $labels.gpu }} of {{ $labels.Hostname }} reports XID {{ $value }}.",
+        "NVIDIA's list of XID errors says whether the application, the driver or the board is at fault. 48, 63, 64, "
+        "79, 94 and 95 are the board's: cordon the node, which moves its replicas, and have it looked at.",
+    ),
 )
 
 SPECULATION = (
@@ -241,12 +292,13 @@ SPECULATION = (
 )
 
 OBJECTIVE_ALERTS = tuple(alert for objective in OBJECTIVES for alert in objective.alerts())
-ALERTS = (*SERVING, *SPECULATION, *OBJECTIVE_ALERTS)
+ALERTS = (*SERVING, *NODES, *SPECULATION, *OBJECTIVE_ALERTS)
 
 GROUPS: dict[str, dict[str, Sequence[Recording | Alert]]] = {
     "recorded.yaml": {"peagle.recorded": RECORDINGS},
     "alerts.yaml": {
         "peagle.serving": SERVING,
+        "peagle.nodes": NODES,
         "peagle.speculation": SPECULATION,
         "peagle.objectives": OBJECTIVE_ALERTS,
     },

@@ -40,4 +40,7 @@ DCGM = frozenset(
     }
 )
 
-SERIES = PROMETHEUS | VLLM | RAY | DCGM
+# Kubernetes' own exporter of what its objects say.
+KUBE_STATE = frozenset({"kube_pod_container_status_restarts_total"})
+
+SERIES = PROMETHEUS | VLLM | RAY | DCGM | KUBE_STATE

@@ -125,6 +125,27 @@ def goodput(ratio: float) -> Series:
     return {f"peagle_replica_goodput_ratio{{{R}}}": f"{ratio}x60"}
 
 
+def dispatched(reason: str) -> Series:
+    """Three of four decisions for a reason."""
+    decisions = f'peagle_dispatch_decisions_total{{{M},ingress="i"'
+    return {f'{decisions},reason="{reason}"}}': "0+75x60", f'{decisions},reason="prefix"}}': "0+25x60"}
+
+
+def tokens_every(a_s: float, b_s: float, r_s: float, number: int = 600) -> Series:
+    """Three replicas with so many seconds between tokens; the last gives `number` each minute."""
+    series = {}
+    for replica, seconds, tokens in (("a", a_s, 600), ("b", b_s, 600), ("r", r_s, number)):
+        name = f'{{{M},replica="{replica}"}}'
+        series[f"peagle_replica_itl_seconds_sum{name}"] = f"0+{seconds * tokens:g}x60"
+        series[f"peagle_replica_itl_seconds_count{name}"] = f"0+{tokens}x60"
+    return series
+
+
+def restarts(values: str, container: str = "ray-worker") -> Series:
+    return {f'kube_pod_container_status_restarts_total{{pod="p",container="{container}"}}': values}
+
+
+DCGM_XID = 'DCGM_FI_DEV_XID_ERRORS{gpu="0",Hostname="n"}'
 ANSWERING = f"peagle_replicas_answering{{{M}}}"
 CASES = (
     Case("PeagleNoReplica", {ANSWERING: "1x20 0x40"}, {ANSWERING: "2x20 1x40"}),
@@ -161,6 +182,18 @@ CASES = (
         {f"peagle_replica_kv_usage_ratio{{{R}}}": "0.99x60"},
         {f"peagle_replica_kv_usage_ratio{{{R}}}": "0.8x40 0.99x10 0.8x10"},
     ),
+    Case("PeagleDispatchIsBlind", dispatched("least-in-flight"), dispatched("soonest")),
+    Case("PeagleDispatchIsBlind", dispatched("wait-least-in-flight"), dispatched("home")),
+    Case("PeagleReplicaSlow", tokens_every(a_s=0.02, b_s=0.02, r_s=0.06), tokens_every(a_s=0.02, b_s=0.03, r_s=0.04)),
+    # Two replicas are no measure of each other, and one that gave a few tokens has no speed.
+    Case(
+        "PeagleReplicaSlow",
+        tokens_every(a_s=0.02, b_s=0.03, r_s=0.07),
+        tokens_every(a_s=0.02, b_s=0.02, r_s=1.0, number=20),
+    ),
+    Case("PeagleRayRestarts", restarts("0x40 1x20"), restarts("3x60")),
+    Case("PeagleRayRestarts", restarts("0x40 1x20", "ray-head"), restarts("0x40 1x20", "autoscaler")),
+    Case("PeagleGpuErrors", {DCGM_XID: "0x45 79x15"}, {DCGM_XID: "79x20 0x40"}),
     Case("PeagleAcceptanceCollapses", first_position(70, 20), first_position(70, 50), "385m"),
     Case("PeagleAcceptanceCollapses", rolled_out(20), rolled_out(50), "385m"),
     # Where the rule answers with K = 0 its trials still draft; three drafts a minute prove nothing.
