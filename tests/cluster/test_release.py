@@ -118,6 +118,10 @@ def test_an_image_that_is_not_there_is_told_and_mended(release: Release) -> None
 def test_keys_are_asked_for_once_there_is_a_secret(release: Release) -> None:
     release.kubectl("create", "secret", "generic", "keys", "--from-literal", "keys=alpha")
     release.apply("upgrade", "--reuse-values", "--set", "apiKeys.existingSecret=keys")
+    (pod,) = release.workers()
+    ask = f"import urllib.request; urllib.request.urlopen('http://{release.name}:8000/v1/models')"
+    without_key = ("exec", pod, "--container", "ray-worker", "--", "python", "-c", ask)
+    until(lambda: "401" in release.kubectl(*without_key, check=False), "a request without a key is refused", 600.0)
     assert "peagle-embedded: " in release.test()
     release.helm("rollback", release.name)
 

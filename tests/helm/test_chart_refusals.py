@@ -23,10 +23,13 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
         at("ray.upgradeStrategy", "NewClusterWithIncrementalUpgrade"),
         "ray.upgradeOptions.gatewayClassName is missing while ray.upgradeStrategy is NewClusterWithIncrementalUpgrade.",
     ),
-    "a folder of the node for no one": (
-        {"modelCache": {"type": "hostPath", "hostPath": "/m"}, "podSecurity": {"runAsUser": None}},
-        "podSecurity.runAsUser or runAsGroup is unset while modelCache.type is hostPath",
-    ),
+    **{
+        f"a folder of the node without {field}": (
+            {"modelCache": {"type": "hostPath", "hostPath": "/m"}, "podSecurity": {field: None}},
+            "podSecurity.runAsUser or runAsGroup is unset while modelCache.type is hostPath",
+        )
+        for field in ("runAsUser", "runAsGroup")
+    },
     "no worker group": (at("workerGroups", None), "workerGroups: it is empty."),
     "K above the trained depth": (
         at(f"{DEPLOYMENT}.speculation", {"depth_max": 11, "depth_static": 3}),

@@ -4,10 +4,8 @@
 runAsNonRoot: true
 {{- range $field := list "runAsUser" "runAsGroup" "fsGroup" }}
 {{- $id := get (default dict $.Values.podSecurity) $field }}
-{{- if not (kindIs "invalid" $id) }}
-{{- if not (kindIs "string" $id) }}
+{{- if regexMatch "^[0-9]" (toString $id) }}
 {{ $field }}: {{ int64 $id }}
-{{- end }}
 {{- end }}
 {{- end }}
 fsGroupChangePolicy: OnRootMismatch

@@ -161,7 +161,7 @@ fix. What one field alone can have wrong is the schema's business.
 - "modelCache.hostPath is empty while modelCache.type is hostPath. Name a folder of the nodes, such as /var/lib/peagle."
 {{- end }}
 {{- $security := default dict .Values.podSecurity -}}
-{{- if and (eq $cache.type "hostPath") (or (not $security.runAsUser) (kindIs "invalid" (get $security "runAsGroup"))) }}
+{{- if and (eq $cache.type "hostPath") (not (and (get $security "runAsUser") (regexMatch "^[0-9]" (toString (get $security "runAsGroup"))))) }}
 - "podSecurity.runAsUser or runAsGroup is unset while modelCache.type is hostPath, whose folder has to be given to them. Write both, or another type."
 {{- end }}
 {{- if eq .Values.ray.upgradeStrategy "NewClusterWithIncrementalUpgrade" }}

@@ -221,7 +221,7 @@ def _mapping(value: object, action: str) -> Json:
 
 
 def _named(item: object, action: str) -> Json:
-    """An object as Kubernetes writes it: with metadata, a name, and a version in it."""
+    """Return `item`, an object as Kubernetes writes it: with metadata that has a name."""
     found = _mapping(item, action)
     if not isinstance(_mapping(found.get("metadata"), action).get("name"), str):
         raise _odd(action, item)

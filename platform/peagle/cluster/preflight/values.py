@@ -51,7 +51,7 @@ class Store(Secret):
 
 
 class Gcs(_Part):
-    store: str = "bundled"
+    store: str = "none"
     external: Store = Store()
     bundled: Store = Store()
 
@@ -187,6 +187,7 @@ def parse_values(raw: Mapping[str, Any], origin: str, minimum_kubernetes: str = 
     defaults = _mapping(raw, "workerGroupDefaults", origin)
     given = _mapping(raw, "workerGroups", origin)
     groups = {name: {**defaults, **_mapping(given, name, f"{origin}: workerGroups")} for name in given}
+    groups = {name: group for name, group in groups.items() if group.get("enabled", True)}
     parts = {"deployments": deployments, "groups": groups, "minimum_kubernetes": minimum_kubernetes}
     try:
         ApiSettings.model_validate(_mapping(raw, "api", origin))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from peagle.cluster.preflight.capacity import tolerates
+from peagle.cluster.preflight.capacity import pod_kinds, tolerates
 from peagle.cluster.preflight.facts import gather, pod_requests
 from peagle.cluster.preflight.outcome import Check, Outcome
 from peagle.cluster.preflight.release_checks import RAYSERVICE_FIELDS, check_all
@@ -334,6 +334,18 @@ def test_every_ready_file_is_understood(path: Path) -> None:
     wanted = load_values(CHART, [path])
     assert wanted.groups
     assert wanted.deployments
+
+
+def test_without_any_file_the_embedded_model_is_what_is_needed() -> None:
+    assert (
+        load_values(CHART, []).deployments == load_values(CHART, [CHART / "values" / "embedded-cpu.yaml"]).deployments
+    )
+    assert [kind.name for kind in pod_kinds(load_values(CHART, []))] == ["head", "cpu"]
+
+
+def test_a_group_that_is_left_out_needs_no_room() -> None:
+    groups = {**RAW["workerGroups"], "off": {"enabled": False}}
+    assert set(values(workerGroups=groups).groups) == set(RAW["workerGroups"])
 
 
 def test_wrong_values_are_named(tmp_path: Path) -> None:
