@@ -41,6 +41,7 @@ OF_SPEED = (
 # Series that are not there, and why; a query of others has data, or is a rule's condition that does not hold.
 ABSENT = {
     **dict.fromkeys([*external.DCGM, "ray_node_gpus_utilization"], "no GPU"),
+    **dict.fromkeys(external.KUBE_STATE, "no Kubernetes"),
     "ALERTS": "all is well",
 }
 UNEVENTFUL_PANELS = {"Dispatch by reason", "Changes of K by cause"}
