@@ -93,6 +93,7 @@ def test_the_drain_watcher_may_look_and_have_pods_replaced_and_nothing_else() ->
         ("Role", "pods"): ["list", "watch"],
         ("Role", "pods/eviction"): ["create"],
         ("Role", "rayclusters"): ["list", "patch", "watch"],
+        ("Role", "rayservices"): ["list", "watch"],
         ("ClusterRole", "nodes"): ["list", "watch"],
     }
 

@@ -306,13 +306,27 @@ def ray_pod(name: str, on: str | None, kind: str = "worker", ip: str = "10.0.0.9
 
 
 def ray_cluster(replicas: int, deleted: Sequence[str] = (), release: str = "r") -> Json:
-    """The Ray cluster `r-ray` of one worker group, in the namespace `serving`."""
-    group: Json = {"groupName": "cpu", "replicas": replicas}
+    """The Ray cluster `r-ray` of one worker group, in the namespace `serving`, made for the RayService `r`."""
+    group = _group(replicas)
     if deleted:
         group["scaleStrategy"] = {"workersToDelete": list(deleted)}
-    labels = {"app.kubernetes.io/instance": release}
+    labels = {"app.kubernetes.io/instance": release, "ray.io/originated-from-cr-name": "r"}
     metadata = {"name": "r-ray", "namespace": "serving", "labels": labels}
     return {"metadata": metadata, "spec": {"workerGroupSpecs": [group]}}
+
+
+def ray_service(replicas: int) -> Json:
+    """The RayService `r` of one worker group, as KubeRay has brought it about."""
+    labels = {"app.kubernetes.io/instance": "r"}
+    return {
+        "metadata": {"name": "r", "namespace": "serving", "labels": labels, "generation": 3},
+        "spec": {"rayClusterConfig": {"workerGroupSpecs": [_group(replicas)]}},
+        "status": {"observedGeneration": 3},
+    }
+
+
+def _group(replicas: int) -> Json:
+    return {"groupName": "cpu", "replicas": replicas, "minReplicas": replicas, "maxReplicas": replicas}
 
 
 def _verb(request: web.Request, name: str) -> str:

@@ -4,17 +4,19 @@ Environment:
     KUBECONFIG              the cluster
     PEAGLE_TEST_IMAGE       the image on its nodes; by default peagle:0.1.0-cpu
     PEAGLE_TEST_VALUES      Helm values that this cluster needs, such as those of an older operator
+    PEAGLE_TEST_REDIS_IMAGE  an image with redis-server on its nodes; without one the tests that need it are skipped
 """
 
 import json
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +63,18 @@ def prepared_chart(folder: Path) -> Path:
     return chart
 
 
-@dataclass(frozen=True)
+@dataclass
 class Load:
     """What clients of the Service saw: requests that were answered whole, and the others, each with when and why."""
 
-    answered: int
-    lost: list[str]
-    longest_gap_s: float
+    answered: int = 0
+    lost: list[str] = field(default_factory=list)
+    longest_gap_s: float = 0.0
+
+    @property
+    def unanswered(self) -> list[str]:
+        """Requests that were neither answered nor refused for as long as the platform itself may let them wait."""
+        return [line for line in self.lost if "TimeoutError" in line]
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,46 @@ class Release:
         services = self.objects("rayservices")
         return bool(services) and all(each.get("status", {}).get("serviceStatus") == "Running" for each in services)
 
+    def pods(self) -> set[str]:
+        return {pod["metadata"]["name"] for pod in self.objects("pods", "ray.io/node-type")}
+
+    def head(self) -> str:
+        heads = self.objects("pods", "ray.io/node-type=head")
+        (name,) = (pod["metadata"]["name"] for pod in heads if "deletionTimestamp" not in pod["metadata"])
+        return str(name)
+
+    def kill(self, pod: str) -> None:
+        """End a pod at once, as a node that is lost does."""
+        self.kubectl("delete", "pod", pod, "--grace-period", "0", "--force")
+        until(lambda: pod not in self.pods(), f"{pod} is gone", 60.0)
+
+    @contextmanager
+    def drained(self, node: str) -> Iterator[None]:
+        """A node that is drained, and takes pods again afterwards."""
+        workers = f"app.kubernetes.io/instance={self.name},ray.io/node-type=worker"
+        patience = ("--timeout", "60s", "--pod-selector", workers)
+        try:
+            run("kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", *patience, check=False)
+            yield
+        finally:
+            run("kubectl", "uncordon", node)
+
+    def status(self) -> Json:
+        """What `peagle cluster status` says."""
+        place = ["--release", self.name, "--namespace", self.namespace]
+        found: Json = json.loads(run(sys.executable, "-m", "peagle.cli", "cluster", "status", "--json", *place))
+        return found
+
+    def problems(self) -> str:
+        found = self.status()
+        return "\n".join(each["problem"] for each in (*found["services"], *found["pods"]))
+
+    def ask(self, path: str) -> str:
+        """What the Service answers to a request from a worker, or why not."""
+        pod = next(iter(self.workers()))
+        script = f"import urllib.request as u; print(u.urlopen('http://{self.name}:8000{path}').read().decode())"
+        return self.kubectl("exec", pod, "--container", "ray-worker", "--", "python", "-c", script, check=False)
+
     def wait_until_running(self) -> float:
         return until(self.is_running, "the RayService runs", READY_TIMEOUT_S)
 
@@ -121,21 +168,22 @@ class Release:
         return self.kubectl("get", "all,rayservices,rayclusters", "--output", "name", "--ignore-not-found").strip()
 
     @contextmanager
-    def load(self) -> Iterator[list[Load]]:
-        """Clients ask the Service all the time, half of them for streams; the list has their `Load` at the end."""
-        pod = json.dumps(self._clients())
+    def load(self, what: str) -> Iterator[Load]:
+        """Clients ask the Service all the time, half of them for streams; what they saw is known afterwards."""
         self.kubectl("delete", "pod", "clients", "--ignore-not-found")
-        self.kubectl("apply", "--filename", "-", given=pod)
+        self.kubectl("apply", "--filename", "-", given=json.dumps(self._clients()))
         until(lambda: "answered" in self._said(), "a client has its first answer", 120.0)
-        found: list[Load] = []
-        yield found
+        load = Load()
+        yield load
         time.sleep(5.0)
         self.kubectl("exec", "clients", "--", "sh", "-c", "kill 1")
         until(lambda: "in all" in self._said(), "the clients have ended", 700.0)
         *lines, last = self._said().splitlines()
         total = json.loads(last.partition("in all ")[2])
-        lost = [line for line in lines if line.startswith("lost")]
-        found.append(Load(total["answered"], lost, total["longest_gap_s"]))
+        load.answered, load.longest_gap_s = total["answered"], total["longest_gap_s"]
+        load.lost += [line for line in lines if line.startswith("lost")]
+        print(f"{what}: {load.answered} answered, {len(load.lost)} lost, longest gap {load.longest_gap_s} s")
+        print(*load.lost[:20], sep="\n")
         self.kubectl("delete", "pod", "clients", "--wait=false")
 
     def _said(self) -> str:

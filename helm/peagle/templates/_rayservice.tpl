@@ -80,6 +80,9 @@ spec:
   serviceAccountName: {{ include "peagle.fullname" $root }}-worker
   automountServiceAccountToken: false
   enableServiceLinks: false
+  # KubeRay waits for the head in an init container whose first process, a shell, ignores SIGTERM. Where the head never
+  # comes, the pod would hold its GPUs until its whole grace period is over. So the shell is not the first process.
+  shareProcessNamespace: true
   {{- with include "peagle.pullSecrets" $root | trim }}{{ . | nindent 2 }}{{ end }}
   {{- $drain := $root.Values.drain }}
   {{- $leaveSeconds := add $drain.replacementSeconds $drain.timeoutSeconds }}

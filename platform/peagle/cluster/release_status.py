@@ -1,11 +1,11 @@
 """How a release is: its RayServices, their pods, and what every replica says of itself."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from peagle.cluster.drain.drain_actions import INSTANCE, NODE_TYPE, RAY_CLUSTER
+from peagle.cluster.drain.drain_actions import INSTANCE, MADE_FOR, NODE_TYPE, RAY_CLUSTER
 from peagle.cluster.kube import Json, KubeApi
 from peagle.errors import ClusterError, ConfigError
 
@@ -57,20 +57,21 @@ async def read_status(api: KubeApi, release: str) -> ReleaseStatus:
     """Ask the Kubernetes API, and in the head pod the release itself.
 
     Raises:
-        ClusterError: RayServices or pods cannot be listed.
+        ClusterError: RayServices, RayClusters or pods cannot be listed.
         ConfigError: There is no such release in the namespace.
     """
     query = {"labelSelector": f"{INSTANCE}={release},app.kubernetes.io/name=peagle"}
-    path = f"/apis/ray.io/v1/namespaces/{api.namespace}/rayservices"
-    services, _ = await api.list(path, f"list rayservices in {api.namespace}", query)
+    path = f"/apis/ray.io/v1/namespaces/{api.namespace}"
+    services, _ = await api.list(f"{path}/rayservices", f"list rayservices in {api.namespace}", query)
     if not services:
         fix = "Name another with --release or --namespace; helm list -A shows what there is."
         raise ConfigError("--release", release, f"there is no RayService of it in {api.namespace}", fix)
+    clusters, _ = await api.list(f"{path}/rayclusters", f"list rayclusters in {api.namespace}", query)
     query = {"labelSelector": f"{INSTANCE}={release},{NODE_TYPE}"}
     pods, _ = await api.list(f"/api/v1/namespaces/{api.namespace}/pods", f"list pods in {api.namespace}", query)
     cordoned = await _cordoned(api)
     found = tuple(pod_status(each, cordoned) for each in pods)
-    said = tuple(service_status(each) for each in services)
+    said = tuple(service_status(each, clusters) for each in services)
     fleet, problem = await _fleet(api, said[0], found)
     return ReleaseStatus(
         services=said,
@@ -80,8 +81,8 @@ async def read_status(api: KubeApi, release: str) -> ReleaseStatus:
     )
 
 
-def service_status(item: Json) -> ServiceStatus:
-    """Read a RayService as the API gives it."""
+def service_status(item: Json, clusters: Sequence[Json]) -> ServiceStatus:
+    """Read a RayService and the RayClusters made for it, as the API gives them."""
     status = item.get("status") or {}
     active = status.get("activeServiceStatus") or status.get("pendingServiceStatus") or {}
     applications = (active.get("applicationStatuses") or {}).values()
@@ -94,8 +95,17 @@ def service_status(item: Json) -> ServiceStatus:
     conditions = status.get("conditions") or []
     held = tuple(each["type"] for each in conditions if each["status"] == "True")
     refused = [each.get("message", "") for each in conditions if each["type"] == "Ready" and each["status"] != "True"]
-    problem = next(filter(None, [*messages, *refused]), "")
-    return ServiceStatus(item["metadata"]["name"], active.get("rayClusterName", "-"), held, parts, problem)
+    name = item["metadata"]["name"]
+    failed = [
+        condition.get("message", "")
+        for cluster in clusters
+        if (cluster["metadata"].get("labels") or {}).get(MADE_FOR) == name
+        for condition in (cluster.get("status") or {}).get("conditions") or []
+        # Pods that could not be created, such as for want of quota.
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True"
+    ]
+    problem = next(filter(None, [*messages, *failed, *refused]), "")
+    return ServiceStatus(name, active.get("rayClusterName", "-"), held, parts, problem)
 
 
 def pod_status(item: Json, cordoned: frozenset[str]) -> PodStatus:

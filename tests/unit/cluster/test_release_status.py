@@ -9,7 +9,7 @@ import pytest
 from peagle.cluster.release_status import ReleaseStatus, read_status
 from peagle.cluster.table import print_status
 from peagle.errors import ClusterError, ConfigError
-from support.kubernetes_api import KubernetesApi, client_of, node, ray_pod
+from support.kubernetes_api import KubernetesApi, client_of, node, ray_cluster, ray_pod
 
 TELL_FLEET = ("head", "ray-head", "peagle status --json")
 REPLICA = {
@@ -65,6 +65,17 @@ async def test_services_pods_and_replicas_are_shown(server: KubernetesApi, capsy
     assert "Insufficient nvidia.com/gpu" in said
     assert "7 / 6.4" in said
     assert "3.21" in said
+
+
+async def test_pods_that_could_not_be_made_are_told_with_the_reason(server: KubernetesApi) -> None:
+    waits = {"type": "Ready", "status": "False", "message": "RayService is initializing"}
+    await server.put("rayservices", rayservice(activeServiceStatus={}, conditions=[waits]))
+    cluster = ray_cluster(replicas=1)
+    cluster["metadata"]["labels"]["app.kubernetes.io/name"] = "peagle"
+    failure = {"type": "ReplicaFailure", "status": "True", "message": "pods are forbidden: exceeded quota: small"}
+    cluster["status"] = {"conditions": [{"type": "HeadPodReady", "status": "False"}, failure]}
+    await server.put("rayclusters", cluster)
+    assert (await status(server)).services[0].problem == "pods are forbidden: exceeded quota: small"
 
 
 async def test_a_release_that_does_not_answer_yet_is_shown_all_the_same(

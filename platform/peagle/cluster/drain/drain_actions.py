@@ -1,4 +1,4 @@
-"""Which nodes leave, and what to do about the Ray workers on them. Pure: snapshots in, actions out.
+"""Which Ray workers leave and how many there should be, and what to do about it. Pure: snapshots in, actions out.
 
 A node is left in steps, each taken again until the cluster shows that it has happened:
 
@@ -13,13 +13,16 @@ A node is left in steps, each taken again until the cluster shows that it has ha
 
 Ray keeps the first deadline that it is told, and cannot take a drain back: a node that is made schedulable again is
 still emptied, and its pods come back as new Ray nodes.
+
+Apart from that, groups get the sizes that their RayService asks for: KubeRay gives them to new clusters only.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 NODE_TYPE, RAY_CLUSTER, GROUP = "ray.io/node-type", "ray.io/cluster", "ray.io/group"
+MADE_FOR = "ray.io/originated-from-cr-name"
 INSTANCE = "app.kubernetes.io/instance"
 
 # Set by what is about to take the node away; each of them waits for pods to leave, but not for long.
@@ -70,22 +73,41 @@ class RayNode:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupSize:
+    """How many pods a group should have, and between which bounds Ray's autoscaler may move that number."""
+
+    replicas: int
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """A group of a Ray cluster: how many pods it should have, and which ones KubeRay is told to delete."""
+    """A group of a Ray cluster, and the pods of it that KubeRay is told to delete."""
 
     name: str
-    replicas: int
+    size: GroupSize
     deleted: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """What KubeRay is asked for."""
+    """What KubeRay is asked for. `service` is the RayService that it was made for."""
 
     name: str
+    service: str
     is_ending: bool
     is_autoscaled: bool
     groups: tuple[WorkerGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RayService:
+    """The sizes that a RayService asks for, by group. It is settled once KubeRay wants no other cluster for it."""
+
+    name: str
+    is_settled: bool
+    sizes: Mapping[str, GroupSize]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +149,16 @@ class Replace:
 
 
 @dataclass(frozen=True, slots=True)
+class Resize:
+    """Give a group of a Ray cluster another size."""
+
+    ray_cluster: str
+    group: str
+    place: int
+    size: GroupSize
+
+
+@dataclass(frozen=True, slots=True)
 class Stay:
     """A head on a node that leaves: only an operator knows when it may restart."""
 
@@ -134,7 +166,7 @@ class Stay:
     reason: str
 
 
-Action = Drain | Replace | Release | Stay
+Action = Drain | Replace | Resize | Release | Stay
 
 
 def parse_node(item: Mapping[str, Any]) -> KubeNode:
@@ -169,13 +201,34 @@ def parse_ray_cluster(item: Mapping[str, Any]) -> RayCluster:
     groups = tuple(
         WorkerGroup(
             group["groupName"],
-            group.get("replicas") or 0,
+            _group_size(group),
             tuple((group.get("scaleStrategy") or {}).get("workersToDelete") or ()),
         )
         for group in spec.get("workerGroupSpecs") or ()
     )
-    is_autoscaled = bool(spec.get("enableInTreeAutoscaling"))
-    return RayCluster(metadata["name"], "deletionTimestamp" in metadata, is_autoscaled, groups)
+    return RayCluster(
+        name=metadata["name"],
+        service=(metadata.get("labels") or {}).get(MADE_FOR, ""),
+        is_ending="deletionTimestamp" in metadata,
+        is_autoscaled=bool(spec.get("enableInTreeAutoscaling")),
+        groups=groups,
+    )
+
+
+def parse_ray_service(item: Mapping[str, Any]) -> RayService:
+    """Read a RayService as the API gives it."""
+    metadata, status = item["metadata"], item.get("status") or {}
+    groups = ((item.get("spec") or {}).get("rayClusterConfig") or {}).get("workerGroupSpecs") or ()
+    is_pending = bool((status.get("pendingServiceStatus") or {}).get("rayClusterName"))
+    return RayService(
+        name=metadata["name"],
+        is_settled=status.get("observedGeneration") == metadata.get("generation") and not is_pending,
+        sizes={group["groupName"]: _group_size(group) for group in groups},
+    )
+
+
+def _group_size(group: Mapping[str, Any]) -> GroupSize:
+    return GroupSize(*(group.get(key) or 0 for key in ("replicas", "minReplicas", "maxReplicas")))
 
 
 def why_leaving(node: KubeNode, policy: DrainPolicy) -> str | None:
@@ -246,9 +299,27 @@ def replacements(
             leaving = leaving_pods(nodes, counted, policy)
             new = tuple(pod.name for pod in counted if pod.is_ending or pod in leaving)
             # Where there are too many, KubeRay itself ends those that are not wanted any more.
-            if new and len(counted) <= group.replicas:
+            if new and len(counted) <= group.size.replicas:
                 ending = tuple(pod.name for pod in own if pod.name in group.deleted)
                 chosen.append(Replace(cluster.name, group.name, place, ending + new, new))
+    return chosen
+
+
+def resizes(services: Iterable[RayService], clusters: Iterable[RayCluster]) -> list[Resize]:
+    """Choose the groups whose size is not what their RayService asks for.
+
+    While a new cluster takes over, the old one keeps its size. What lies between the bounds is the autoscaler's.
+    """
+    wanted = {service.name: service.sizes for service in services if service.is_settled}
+    chosen = []
+    for cluster in clusters:
+        sizes = {} if cluster.is_ending else wanted.get(cluster.service, {})
+        for place, group in enumerate(cluster.groups):
+            size = sizes.get(group.name, group.size)
+            if cluster.is_autoscaled:
+                size = replace(size, replicas=min(max(group.size.replicas, size.least), size.most))
+            if size != group.size:
+                chosen.append(Resize(cluster.name, group.name, place, size))
     return chosen
 
 

@@ -16,13 +16,16 @@ from peagle.cluster.drain.drain_actions import (
     RayPod,
     Release,
     Replace,
+    Resize,
     Stay,
     decide,
     leaving_pods,
     parse_node,
     parse_pod,
     parse_ray_cluster,
+    parse_ray_service,
     replacements,
+    resizes,
 )
 from peagle.cluster.drain.ray_nodes import GCS_PORT, RayControl, RayUnreachable
 from peagle.cluster.kube import Json, KubeApi
@@ -49,16 +52,15 @@ class Drainer:
         self._changed = asyncio.Event()
         pods = f"/api/v1/namespaces/{api.namespace}/pods"
         labels = {"labelSelector": f"{INSTANCE}={release},{NODE_TYPE}"}
-        clusters = Collection(
-            f"rayclusters in {api.namespace}",
-            _ray_clusters(api.namespace),
-            parse_ray_cluster,
-            {"labelSelector": f"{INSTANCE}={release}"},
-        )
+        of_release = {"labelSelector": f"{INSTANCE}={release}"}
+        where, rays = f"in {api.namespace}", f"/apis/ray.io/v1/namespaces/{api.namespace}"
+        clusters = Collection(f"rayclusters {where}", f"{rays}/rayclusters", parse_ray_cluster, of_release)
+        services = Collection(f"rayservices {where}", f"{rays}/rayservices", parse_ray_service, of_release)
         nodes: Collection[KubeNode] = Collection("nodes", "/api/v1/nodes", parse_node, {})
         self._nodes = Watch(api, nodes, self._changed)
-        self._pods = Watch(api, Collection(f"pods in {api.namespace}", pods, parse_pod, labels), self._changed)
+        self._pods = Watch(api, Collection(f"pods {where}", pods, parse_pod, labels), self._changed)
         self._clusters = Watch(api, clusters, self._changed)
+        self._services = Watch(api, services, self._changed)
         self._controls: dict[str, tuple[str, RayControl]] = {}
         self._said: set[str] = set()
 
@@ -66,9 +68,10 @@ class Drainer:
         """Work until cancelled.
 
         Raises:
-            ClusterError: Nodes, pods or Ray clusters could not be listed at the start; later failures are waited out.
+            ClusterError: Nodes, pods, Ray clusters or their RayServices could not be listed at the start; later
+                failures are waited out.
         """
-        watches = (self._nodes, self._pods, self._clusters)
+        watches = (self._nodes, self._pods, self._clusters, self._services)
         for watch in watches:
             await watch.load()
         logger.info("Watching %d nodes and %d Ray pods", len(self._nodes.objects), len(self._pods.objects))
@@ -90,7 +93,10 @@ class Drainer:
         nodes = {node.name: node for node in self._nodes.objects.values()}
         pods = tuple(self._pods.objects.values())
         leaving = leaving_pods(nodes, pods, self._policy)
-        for replace in replacements(nodes, pods, self._clusters.objects.values(), self._policy):
+        clusters = tuple(self._clusters.objects.values())
+        for resize in resizes(self._services.objects.values(), clusters):
+            await self._act(resize)
+        for replace in replacements(nodes, pods, clusters, self._policy):
             await self._act(replace)
         if not leaving:
             self._said.clear()
@@ -127,9 +133,13 @@ class Drainer:
                     logger.info(
                         "%s: %s drains, for %.0f s at most", reason, pod.name, deadline_ms / 1e3 - self._now_s()
                     )
-                case Replace(cluster, group, _, _, new):
-                    await self._replace(action)
+                case Replace(cluster, group, _, deleted, new):
+                    await self._patch(action, {"scaleStrategy": {"workersToDelete": list(deleted)}})
                     logger.info("%s: KubeRay makes other pods of group %s for %s", cluster, group, ", ".join(new))
+                case Resize(cluster, group, _, size):
+                    bounds = {"minReplicas": size.least, "maxReplicas": size.most}
+                    await self._patch(action, {"replicas": size.replicas, **bounds})
+                    logger.info("%s: group %s gets %d pods, as its RayService asks for", cluster, group, size.replicas)
                 case Release(pod, reason):
                     await self._evict(pod)
                     logger.info("%s: %s is evicted", reason, pod.name)
@@ -138,14 +148,12 @@ class Drainer:
         except (ClusterError, RayUnreachable) as error:
             self._say(str(error))
 
-    async def _replace(self, action: Replace) -> None:
+    async def _patch(self, action: Replace | Resize, fields: Json) -> None:
         group = f"/spec/workerGroupSpecs/{action.place}"
         # Groups may have moved since.
-        patch: list[Json] = [
-            {"op": "test", "path": f"{group}/groupName", "value": action.group},
-            {"op": "add", "path": f"{group}/scaleStrategy", "value": {"workersToDelete": list(action.deleted)}},
-        ]
-        path = f"{_ray_clusters(self._api.namespace)}/{action.ray_cluster}"
+        patch: list[Json] = [{"op": "test", "path": f"{group}/groupName", "value": action.group}]
+        patch += [{"op": "add", "path": f"{group}/{name}", "value": value} for name, value in fields.items()]
+        path = f"/apis/ray.io/v1/namespaces/{self._api.namespace}/rayclusters/{action.ray_cluster}"
         await self._api.patch(path, f"patch Ray cluster {action.ray_cluster}", patch)
 
     async def _evict(self, pod: RayPod) -> None:
@@ -171,10 +179,6 @@ class Drainer:
         if text not in self._said:
             self._said.add(text)
             logger.warning("%s", text)
-
-
-def _ray_clusters(namespace: str) -> str:
-    return f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters"
 
 
 def gcs_address(ip: str | None) -> str | None:

@@ -9,21 +9,26 @@ from peagle.cluster.drain.drain_actions import (
     Action,
     Drain,
     DrainPolicy,
+    GroupSize,
     KubeNode,
     RayCluster,
     RayNode,
     RayPod,
+    RayService,
     Release,
     Replace,
+    Resize,
     Stay,
     WorkerGroup,
     decide,
     parse_node,
     parse_pod,
     parse_ray_cluster,
+    parse_ray_service,
     replacements,
+    resizes,
 )
-from support.kubernetes_api import node, ray_cluster, ray_pod
+from support.kubernetes_api import node, ray_cluster, ray_pod, ray_service
 
 NOW_MS = 1_000_000
 POLICY = DrainPolicy(patience_s=300.0, finish_s=60.0)
@@ -111,7 +116,8 @@ def replaced(
     is_ending: bool = False,
     is_autoscaled: bool = False,
 ) -> list[Replace]:
-    cluster = RayCluster("ray", is_ending, is_autoscaled, (WorkerGroup("cpu", replicas, deleted),))
+    group = WorkerGroup("cpu", GroupSize(replicas, replicas, replicas), deleted)
+    cluster = RayCluster("ray", "r", is_ending, is_autoscaled, (group,))
     return replacements({each.name: each for each in (KEPT, left)}, (HEAD, *pods), [cluster], POLICY)
 
 
@@ -146,15 +152,65 @@ def test_pods_of_other_groups_and_clusters_do_not_count() -> None:
     assert replaced(replace(WORKER, ray_cluster="other")) == []
 
 
+ONE, TWO = GroupSize(1, 1, 1), GroupSize(2, 2, 2)
+
+
+def resized(
+    now: GroupSize, wanted: GroupSize, is_settled: bool = True, is_ending: bool = False, is_autoscaled: bool = False
+) -> list[Resize]:
+    groups = (WorkerGroup("gpu", ONE, ()), WorkerGroup("cpu", now, ()))
+    service = RayService("r", is_settled, {"cpu": wanted, "gpu": ONE, "new": TWO})
+    return resizes([service], [RayCluster("ray", "r", is_ending, is_autoscaled, groups)])
+
+
+def test_a_group_gets_the_size_that_its_ray_service_asks_for() -> None:
+    assert resized(ONE, TWO) == [Resize("ray", "cpu", 1, TWO)]
+    assert resized(TWO, ONE) == [Resize("ray", "cpu", 1, ONE)]
+    assert resized(TWO, TWO) == []
+
+
+def test_a_cluster_that_ends_or_is_about_to_be_replaced_keeps_its_size() -> None:
+    assert resized(TWO, ONE, is_ending=True) == []
+    assert resized(TWO, ONE, is_settled=False) == []
+
+
+def test_a_cluster_of_no_service_or_another_one_keeps_its_size() -> None:
+    cluster = RayCluster("ray", "", False, False, (WorkerGroup("cpu", ONE, ()),))
+    service = RayService("r", True, {"cpu": TWO})
+    assert resizes([service], [cluster, replace(cluster, service="other")]) == []
+
+
+def test_between_the_bounds_the_size_is_the_autoscalers() -> None:
+    asked = GroupSize(1, 1, 4)
+    assert resized(GroupSize(3, 1, 4), asked, is_autoscaled=True) == []
+    assert resized(GroupSize(3, 1, 4), GroupSize(1, 1, 2), is_autoscaled=True) == [
+        Resize("ray", "cpu", 1, GroupSize(2, 1, 2))
+    ]
+    assert resized(GroupSize(1, 1, 4), GroupSize(2, 2, 4), is_autoscaled=True) == [
+        Resize("ray", "cpu", 1, GroupSize(2, 2, 4))
+    ]
+
+
+def test_ray_services_are_read_as_the_api_gives_them() -> None:
+    item = ray_service(replicas=2)
+    assert parse_ray_service(item) == RayService("r", True, {"cpu": TWO})
+    item["status"]["pendingServiceStatus"] = {"rayClusterName": "r-new"}
+    assert not parse_ray_service(item).is_settled
+    item = ray_service(replicas=2)
+    item["metadata"]["generation"] = 4
+    assert not parse_ray_service(item).is_settled
+    assert parse_ray_service({"metadata": {"name": "r", "generation": 1}}) == RayService("r", False, {})
+
+
 def test_ray_clusters_are_read_as_the_api_gives_them() -> None:
     item = ray_cluster(replicas=2, deleted=["w1"])
-    assert parse_ray_cluster(item) == RayCluster("r-ray", False, False, (WorkerGroup("cpu", 2, ("w1",)),))
+    groups = (WorkerGroup("cpu", TWO, ("w1",)),)
+    assert parse_ray_cluster(item) == RayCluster("r-ray", "r", False, False, groups)
     item["spec"]["enableInTreeAutoscaling"] = True
     item["metadata"]["deletionTimestamp"] = "2026-11-27T00:00:00Z"
-    assert parse_ray_cluster(item) == RayCluster("r-ray", True, True, (WorkerGroup("cpu", 2, ("w1",)),))
-    assert parse_ray_cluster(
-        {"metadata": {"name": "a"}, "spec": {"workerGroupSpecs": [{"groupName": "b"}]}}
-    ).groups == (WorkerGroup("b", 0, ()),)
+    assert parse_ray_cluster(item) == RayCluster("r-ray", "r", True, True, groups)
+    bare = {"metadata": {"name": "a"}, "spec": {"workerGroupSpecs": [{"groupName": "b"}]}}
+    assert parse_ray_cluster(bare) == RayCluster("a", "", False, False, (WorkerGroup("b", GroupSize(0, 0, 0), ()),))
 
 
 def test_nodes_and_pods_are_read_as_the_api_gives_them() -> None:

@@ -16,7 +16,7 @@ from peagle.cluster.drain.drain_actions import DrainPolicy, KubeNode, RayNode, l
 from peagle.cluster.drain.drainer import Drainer
 from peagle.cluster.drain.ray_nodes import RayControl, RayUnreachable
 from peagle.errors import ClusterError
-from support.kubernetes_api import Json, KubernetesApi, client_of, node, ray_cluster, ray_pod, until
+from support.kubernetes_api import Json, KubernetesApi, client_of, node, ray_cluster, ray_pod, ray_service, until
 
 POLICY = DrainPolicy(patience_s=30.0, finish_s=60.0)
 NOW_S = 1000.0
@@ -229,9 +229,9 @@ async def test_kuberay_is_told_to_make_another_pod_before_the_old_one_is_gone(
             await cordon(server, "a")
             await until(lambda: "makes other pods of group cpu for w-a" in caplog.text)
             await until(lambda: bool(ray.asked))
-    assert await groups(server) == [
-        {"groupName": "cpu", "replicas": 2, "scaleStrategy": {"workersToDelete": ["w-a"]}},
-    ]
+    (group,) = await groups(server)
+    assert group["scaleStrategy"] == {"workersToDelete": ["w-a"]}
+    assert group["replicas"] == 2
     assert server.count("patch", "rayclusters") == 1
 
 
@@ -247,7 +247,21 @@ async def test_a_group_that_has_moved_meanwhile_is_left_as_it_is(
             await server.put("rayclusters", moved)
             await cordon(server, "a")
             await until(lambda: "patch Ray cluster r-ray" in caplog.text)
-    assert await groups(server) == [{"groupName": "gpu", "replicas": 2}]
+    (group,) = await groups(server)
+    assert (group["groupName"], group.get("scaleStrategy")) == ("gpu", None)
+
+
+async def test_a_running_cluster_gets_the_number_of_pods_that_its_service_asks_for(
+    server: KubernetesApi, ray: StandInRay
+) -> None:
+    await server.put("rayclusters", ray_cluster(replicas=2))
+    await server.put("rayservices", ray_service(replicas=2))
+    async with draining(server, ray):
+        await server.put("rayservices", ray_service(replicas=3))
+        await until(lambda: server.count("patch", "rayclusters") > 0)
+    (group,) = await groups(server)
+    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 3, 3)
+    assert server.count("patch", "rayclusters") == 1
 
 
 async def test_without_the_right_to_see_nodes_it_does_not_start(server: KubernetesApi, ray: StandInRay) -> None:
