@@ -1,5 +1,6 @@
 """The release that the tests on a Kubernetes share: each leaves it as it was, with one worker that serves."""
 
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -10,6 +11,9 @@ import pytest
 
 from support.release import Release, prepared_chart, run
 
+NAME = "peagle"
+NAMESPACE = os.environ.get("PEAGLE_TEST_NAMESPACE")
+
 
 @pytest.fixture(scope="session")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -18,7 +22,7 @@ def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def _release(chart: Path) -> Iterator[Release]:
-    made = Release(chart, "peagle", f"test-{uuid.uuid4().hex[:6]}")
+    made = Release(chart, NAME, f"test-{uuid.uuid4().hex[:6]}")
     run("kubectl", "create", "namespace", made.namespace)
     try:
         yield made
@@ -36,7 +40,10 @@ def make_release(chart: Path) -> Iterator[Callable[[], Release]]:
 
 @pytest.fixture(scope="session")
 def release(chart: Path) -> Iterator[Release]:
-    """The chart's default values, installed and asked for the first tokens."""
+    """The chart's default values, installed and asked for the first tokens; or the one that is there, which stays."""
+    if NAMESPACE:
+        yield Release(chart, NAME, NAMESPACE)
+        return
     with _release(chart) as made:
         began_s = time.monotonic()
         made.apply("install")

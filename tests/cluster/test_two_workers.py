@@ -12,16 +12,12 @@ LOADED_TIMEOUT_S = 900.0
 
 
 def scale(release: Release, count: int) -> None:
-    of_model = f"models.embedded.deployment.replicas={count}"
-    of_group = f"workerGroups.cpu.minReplicas={count},workerGroups.cpu.maxReplicas={count}"
+    deployment, group = "models.embedded.deployment", "workerGroups.cpu"
+    of_model = f"{deployment}.replicas.min={count},{deployment}.replicas.max={count}"
+    of_group = f"{group}.minReplicas={count},{group}.maxReplicas={count}"
     release.apply(
         "upgrade", "--values", str(release.chart / "values/embedded-cpu.yaml"), "--set", f"{of_model},{of_group}"
     )
-
-
-def replicas_serve(release: Release, count: int) -> bool:
-    models = (release.status()["fleet"] or {"models": []})["models"]
-    return [sum(each["state"] == "ready" for each in model["replicas"]) for model in models] == [count]
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +26,14 @@ def raised(release: Release) -> Iterator[Release]:
     with release.load("raised to two workers") as load:
         scale(release, 2)
         until(lambda: len(release.workers()) == 2, "there are two workers", 120.0)
-        until(lambda: replicas_serve(release, 2), "two replicas serve", LOADED_TIMEOUT_S)
+        release.wait_for_replicas(2, LOADED_TIMEOUT_S)
     assert load.lost == []
     assert before in release.workers()
     yield release
     with release.load("lowered to one worker") as load:
         scale(release, 1)
         until(lambda: len(release.workers()) == 1, "there is one worker", LOADED_TIMEOUT_S)
-        until(lambda: replicas_serve(release, 1), "one replica serves", LOADED_TIMEOUT_S)
+        release.wait_for_replicas(1, LOADED_TIMEOUT_S)
     assert load.lost == []
 
 
@@ -46,14 +42,14 @@ def test_a_node_is_drained_and_no_request_is_lost(raised: Release) -> None:
     with raised.load("two workers, a node drained") as load, raised.drained(node):
         until(lambda: pod not in raised.pods(), "the old worker is gone", LOADED_TIMEOUT_S)
     assert load.lost == []
-    until(lambda: replicas_serve(raised, 2), "two replicas serve again", LOADED_TIMEOUT_S)
+    raised.wait_for_replicas(2, LOADED_TIMEOUT_S)
 
 
 def test_a_worker_is_killed_and_the_other_one_serves(raised: Release) -> None:
     pod, *_ = raised.workers()
     with raised.load("two workers, one killed") as load:
         raised.kill(pod)
-        until(lambda: replicas_serve(raised, 2), "two replicas serve again", LOADED_TIMEOUT_S)
+        raised.wait_for_replicas(2, LOADED_TIMEOUT_S)
     assert load.unanswered == []
     # What the killed one was answering at that moment, or was sent before its Service knew.
     assert len(load.lost) <= 8

@@ -5,6 +5,7 @@ Environment:
     PEAGLE_TEST_IMAGE       the image on its nodes; by default peagle:0.1.0-cpu
     PEAGLE_TEST_VALUES      Helm values that this cluster needs, such as those of an older operator
     PEAGLE_TEST_REDIS_IMAGE  an image with redis-server on its nodes; without one the tests that need it are skipped
+    PEAGLE_TEST_NAMESPACE   where a release `peagle` of the default values serves already, to be used and left there
 """
 
 import json
@@ -40,12 +41,12 @@ def run(*command: str, check: bool = True, given: str | None = None, timeout_s: 
     return ended.stdout if not ended.returncode else ended.stderr
 
 
-def until(holds: Callable[[], bool], what: str, within_s: float) -> float:
+def until(holds: Callable[[], bool], what: str, within_s: float, every_s: float = 1.0) -> float:
     """Wait until something holds; return the seconds that it took."""
     began_s = time.monotonic()
     while not holds():
         assert time.monotonic() - began_s < within_s, f"not within {within_s:.0f} s: {what}"
-        time.sleep(1.0)
+        time.sleep(every_s)
     return time.monotonic() - began_s
 
 
@@ -145,6 +146,15 @@ class Release:
         place = ["--release", self.name, "--namespace", self.namespace]
         found: Json = json.loads(run(sys.executable, "-m", "peagle.cli", "cluster", "status", "--json", *place))
         return found
+
+    def replicas(self) -> int:
+        """How many replicas of its models are ready."""
+        models = (self.status()["fleet"] or {"models": []})["models"]
+        return sum(each["state"] == "ready" for model in models for each in model["replicas"])
+
+    def wait_for_replicas(self, count: int, within_s: float) -> None:
+        # Each look starts a process in the head's pod, on the cores that the replicas load with.
+        until(lambda: self.replicas() == count, f"{count} replicas serve", within_s, every_s=15.0)
 
     def problems(self) -> str:
         found = self.status()

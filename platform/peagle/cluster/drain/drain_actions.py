@@ -59,6 +59,7 @@ class RayPod:
     group: str
     is_head: bool
     is_ending: bool
+    is_ready: bool
     node: str | None
     ip: str | None
 
@@ -190,6 +191,7 @@ def parse_pod(item: Mapping[str, Any]) -> RayPod | None:
         group=labels.get(GROUP, ""),
         is_head=labels[NODE_TYPE] == "head",
         is_ending="deletionTimestamp" in metadata,
+        is_ready=any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions") or ()),
         node=(item.get("spec") or {}).get("nodeName"),
         ip=status.get("podIP"),
     )
@@ -244,6 +246,26 @@ def leaving_pods(nodes: Mapping[str, KubeNode], pods: Iterable[RayPod], policy: 
     return [pod for pod in pods if (node := nodes.get(pod.node or "")) and why_leaving(node, policy)]
 
 
+def may_leave(nodes: Mapping[str, KubeNode], pods: Sequence[RayPod], policy: DrainPolicy) -> list[RayPod]:
+    """The pods on nodes that leave, but for those that have to wait for others.
+
+    A worker that leaves takes no new connections. Where all workers of a Ray cluster are on cordoned nodes, one leaves,
+    and the others stay until the next worker is ready: somebody has to be behind the Service.
+    """
+    leaving = leaving_pods(nodes, pods, policy)
+    served = {pod.ray_cluster for pod in pods if pod.is_ready and not (pod.is_head or pod.is_ending or pod in leaving)}
+    first: dict[str, str] = {}
+    for pod in sorted(leaving, key=lambda each: (not each.is_ending, each.name)):
+        if not pod.is_head:
+            first.setdefault(pod.ray_cluster, pod.name)
+
+    def waits(pod: RayPod) -> bool:
+        is_free_to_go = pod.is_head or pod.is_ending or not pod.is_ready or pod.ray_cluster in served
+        return not (is_free_to_go or first[pod.ray_cluster] == pod.name or _termination(nodes[pod.node or ""], policy))
+
+    return [pod for pod in leaving if not waits(pod)]
+
+
 def decide(
     nodes: Mapping[str, KubeNode],
     pods: Sequence[RayPod],
@@ -261,7 +283,7 @@ def decide(
         policy: What the operator allows.
     """
     actions: list[Action] = []
-    for pod in leaving_pods(nodes, pods, policy):
+    for pod in may_leave(nodes, pods, policy):
         if pod.ray_cluster not in ray_nodes or pod.node is None:
             continue
         node = nodes[pod.node]
@@ -290,13 +312,13 @@ def replacements(
     A name has to stay in the list until the pod is gone: it would count again, and another pod would be one too many.
     """
     chosen = []
+    leaving = may_leave(nodes, pods, policy)
     for cluster in clusters:
         if cluster.is_ending or cluster.is_autoscaled:
             continue
         for place, group in enumerate(cluster.groups):
             own = [pod for pod in pods if (pod.ray_cluster, pod.group) == (cluster.name, group.name)]
             counted = [pod for pod in own if pod.name not in group.deleted]
-            leaving = leaving_pods(nodes, counted, policy)
             new = tuple(pod.name for pod in counted if pod.is_ending or pod in leaving)
             # Where there are too many, KubeRay itself ends those that are not wanted any more.
             if new and len(counted) <= group.size.replicas:

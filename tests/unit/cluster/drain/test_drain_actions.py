@@ -33,7 +33,9 @@ from support.kubernetes_api import node, ray_cluster, ray_pod, ray_service
 NOW_MS = 1_000_000
 POLICY = DrainPolicy(patience_s=300.0, finish_s=60.0)
 KEPT, CORDONED = KubeNode("kept", False, ()), KubeNode("left", True, ())
-WORKER = RayPod("w1", "serving", "uid-1", "ray", "cpu", is_head=False, is_ending=False, node="left", ip="10.0.0.1")
+WORKER = RayPod(
+    "w1", "serving", "uid-1", "ray", "cpu", is_head=False, is_ending=False, is_ready=True, node="left", ip="10.0.0.1"
+)
 HEAD = replace(WORKER, name="head", uid="uid-0", group="headgroup", is_head=True, node="kept")
 OTHER = replace(WORKER, name="w2", uid="uid-2", node="kept")
 RUNS, DRAINS = RayNode("aa", "w1", None), RayNode("aa", "w1", NOW_MS + 1)
@@ -108,6 +110,36 @@ def test_pods_elsewhere_or_nowhere_are_not_touched() -> None:
     assert decided(pods=(replace(WORKER, node="kept"), replace(WORKER, node=None), replace(WORKER, node="lost"))) == []
 
 
+BOTH = (WORKER, replace(OTHER, node="left"))
+GOES, STAYS = Drain(WORKER, "aa", NOW_MS + 360_000, "node left is cordoned"), RayNode("bb", "w2", None)
+
+
+def test_where_all_workers_are_to_leave_the_last_ready_one_waits_for_the_next() -> None:
+    assert decided(pods=BOTH, ray_nodes=(RUNS, STAYS)) == [GOES]
+    starts = replace(OTHER, name="w3", is_ready=False)
+    assert decided(pods=(*BOTH, starts), ray_nodes=(RUNS, STAYS)) == [GOES]
+    drained = decided(pods=(*BOTH, replace(starts, is_ready=True)), ray_nodes=(RUNS, STAYS))
+    assert [each.pod.name for each in drained if isinstance(each, Drain)] == ["w1", "w2"]
+
+
+def test_the_one_that_already_ends_is_the_one_that_leaves() -> None:
+    pods = (WORKER, replace(OTHER, node="left", is_ending=True))
+    drained = decided(pods=pods, ray_nodes=(RUNS, STAYS))
+    assert [each.pod.name for each in drained if isinstance(each, Drain)] == ["w2"]
+
+
+def test_what_is_not_ready_or_about_to_be_taken_away_waits_for_nobody() -> None:
+    pods = (WORKER, replace(OTHER, node="left", is_ready=False))
+    assert len(decided(pods=pods, ray_nodes=(RUNS, STAYS))) == 2
+    taken = KubeNode("left", False, (TERMINATION_TAINTS[0],))
+    assert len(decided(taken, BOTH, (RUNS, STAYS))) == 2
+
+
+def test_workers_of_another_cluster_are_nobody_to_wait_for() -> None:
+    pods = (*BOTH, replace(OTHER, name="w9", ray_cluster="other"))
+    assert decided(pods=pods, ray_nodes=(RUNS, STAYS)) == [GOES]
+
+
 def replaced(
     *pods: RayPod,
     left: KubeNode = CORDONED,
@@ -129,6 +161,15 @@ def test_the_only_worker_on_a_node_that_leaves_is_replaced_before_it_is_gone() -
 def test_a_pod_that_ends_for_another_reason_is_replaced_too() -> None:
     ending = replace(OTHER, is_ending=True)
     assert replaced(ending) == [Replace("ray", "cpu", 0, ("w2",), ("w2",))]
+
+
+def test_where_all_workers_are_to_leave_one_is_replaced_at_a_time() -> None:
+    assert replaced(*BOTH, replicas=2) == [Replace("ray", "cpu", 0, ("w1",), ("w1",))]
+    ending, ready = replace(WORKER, is_ending=True), replace(OTHER, name="w3")
+    assert replaced(ending, BOTH[1], replace(ready, is_ready=False), replicas=2, deleted=("w1",)) == []
+    assert replaced(ending, BOTH[1], ready, replicas=2, deleted=("w1",)) == [
+        Replace("ray", "cpu", 0, ("w1", "w2"), ("w2",))
+    ]
 
 
 def test_a_pod_stays_in_the_list_for_as_long_as_it_is_there() -> None:
@@ -220,6 +261,9 @@ def test_nodes_and_pods_are_read_as_the_api_gives_them() -> None:
     assert parse_node(node("a")) == KubeNode("a", False, ())
     pod = ray_pod("w1", on="a", ip="10.0.0.1")
     pod["metadata"]["uid"] = "u"
-    assert parse_pod(pod) == RayPod("w1", "serving", "u", "r-ray", "cpu", False, False, "a", "10.0.0.1")
+    assert parse_pod(pod) == RayPod("w1", "serving", "u", "r-ray", "cpu", False, False, False, "a", "10.0.0.1")
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    assert (found := parse_pod(pod)) is not None
+    assert found.is_ready
     assert parse_pod(pod | {"status": {"phase": "Failed"}}) is None
     assert parse_pod(pod | {"metadata": {**pod["metadata"], "labels": {}}}) is None
