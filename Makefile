@@ -9,7 +9,7 @@
 # make prometheus   unpack Debian's Prometheus and promtool into the environment, where the machine has none
 # make bench   measure the table of README.md, and show its ratios beside the published ones
 # make check   lint, formatting and types
-# make lock    resolve the pinned versions anew
+# make lock    resolve the pinned versions of both engines anew
 # Settings: FILE=deployments/x.yaml  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"  WORKERS=2
 
 FILE ?= deployments/embedded.yaml
@@ -89,7 +89,7 @@ $(READY): pyproject.toml $(PINS)
 	  { echo "peagle needs Python 3.11 or 3.12; $(PYTHON) is another. Run: make PYTHON=/path/to/python3.11"; exit 1; }
 	@test -z "$(filter-out $(READY),$(wildcard $(VENV)/.ready-*))" || \
 	  { echo "The environment in $(VENV) is for another engine than $(ENGINE). Run: make clean, then this again."; exit 1; }
-	@echo "Building the environment in $(VENV) (about 4 GB; a minute or two plus the download) ..."
+	@echo "Building the environment in $(VENV) (about 3 GB; a minute or two plus the download) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.12,<1'
 	@$(UV) install --python $(BIN)/python $(TORCH) --constraint $(PINS) --editable '.[$(ENGINE),bench,kubernetes,observe,train,dev]'

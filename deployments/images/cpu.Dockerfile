@@ -7,8 +7,8 @@ ARG BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
 ARG APT_MIRROR
-# binutils: strips vLLM's libraries.
-RUN --mount=type=bind,source=deployments/images,target=/images /images/packages.sh binutils
+# binutils: strips vLLM's libraries. libnuma: vLLM loads it.
+RUN --mount=type=bind,source=deployments/images,target=/images /images/packages.sh binutils libnuma1
 WORKDIR /src
 COPY pyproject.toml .constraints.txt README.md LICENSE ./
 COPY platform platform
