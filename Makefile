@@ -9,7 +9,7 @@
 # make prometheus   unpack Debian's Prometheus and promtool into the environment, where the machine has none
 # make bench   measure the table of README.md, and show its ratios beside the published ones
 # make check   lint, formatting and types
-# make lock    resolve the pinned versions anew
+# make lock    resolve the pinned versions of both engines anew
 # Settings: FILE=deployments/x.yaml  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"  WORKERS=2
 
 FILE ?= deployments/embedded.yaml
@@ -28,10 +28,14 @@ PROMETHEUS := $(VENV)/prometheus
 
 # uv reads none of pip's settings, so they are handed on. Without a folder of wheels, PyTorch's own CPU index has torch.
 FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
-UV := UV_FIND_LINKS="$(FIND_LINKS)" UV_DEFAULT_INDEX="$(or $(UV_DEFAULT_INDEX),$(PIP_INDEX_URL))" $(BIN)/uv pip
+INDEX := UV_DEFAULT_INDEX="$(or $(UV_DEFAULT_INDEX),$(PIP_INDEX_URL))"
+UV := UV_FIND_LINKS="$(FIND_LINKS)" $(INDEX) $(BIN)/uv pip
+CPU_TORCH := $(if $(FIND_LINKS),,--torch-backend cpu)
 ifeq ($(ENGINE),cpu)
-PINS := --constraint .constraints.txt
-TORCH := $(if $(FIND_LINKS),,--torch-backend cpu)
+PINS := .constraints.txt
+TORCH := $(CPU_TORCH)
+else
+PINS := .constraints-gpu.txt
 endif
 
 .PHONY: serve observe test test-platform test-cluster helm-test helm-schema dashboards prometheus bench check lock clean
@@ -80,21 +84,27 @@ check: $(READY)
 	@$(BIN)/mypy
 	@$(BIN)/mypy -p dashboards
 
-$(READY): pyproject.toml .constraints.txt
+$(READY): pyproject.toml $(PINS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
 	  { echo "peagle needs Python 3.11 or 3.12; $(PYTHON) is another. Run: make PYTHON=/path/to/python3.11"; exit 1; }
 	@test -z "$(filter-out $(READY),$(wildcard $(VENV)/.ready-*))" || \
 	  { echo "The environment in $(VENV) is for another engine than $(ENGINE). Run: make clean, then this again."; exit 1; }
-	@echo "Building the environment in $(VENV) (about 4 GB; a minute or two plus the download) ..."
+	@echo "Building the environment in $(VENV) (about 3 GB; a minute or two plus the download) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9,<1'
-	@$(UV) install --python $(BIN)/python $(TORCH) $(PINS) --editable '.[$(ENGINE),bench,kubernetes,observe,train,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.12,<1'
+	@$(UV) install --python $(BIN)/python $(TORCH) --constraint $(PINS) --editable '.[$(ENGINE),bench,kubernetes,observe,train,dev]'
 	@touch $@
 	@echo "The environment is ready."
 
+# The GPU environment is resolved for the image's Python and platform, and prefers the versions of the CPU environment, since
+# those are the tested ones. torch is another build; a folder of wheels would offer the CPU's.
+lock: LOCK := compile --quiet --no-header --no-annotate --no-emit-index-url --no-emit-find-links pyproject.toml \
+  --extra bench --extra kubernetes --extra observe --extra train --extra dev
 lock: $(READY)
-	@$(UV) compile --quiet --python-version 3.11 pyproject.toml --extra cpu --extra bench --extra kubernetes --extra observe --extra train --extra dev $(TORCH) --upgrade \
-	  --no-header --no-annotate --no-emit-index-url --no-emit-find-links --output-file .constraints.txt
+	@$(UV) $(LOCK) --python-version 3.11 --extra cpu $(CPU_TORCH) --upgrade --output-file .constraints.txt
+	@grep -v '^torch==' .constraints.txt >.constraints-gpu.txt
+	@UV_FIND_LINKS= $(INDEX) $(BIN)/uv pip $(LOCK) --extra gpu \
+	  --python-version 3.12 --python-platform x86_64-unknown-linux-gnu --output-file .constraints-gpu.txt
 
 clean:
 	rm -rf $(VENV)
