@@ -12,6 +12,7 @@ import yaml
 from dashboards.alerts import ALERTS, RECORDINGS
 from dashboards.generate import HERE
 from dashboards.objectives import OBJECTIVES
+from dashboards.rules import RUNBOOKS
 from peagle.metrics import METRICS
 from support.prometheus_tools import program
 from support.promql_names import SCRAPED, aggregations, nodes, wrong_names
@@ -278,6 +279,19 @@ def test_every_alert_tells_what_to_do_and_has_a_case() -> None:
         assert alert.severity in ("critical", "warning")
         assert len(alert.runbook.split(". ")) >= 2, alert.name
         assert alert.summary.endswith(".")
+
+
+def test_every_alert_leads_to_its_section_of_the_runbooks_and_each_section_is_an_alert_s() -> None:
+    page = HERE / "runbooks.md"
+    sections = dict(part.split("\n", 1) for part in page.read_text(encoding="utf-8").split("\n## ")[1:])
+    assert list(sections) == [alert.name for alert in ALERTS]
+    for name, text in sections.items():
+        lines = text.strip().splitlines()
+        assert 3 <= len(lines) <= 6, name
+        assert [line.split(":")[0] for line in lines if line.startswith("- ")] == ["- Means", "- Look", "- Do"], name
+    urls = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in RULES if "alert" in rule}
+    assert urls == {name: f"dashboards/runbooks.md#{name.lower()}" for name in sections}
+    assert page.samefile(HERE.parent / RUNBOOKS)
 
 
 @pytest.mark.parametrize("every", sorted({case.every for case in CASES}))

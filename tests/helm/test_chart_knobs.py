@@ -40,6 +40,7 @@ INGRESS_RULE = "Ingress/ spec rules 0"
 ROUTE = {"gatewayRoute": {"enabled": True, "gateway": {"name": "g"}}}
 MONITORS = at("monitoring.podMonitors.enabled", True)
 ALERTS, DASHBOARDS = at("monitoring.alerts.enabled", True), at("monitoring.dashboards.enabled", True)
+RUNBOOK = "dashboards/runbooks.md#peaglenoreplica"
 BOARDS = sorted(path.stem for path in (CHART / "files" / "dashboards").glob("*.json"))
 TRACED = at("tracing.endpoint", "http://collector:4317")
 SCALED = at("autoscaling.enabled", True)
@@ -255,6 +256,11 @@ ACCESS = (
     Knob("monitoring.podMonitors.labels", {"a": "b"}, "PodMonitor/-head metadata labels a", "b", MONITORS),
     Knob("monitoring.alerts.enabled", True, "PrometheusRule/-alerts spec groups 0 name", "peagle.serving"),
     Knob("monitoring.alerts.labels", {"a": "b"}, "PrometheusRule/-alerts metadata labels a", "b", ALERTS),
+    *(
+        Knob("monitoring.alerts.runbookBaseUrl", base,
+             "PrometheusRule/-alerts spec groups 0 rules 0 annotations runbook_url", f"{begins}{RUNBOOK}", ALERTS)
+        for base, begins in (("", ""), ("https://git.example/x", "https://git.example/x/"), ("http://a/", "http://a/"))
+    ),
     Knob("monitoring.dashboards.enabled", True, "names ConfigMap", [f"{FULLNAME}-dashboard-{name}" for name in BOARDS]),
     Knob("monitoring.dashboards.labels", {"a": "b"}, "ConfigMap/-dashboard-router metadata labels a", "b",
          DASHBOARDS),
