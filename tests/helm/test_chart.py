@@ -358,8 +358,14 @@ def test_a_worker_has_the_time_to_finish_what_it_has() -> None:
 
 
 def test_notes_name_the_next_commands(rendered: Rendered) -> None:
-    for command in ("kubectl get rayservice,pods", f"helm test {RELEASE}", f"service/{FULLNAME} 8000", "curl"):
+    status = f"peagle cluster status --release {RELEASE} -n {NAMESPACE}"
+    for command in ("kubectl get rayservice,pods", f"helm test {RELEASE}", f"service/{FULLNAME} 8000", "curl", status):
         assert command in rendered.notes
+
+
+def test_notes_say_how_to_see_why_a_pod_has_no_node() -> None:
+    (command,) = (line for line in render({}).notes.splitlines() if "PodScheduled" in line)
+    assert f"-n {NAMESPACE} -l app.kubernetes.io/instance={RELEASE} --field-selector status.phase=Pending" in command
 
 
 def test_notes_name_the_namespace_that_the_operator_has_to_be_in() -> None:
