@@ -62,6 +62,13 @@ SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "external store": {"gcs": {"store": "external", "external": {"address": "r:1", "existingSecret": "s"}}},
     "ephemeral cache": at("modelCache.type", "ephemeral"),
     "node cache": {"modelCache": {"type": "hostPath", "hostPath": "/models"}},
+    "parts of CPUs": {
+        "head": {"resources": {"requests": {"cpu": 0.5, "memory": 1 << 31}, "limits": {"cpu": 1.5}}},
+        "autoscaling": {"enabled": True, "resources": {"limits": {"cpu": 0.5}}},
+        "drain": {"watcher": {"resources": {"limits": {"cpu": 0.5}}}},
+        "gcs": {"bundled": {"resources": {"limits": {"cpu": 0.5}}}},
+        "workerGroupDefaults": {"cpus": 2.5, "cpuRequest": 0.5},
+    },
     "RDMA": at("workerGroupDefaults.rdmaDevices", 8),
     "no network policy": at("networkPolicy.enabled", False),
     "no drain watcher": at("drain.watcher.enabled", False),

@@ -178,6 +178,8 @@ STORE = (
 
 NODES = (
     Knob("head.resources", RESOURCES, "head spec containers 0 resources requests", RESOURCES["requests"]),
+    Knob("head.resources", {"requests": {"cpu": 1.5}}, "head spec containers 0 resources requests cpu", "1.5"),
+    Knob("head.resources", None, "head spec containers 0 resources", {}),
     Knob("head.sharedMemory", "3Gi", "head spec volumes 0 emptyDir sizeLimit"),
     Knob("head.nodeSelector", {"a": "b"}, "head spec nodeSelector"),
     Knob("head.tolerations", TOLERATIONS, "head spec tolerations"),
@@ -199,11 +201,16 @@ NODES = (
             ("acceleratorType", "H200", "group rayStartParams resources", r'"{\"accelerator_type:H200\": 1}"',
              at("models.small.deployment.resources.accelerator_type", "H200")),
             ("gpuResource", "example.com/gpu", "container resources requests example.com/gpu", 1),
-            ("cpus", 7, "container resources requests cpu"),
+            ("cpus", 7, "container resources requests cpu", "7"),
+            ("cpus", "1.5", "container resources limits cpu"),
             ("enabled", False, "group groupName", "other", at("workerGroups.other.enabled", True)),
             ("ephemeralStorage", "9Gi", "container resources limits ephemeral-storage"),
             ("cpuRequest", "700m", "container resources requests cpu"),
-            ("cpus", 7, "group rayStartParams num-cpus", "7"),
+            ("cpuRequest", 0.5, "container resources requests cpu", "0.5"),
+            *(
+                ("cpus", cpus, "group rayStartParams num-cpus", counted)
+                for cpus, counted in ((7, "7"), (2.5, "3"), ("2500m", "3"), ("2", "2"), ("16000m", "16"))
+            ),
             ("memory", "3Gi", "container resources limits memory"),
             ("sharedMemory", "3Gi", "volumes shared-mem emptyDir sizeLimit"),
             ("nodeSelector", {"a": "b"}, "worker spec nodeSelector a", "b"),

@@ -122,6 +122,10 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
     "more CPUs than there are": (
         at(f"{DEPLOYMENT}.resources.cpus", 16), "workerGroups: they have at most 16 CPUs (cpus * maxReplicas), and the"
     ),
+    "more CPUs than a pod of 1500m has, rounded up": (
+        laid_over(at(f"{DEPLOYMENT}.resources.cpus", 3), at("workerGroups.b200.cpus", "1500m")),
+        f"{DEPLOYMENT}.resources.cpus is 3, and the largest pod that fits has 2 (workerGroups.*.cpus)",
+    ),
     "more CPUs than one pod has": (
         laid_over(
             at(f"{DEPLOYMENT}.resources.cpus", 32), at("workerGroups.b200", {"minReplicas": 3, "maxReplicas": 3})
@@ -186,6 +190,10 @@ FIELDS: dict[str, tuple[Mapping[str, Any], str]] = {
     "text for a number": (at("drain.timeoutSeconds", "600"), "/drain/timeoutSeconds"),
     "a depth beyond reason": (at(f"{DEPLOYMENT}.speculation.depth_max", 65), "depth_max"),
     "a quantity that is none": (at("head.sharedMemory", "1 GB"), "/head/sharedMemory"),
+    **{
+        f"{cpus} CPUs": (at("workerGroups.b200.cpus", cpus), "/workerGroups/b200/cpus")
+        for cpus in (0, "0", "0.0", "0m", -1, "2 cores", "500M", "")
+    },
     "a digest that is none": (at("image.digest", "sha256:1"), "/image/digest"),
     "an unknown choice": (at("gcs.store", "memory"), "/gcs/store"),
     "a setting of the API that there is not": (at("api.max_body", 1), "/api"),

@@ -53,7 +53,7 @@ spec:
         - {name: as-metrics, containerPort: 44217}
         - {name: dash-metrics, containerPort: 44227}
       resources:
-        {{- toYaml .Values.head.resources | nindent 8 }}
+        {{- include "peagle.resources" .Values.head.resources | nindent 8 }}
       volumeMounts:
         {{- include "peagle.volumeMounts" . | nindent 8 }}
       {{- include "peagle.probes" (dict "root" $ "isHead" true) | nindent 6 }}
@@ -126,8 +126,8 @@ spec:
         - {name: serve, containerPort: 8000}
         - {name: metrics, containerPort: 8080}
       resources:
-        requests: {{ merge (dict "cpu" (default $group.cpus $group.cpuRequest) "memory" $group.memory) $extended | toJson }}
-        limits: {{ merge (dict "cpu" $group.cpus "memory" $group.memory) $extended | toJson }}
+        requests: {{ merge (dict "cpu" (default $group.cpus $group.cpuRequest | toString) "memory" $group.memory) $extended | toJson }}
+        limits: {{ merge (dict "cpu" (toString $group.cpus) "memory" $group.memory) $extended | toJson }}
       volumeMounts:
         {{- include "peagle.volumeMounts" $root | nindent 8 }}
       {{- include "peagle.probes" (dict "root" $root "isHead" false) | nindent 6 }}

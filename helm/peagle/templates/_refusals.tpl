@@ -96,7 +96,7 @@ fix. What one field alone can have wrong is the schema's business.
 {{- $widest := 0 -}}
 {{- range $group := $groups }}
 {{- if or (ne $resources.accelerator "gpu") (not $type) (eq $type $group.acceleratorType) }}
-{{- $widest = max $widest (int $group.cpus) -}}
+{{- $widest = max $widest (int $group.rayCpus) -}}
 {{- end }}
 {{- end }}
 {{- if and $widest (gt (float64 $resources.cpus) (float64 $widest)) }}
@@ -139,7 +139,7 @@ fix. What one field alone can have wrong is the schema's business.
 {{- $cpus := 0 -}}
 {{- range $name, $group := $groups }}
 {{- $at := printf "workerGroups.%s" $name -}}
-{{- $cpus = add $cpus (mul (int $group.cpus) (int $group.maxReplicas)) -}}
+{{- $cpus = add $cpus (mul (int $group.rayCpus) (int $group.maxReplicas)) -}}
 {{- if gt (int $group.minReplicas) (int $group.maxReplicas) }}
 - {{ printf "%s.maxReplicas is %d, below minReplicas, which is %d. Raise it to %d." $at (int $group.maxReplicas) (int $group.minReplicas) (int $group.minReplicas) | quote }}
 {{- else if and (not $.Values.autoscaling.enabled) (ne (int $group.minReplicas) (int $group.maxReplicas)) }}

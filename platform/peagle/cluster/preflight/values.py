@@ -91,7 +91,7 @@ class WorkerGroup(_Part):
     gpus: int = 0
     accelerator_type: str = ""
     gpu_resource: str = "nvidia.com/gpu"
-    cpus: float = 1
+    cpus: Amount = 1
     cpu_request: Amount | Literal[""] = ""
     memory: Amount = 0
     node_selector: dict[str, str] = Field(default_factory=dict)

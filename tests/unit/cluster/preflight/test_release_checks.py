@@ -343,6 +343,12 @@ def test_without_any_file_the_embedded_model_is_what_is_needed() -> None:
     assert [kind.name for kind in pod_kinds(load_values(CHART, []))] == ["head", "cpu"]
 
 
+@pytest.mark.parametrize("cpus", ["1500m", 1.5, "1.5"])
+def test_a_pod_asks_for_parts_of_cpus_as_kubernetes_writes_them(cpus: Any) -> None:
+    (_, group) = pod_kinds(values(workerGroups={"b200": {"gpus": 4, "cpus": cpus}}))
+    assert float(group.asks["cpu"]) == 1.5
+
+
 def test_a_group_that_is_left_out_needs_no_room() -> None:
     groups = {**RAW["workerGroups"], "off": {"enabled": False}}
     assert set(values(workerGroups=groups).groups) == set(RAW["workerGroups"])
