@@ -100,7 +100,7 @@ def test_a_query_uses_only_variables_that_its_dashboard_has(board: dict[str, Any
 
 @board
 def test_a_query_of_a_release_s_series_is_filtered_by_namespace(board: dict[str, Any]) -> None:
-    """Else a board shows every release that this Prometheus scrapes. Others' exporters have a namespace of their own."""
+    """Else a board shows every release that this Prometheus scrapes."""
     (variable,) = [each for each in board["templating"]["list"] if each["name"] == "namespace"]
     # Takes series without the label too: no Kubernetes, no namespace.
     assert variable["allValue"] == ".*"
