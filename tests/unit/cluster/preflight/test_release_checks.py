@@ -210,6 +210,27 @@ def test_every_ready_file_is_understood(path: Path) -> None:
     assert wanted.deployments
 
 
+@pytest.mark.parametrize(
+    ("name", "products"),
+    [("gpt-oss-20b-h100", ["H100-80GB-HBM3"]), ("qwen3-coder-30b-mixed", ["H100-80GB-HBM3"] * 2 + ["L40S"] * 2)],
+)
+async def test_a_ready_file_fits_the_nodes_that_its_head_names_and_no_fewer(
+    server: KubernetesApi, name: str, products: list[str]
+) -> None:
+    wanted = load_values(CHART, [CHART / "values" / f"{name}.yaml"])
+    wanted = wanted.model_copy(update={"operator": values().operator, "network_policy": values().network_policy})
+    default = {"storageclass.kubernetes.io/is-default-class": "true"}
+    await server.put("storageclasses", {"metadata": {"name": "standard", "annotations": default}})
+    await server.remove("nodes", "gpu-1")
+    for index, product in enumerate(products):
+        node = gpu_node(f"g{index}", f"NVIDIA-{product}", gpus=1)
+        node["status"]["allocatable"] |= {"cpu": "12", "memory": "96Gi"}
+        await server.put("nodes", node)
+    assert [check for check in await checks(server, wanted) if check.outcome is not Outcome.PASS] == []
+    await server.remove("nodes", f"g{len(products) - 1}")
+    assert Outcome.FAIL in {check.outcome for check in await checks(server, wanted)}
+
+
 def test_without_any_file_the_embedded_model_is_what_is_needed() -> None:
     assert (
         load_values(CHART, []).deployments == load_values(CHART, [CHART / "values" / "embedded-cpu.yaml"]).deployments
