@@ -100,6 +100,12 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
         at("commonLabels", {"app.kubernetes.io/created-by": "x", "app.kubernetes.io/part-of": "x"}),
         "commonLabels has app.kubernetes.io/part-of, which the chart sets itself. Remove it,",
     ),
+    **{
+        f"a label of {path} that pods are found by": (
+            at(f"{path}.labels", {"ray.io/group": "x"}), f"{path}.labels has ray.io/group, which the chart sets itself."
+        )
+        for path in ("head", "workerGroups.b200")
+    },
     "drained before a request may end": (
         at("api.request_timeout_s", 700.5),
         "drain.timeoutSeconds is 600, and a request may take 700.5 s (api.request_timeout_s). Raise it to that,",
@@ -148,8 +154,8 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
         laid_over(at("monitoring.alerts.enabled", True), at("api.metrics", False)), "api.metrics is false while"
     ),
     "a route without its Gateway": (at("gatewayRoute.enabled", True), "gatewayRoute.gateway.name is empty"),
-    "an Ingress without its host": (
-        at("ingress", {"enabled": True, "host": ""}), "ingress.host is empty while ingress.enabled is true"
+    "a certificate without its host": (
+        at("ingress", {"enabled": True, "host": "", "tlsSecret": "s"}), "ingress.host is empty while ingress.tlsSecret"
     ),
     "spans over gRPC to a path": (
         at("tracing.endpoint", "http://c:4318/v1/traces"),

@@ -29,11 +29,12 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/part-of: peagle
 {{- end -}}
 
-{{/* Labels of a pod: (dict "root" $ "component" "head") */}}
+{{/* Labels of a pod: (dict "root" $ "component" "head"), with "labels" of its own, which win over common ones. */}}
 {{- define "peagle.podLabels" -}}
 {{ include "peagle.selector" .root }}
 app.kubernetes.io/component: {{ .component }}
-{{- with .root.Values.commonLabels }}
+{{- $own := default dict .labels }}
+{{- with merge (deepCopy $own) (default dict .root.Values.commonLabels) }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
@@ -155,7 +156,7 @@ applications:
         - {{ toYaml $model.deployment | nindent 10 | trim }}
         {{- end }}
         {{- end }}
-      {{- $api := deepCopy .Values.api }}
+      {{- $api := deepCopy (default dict .Values.api) }}
       {{- if .Values.apiKeys.existingSecret }}
       {{- $_ := set $api "keys_file" "/etc/peagle/keys" }}
       {{- end }}

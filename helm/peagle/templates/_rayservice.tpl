@@ -18,7 +18,7 @@ redisPassword:
 {{- define "peagle.headPod" -}}
 metadata:
   labels:
-    {{- include "peagle.podLabels" (dict "root" $ "component" "head") | nindent 4 }}
+    {{- include "peagle.podLabels" (dict "root" $ "component" "head" "labels" .Values.head.labels) | nindent 4 }}
   {{- with .Values.head.annotations }}
   annotations:
     {{- toYaml . | nindent 4 }}
@@ -26,7 +26,7 @@ metadata:
 spec:
   serviceAccountName: {{ include "peagle.fullname" . }}-head
   # Only the autoscaler beside the head asks Kubernetes for anything.
-  automountServiceAccountToken: {{ .Values.autoscaling.enabled }}
+  automountServiceAccountToken: {{ .Values.autoscaling.enabled | default false }}
   enableServiceLinks: false
   {{- with include "peagle.pullSecrets" . | trim }}{{ . | nindent 2 }}{{ end }}
   securityContext:
@@ -71,7 +71,7 @@ spec:
 {{- with $group.ephemeralStorage }}{{- $_ := set $extended "ephemeral-storage" . }}{{- end -}}
 metadata:
   labels:
-    {{- include "peagle.podLabels" (dict "root" $root "component" "worker") | nindent 4 }}
+    {{- include "peagle.podLabels" (dict "root" $root "component" "worker" "labels" $group.labels) | nindent 4 }}
   {{- with $group.annotations }}
   annotations:
     {{- toYaml . | nindent 4 }}

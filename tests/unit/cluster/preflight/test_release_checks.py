@@ -244,6 +244,11 @@ def test_a_pod_asks_for_parts_of_cpus_as_kubernetes_writes_them(cpus: Any) -> No
     assert float(group.asks["cpu"]) == 1.5
 
 
+def test_null_unsets_what_all_groups_have() -> None:
+    (group,) = values(workerGroups={"b200": {"nodeSelector": None, "tolerations": None}}).groups.values()
+    assert (group.node_selector, group.tolerations, group.accelerator_type) == ({}, (), "B200")
+
+
 def test_a_group_that_is_left_out_needs_no_room() -> None:
     groups = {**RAW["workerGroups"], "off": {"enabled": False}}
     assert set(values(workerGroups=groups).groups) == set(RAW["workerGroups"])
