@@ -4,7 +4,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import shutil
 import tarfile
 import tomllib
@@ -22,6 +21,7 @@ from helm_python import Chart, lint
 import peagle
 from peagle.serve.launch.ray_cluster import ENVIRONMENT, TRANSPORT
 from peagle.serve.launch.serving_arguments import read_deployments, read_settings
+from support.chart_schemas import CUSTOM, KUBERNETES, WITHOUT_SCHEMA, validator_of
 from support.rendered_chart import (
     CHART,
     FULLNAME,
@@ -38,8 +38,6 @@ from support.rendered_chart import (
     schema,
 )
 
-KUBERNETES = ("1.29", "1.34", kubernetes_validate.latest_version())
-CRDS = Path(os.environ.get("PEAGLE_CRDS", REPOSITORY.parent / "shared" / "crds"))
 RECIPES = REPOSITORY / "deployments"
 IN_IMAGE = "/srv/peagle/deployments/"
 
@@ -84,33 +82,6 @@ def rendered(request: pytest.FixtureRequest) -> Rendered:
     return render(CASES[request.param])
 
 
-def strict(node: Any) -> Any:
-    """A structural schema that refuses what an API server would silently drop."""
-    if isinstance(node, list):
-        return [strict(child) for child in node]
-    if not isinstance(node, dict):
-        return node
-    tightened = {key: strict(child) for key, child in node.items()}
-    if isinstance(node.get("properties"), dict) and not node.get("x-kubernetes-preserve-unknown-fields"):
-        tightened.setdefault("additionalProperties", False)
-    return tightened
-
-
-def crd_schema(api_version: str, kind: str) -> dict[str, Any]:
-    group, _, version = api_version.partition("/")
-    path = CRDS / f"{group}_{kind.lower()}s.yaml"
-    if not path.is_file():
-        pytest.skip(f"no {path.name} in {CRDS}; PEAGLE_CRDS names the folder with the CRDs of KubeRay and Prometheus")
-    crd = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    (found,) = [entry for entry in crd["spec"]["versions"] if entry["name"] == version]
-    return {**strict(found["schema"]["openAPIV3Schema"]), "additionalProperties": False}
-
-
-CUSTOM = {"RayService", "PodMonitor", "PrometheusRule"}
-# The Gateway API's own schemas are not at hand; the knobs' tests hold the fields of the one object.
-WITHOUT_SCHEMA = {"HTTPRoute"}
-
-
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_every_core_object_is_one_that_kubernetes_takes(rendered: Rendered, version: str) -> None:
     core = [found for found in rendered.objects if found["kind"] not in CUSTOM | WITHOUT_SCHEMA]
@@ -134,7 +105,7 @@ def test_every_pod_inside_a_custom_object_is_one_that_kubernetes_takes(rendered:
 def test_every_custom_object_fits_its_definition(kind: str) -> None:
     found = [(found["apiVersion"], found) for case in CASES.values() for found in render(case).all(kind)]
     assert found
-    validator = jsonschema.Draft202012Validator(crd_schema(found[0][0], kind))
+    validator = validator_of(found[0][0], kind)
     for _, each in found:
         validator.validate(each)
 
@@ -142,7 +113,7 @@ def test_every_custom_object_fits_its_definition(kind: str) -> None:
 def test_the_schemas_at_hand_refuse_what_an_api_server_would_drop() -> None:
     """The check above can fail: a field that KubeRay does not know, inside the pods of a group too."""
     service = render(MINIMAL).one("RayService")
-    validator = jsonschema.Draft202012Validator(crd_schema("ray.io/v1", "RayService"))
+    validator = validator_of("ray.io/v1", "RayService")
     service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]["nodeSelectors"] = {}
     with pytest.raises(jsonschema.ValidationError, match="nodeSelectors"):
         validator.validate(service)
