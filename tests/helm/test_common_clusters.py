@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def parts(rendered: Rendered) -> dict[str, dict[str, str]]:
     for each in rendered.objects:
         name = f"{each['kind']}/{each['metadata']['name'].removeprefix(FULLNAME)}"
         if each["kind"] in LONG_KINDS:
-            found[name] = {**dict(flat({"metadata": each["metadata"]})), **dict(flat(first_alert(each), "first alert"))}
+            found[name] = dict(flat(of_long(each)))
         elif each["kind"] == "RayService":
             spec = dict(each["spec"], serveConfigV2=rendered.serve)
             cluster = dict(spec.pop("rayClusterConfig"))
@@ -73,15 +74,13 @@ def parts(rendered: Rendered) -> dict[str, dict[str, str]]:
     return found
 
 
-def first_alert(rules: Mapping[str, Any]) -> dict[str, str]:
-    """Where the first alert of rules leads to."""
-    urls = (
-        rule["annotations"]["runbook_url"]
-        for group in rules.get("spec", {}).get("groups", ())
-        for rule in group["rules"]
-        if "alert" in rule
-    )
-    return {"runbook_url": url for url in [next(urls, None)] if url}
+def of_long(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Labels, and where the first alert leads to."""
+    found = {"metadata": item["metadata"]}
+    alerts = (rule for group in item.get("spec", {}).get("groups", ()) for rule in group["rules"] if "alert" in rule)
+    for alert in islice(alerts, 1):
+        found["first alert"] = {"runbook_url": alert["annotations"]["runbook_url"]}
+    return found
 
 
 def without_pod(spec: Mapping[str, Any]) -> dict[str, Any]:
