@@ -167,7 +167,7 @@ def generated() -> dict[Path, str]:
     """Return every derived file with its text."""
     values = (CHART / "values.yaml").read_text(encoding="utf-8")
     schema = values_schema(values)
-    note = "# Written by `make helm-schema` from the package. Do not edit.\n"
+    note = "# Written by `make helm-schema`. Do not edit.\n"
     return {
         CHART / "values.schema.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n",
         CHART / "files" / "deployment.yaml": note + yaml.safe_dump(deployment_facts(), width=120),
