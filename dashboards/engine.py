@@ -2,7 +2,7 @@
 
 from grafana_foundation_sdk.models import units
 
-from dashboards.boards import OF_REPLICA, Board
+from dashboards.boards import OF_REPLICA, SPACE, Board
 from dashboards.panels import Panel, Query, Row, Shape
 from dashboards.promql import WINDOW, quantile, rate, ratio
 
@@ -95,7 +95,7 @@ LATENCY = (
 )
 
 # vLLM's series come through Ray's agent, which names the model and the replica in labels of its own.
-_VLLM = 'model_name=~"$model", ReplicaId=~"$replica"'
+_VLLM = f'{SPACE}, model_name=~"$model", ReplicaId=~"$replica"'
 VLLM = (
     Panel(
         "Requests, as vLLM counts them",

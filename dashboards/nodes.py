@@ -1,11 +1,18 @@
-"""Nodes as Ray's agents see them, and GPUs as NVIDIA's exporter (DCGM) does."""
+"""Nodes as Ray's agents see them, and GPUs as NVIDIA's exporter (DCGM) does.
+
+Ray's series are of the namespace that is chosen. NVIDIA's have the exporter's own namespace, so they are not filtered.
+"""
 
 from grafana_foundation_sdk.models import units
 
-from dashboards.boards import Board
+from dashboards.boards import SPACE, Board
 from dashboards.panels import Panel, Query, Row, Shape
 
 _NODE, _GPU = "{{ip}}", "{{Hostname}} {{gpu}}"
+
+
+def _ray(part: str) -> str:
+    return f"ray_node_{part}{{{SPACE}}}"
 
 
 def _gpu(title: str, text: str, unit: str, expr: str, highest: float | None = None) -> Panel:
@@ -17,7 +24,7 @@ NODES = (
         "CPU",
         "Of each node, all cores together.",
         units.Percent,
-        (Query("ray_node_cpu_utilization", _NODE),),
+        (Query(_ray("cpu_utilization"), _NODE),),
         width=6,
         limits=((90, "orange"),),
         highest=100,
@@ -26,17 +33,17 @@ NODES = (
         "Memory",
         "In use; Ray ends processes above 95 %.",
         units.PercentUnit,
-        (Query("ray_node_mem_used / ray_node_mem_total", _NODE),),
+        (Query(f"{_ray('mem_used')} / {_ray('mem_total')}", _NODE),),
         width=6,
         limits=((0.85, "orange"), (0.95, "red")),
         highest=1,
     ),
-    Panel("Disk", "In use.", units.BytesIEC, (Query("sum by (ip) (ray_node_disk_usage)", _NODE),), width=6),
+    Panel("Disk", "In use.", units.BytesIEC, (Query(f"sum by (ip) ({_ray('disk_usage')})", _NODE),), width=6),
     Panel(
         "GPUs, as Ray sees them",
         "Where there is no exporter of NVIDIA's.",
         units.Percent,
-        (Query("ray_node_gpus_utilization", "{{ip}} {{GpuIndex}}"),),
+        (Query(_ray("gpus_utilization"), "{{ip}} {{GpuIndex}}"),),
         width=6,
         highest=100,
     ),
@@ -66,7 +73,7 @@ GPUS = (
 BOARD = Board(
     "peagle-nodes",
     "peagle / Nodes and GPUs",
-    "Nodes as Ray's agents see them, and GPUs as NVIDIA's exporter (DCGM) does.",
+    "Nodes of the chosen namespace as Ray's agents see them, and all GPUs that NVIDIA's exporter (DCGM) sees.",
     (Row("Nodes", NODES), Row("GPUs", GPUS)),
-    (),
+    ("namespace",),
 )

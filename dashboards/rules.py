@@ -6,6 +6,9 @@ from typing import Any
 
 import yaml
 
+RUNBOOKS = "dashboards/runbooks.md"
+"""The page with a section for each alert; the chart puts an address before it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recording:
@@ -35,7 +38,12 @@ class Alert:
             "expr": self.expr,
             "for": self.lasts,
             "labels": {"severity": self.severity},
-            "annotations": {"summary": self.summary, "runbook": self.runbook},
+            "annotations": {
+                "summary": self.summary,
+                "runbook": self.runbook,
+                # A heading's anchor, as Git hosts write it.
+                "runbook_url": f"{RUNBOOKS}#{self.name.lower()}",
+            },
         }
 
 

@@ -1,4 +1,4 @@
-"""Writes what the chart derives: `values.schema.json` from `values.yaml`, and `files/deployment.yaml` from the package.
+"""Writes what the chart derives from `values.yaml` and the package: `values.schema.json`, and facts in `files/`.
 
 The schema of a value is what its default shows, narrowed by a comment line `# @schema {...}` above it; its description
 is the rest of that comment. A value whose default shows too little (an empty list or map) must have such a line.
@@ -21,6 +21,7 @@ from peagle.config import ACCELERATOR_TYPES, PLATFORM_OWNED_ARGUMENTS, ROUTING_P
 CHART = Path(__file__).parent / "peagle"
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 MARK = "@schema "
+OPERATOR = "kuberay-operator"
 
 QUANTITIES = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
 MODEL = {
@@ -91,6 +92,26 @@ def described(child: yaml.Node, lines: list[str], path: str, narrowed: Mapping[s
     return {**kind, **narrowed}
 
 
+def nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema that also takes null: the field is unset then."""
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    return {**schema, "type": [*kinds, *(["null"] if "null" not in kinds else [])]}
+
+
+def required(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield path and default of every value that has to be something: numbers, and texts that are not empty."""
+    for name, child in schema["properties"].items():
+        own = f"{path}.{name}".lstrip(".")
+        if "properties" in child and own != OPERATOR:
+            yield from required(child, own)
+        elif (
+            type(default := child.get("default")) is not bool
+            and default not in (None, "")
+            and "null" not in child["type"]
+        ):
+            yield own, default
+
+
 def definitions() -> dict[str, Any]:
     """Schemas that values.yaml refers to: the package's own models, and shapes of Kubernetes."""
     found: dict[str, Any] = {}
@@ -120,11 +141,16 @@ def values_schema(text: str) -> dict[str, Any]:
     """Return the JSON schema of the values file `text`."""
     root = yaml.compose(text)
     assert isinstance(root, yaml.MappingNode)
+    found = dict(properties(root, text.splitlines()))
+    # Helm takes a null away from the chart's own values, and hands one that a group has on.
+    group = found["workerGroupDefaults"]
+    needed = dict(required(group))
+    group["properties"] |= {name: nullable(field) for name, field in group["properties"].items() if name not in needed}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
         "additionalProperties": False,
-        "properties": {**dict(properties(root, text.splitlines())), "global": {"type": "object"}},
+        "properties": {**found, "global": {"type": "object"}},
         "$defs": definitions(),
     }
 
@@ -140,10 +166,12 @@ def deployment_facts() -> dict[str, Any]:
 def generated() -> dict[Path, str]:
     """Return every derived file with its text."""
     values = (CHART / "values.yaml").read_text(encoding="utf-8")
-    note = "# Written by `make helm-schema` from the package. Do not edit.\n"
+    schema = values_schema(values)
+    note = "# Written by `make helm-schema`. Do not edit.\n"
     return {
-        CHART / "values.schema.json": json.dumps(values_schema(values), indent=2, ensure_ascii=False) + "\n",
+        CHART / "values.schema.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n",
         CHART / "files" / "deployment.yaml": note + yaml.safe_dump(deployment_facts(), width=120),
+        CHART / "files" / "required.yaml": note + yaml.safe_dump(dict(required(schema)), width=120),
     }
 
 

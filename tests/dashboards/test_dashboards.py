@@ -14,7 +14,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from dashboards.boards import SAID
 from dashboards.generate import BOARDS, CHART, HERE, generated
 from support.dashboard_queries import panels, queries
-from support.promql_names import wrong_names
+from support.promql_names import nodes, selectors, wrong_names
 
 FILES = sorted((HERE / "generated").glob("*.json"))
 TEXTS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FILES}
@@ -96,6 +96,18 @@ def test_a_query_uses_only_variables_that_its_dashboard_has(board: dict[str, Any
     for query in queries(board):
         used = set(re.findall(r"\$([a-z]+)", query))
         assert used <= known, query
+
+
+@board
+def test_a_query_of_a_release_s_series_is_filtered_by_namespace(board: dict[str, Any]) -> None:
+    """Else a board shows every release that this Prometheus scrapes."""
+    (variable,) = [each for each in board["templating"]["list"] if each["name"] == "namespace"]
+    # Takes series without the label too: no Kubernetes, no namespace.
+    assert variable["allValue"] == ".*"
+    for query in set(queries(board)) - {"sum by (namespace) (peagle_replicas_answering)"}:
+        own = [(name, labels) for name, labels in selectors(nodes(query)) if name.startswith(("peagle_", "ray_"))]
+        assert [name for name, labels in own if "namespace" not in labels] == [], query
+        assert query.count('namespace=~"$namespace"') == len(own)
 
 
 def test_dashboards_have_stable_and_different_addresses() -> None:

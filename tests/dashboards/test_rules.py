@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from dashboards.alerts import ALERTS, RECORDINGS
+from dashboards.boards import SPACE
 from dashboards.generate import HERE
 from dashboards.objectives import OBJECTIVES
+from dashboards.rules import RUNBOOKS
 from peagle.metrics import METRICS
 from support.prometheus_tools import program
 from support.promql_names import SCRAPED, aggregations, nodes, wrong_names
@@ -280,6 +282,19 @@ def test_every_alert_tells_what_to_do_and_has_a_case() -> None:
         assert alert.summary.endswith(".")
 
 
+def test_every_alert_leads_to_its_section_of_the_runbooks_and_each_section_is_an_alert_s() -> None:
+    page = HERE / "runbooks.md"
+    sections = dict(part.split("\n", 1) for part in page.read_text(encoding="utf-8").split("\n## ")[1:])
+    assert list(sections) == [alert.name for alert in ALERTS]
+    for name, text in sections.items():
+        lines = text.strip().splitlines()
+        assert 3 <= len(lines) <= 6, name
+        assert [line.split(":")[0] for line in lines if line.startswith("- ")] == ["- Means", "- Look", "- Do"], name
+    urls = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in RULES if "alert" in rule}
+    assert urls == {name: f"dashboards/runbooks.md#{name.lower()}" for name in sections}
+    assert page.samefile(HERE.parent / RUNBOOKS)
+
+
 @pytest.mark.parametrize("every", sorted({case.every for case in CASES}))
 @pytest.mark.parametrize("fires", [True, False], ids=["fires", "quiet"])
 def test_an_alert_fires_on_what_it_is_for_and_on_nothing_less(fires: bool, every: str, tmp_path: Path) -> None:
@@ -287,6 +302,23 @@ def test_an_alert_fires_on_what_it_is_for_and_on_nothing_less(fires: bool, every
     tests = [promtool_test(case, fires) for case in CASES if case.every == every]
     rules = {"rule_files": [str(path) for path in FILES], "evaluation_interval": every, "tests": tests}
     path.write_text(yaml.safe_dump(rules), encoding="utf-8")
+    run_promtool("test", "rules", str(path))
+
+
+def test_all_namespaces_take_in_series_that_have_none(tmp_path: Path) -> None:
+    """Without Kubernetes nothing has a namespace; `.*` is what a board puts in for all of them."""
+    one, none = 'ray_node_cpu_utilization{ip="a",namespace="x"}', 'ray_node_cpu_utilization{ip="b"}'
+    asked = {
+        chosen: f"count(ray_node_cpu_utilization{{{SPACE.replace('$namespace', chosen)}}})" for chosen in (".*", "x")
+    }
+    counts = [
+        {"expr": expr, "eval_time": "5m", "exp_samples": [{"labels": "{}", "value": value}]}
+        for expr, value in zip(asked.values(), (2, 1), strict=True)
+    ]
+    series = [{"series": name, "values": "1x10"} for name in (one, none)]
+    tests = [{"interval": "1m", "input_series": series, "promql_expr_test": counts}]
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [], "evaluation_interval": "1m", "tests": tests}), encoding="utf-8")
     run_promtool("test", "rules", str(path))
 
 

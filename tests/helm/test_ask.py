@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.rendered_chart import MINIMAL, render
+from support.rendered_chart import MINIMAL, NAMESPACE, RELEASE, render
 
 
 class Api(BaseHTTPRequestHandler):
@@ -61,12 +61,15 @@ def ask(url: str, timeout_s: float, keys: Path = Path("/nowhere")) -> subprocess
     """Run the pod's own command with another address and other keys, and without its pauses."""
     (container,) = render(MINIMAL).one("Pod", "demo-peagle-test")["spec"]["containers"]
     _, flag, script = container["command"]
-    quick = script.replace("POLL_S = 5.0", "POLL_S = 0.01")
+    quick = script.replace("POLL_S = 5.0", "POLL_S = 0.01").replace("HINT_AFTER_S = 60.0", "HINT_AFTER_S = 0.02")
     assert quick != script
     quick, script = quick.replace("/etc/peagle/keys", str(keys)), quick
     assert quick != script
     return subprocess.run(
-        [sys.executable, flag, quick, url, str(timeout_s)], capture_output=True, text=True, timeout=60
+        [sys.executable, flag, quick, url, str(timeout_s), *container["args"][2:]],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -104,8 +107,12 @@ def test_it_sends_the_first_key_of_the_file(text: str, sent: str | None, url: st
         assert (done.returncode, Api.authorization) == (0, sent), done.stderr
 
 
-def test_a_server_that_never_comes_fails_in_one_line() -> None:
-    done = ask("http://127.0.0.1:9", 0.05)
+def test_a_server_that_never_comes_fails_and_says_how_to_see_why_a_pod_has_no_node() -> None:
+    done = ask("http://127.0.0.1:9", 0.2)
     assert done.returncode != 0
-    assert len(done.stderr.splitlines()) == 1
-    assert "not well" in done.stderr
+    assert "not well" in done.stderr.splitlines()[0]
+    for said in (done.stderr, done.stdout):
+        assert said.count("stays Pending") == 1
+        assert f"kubectl describe pods -n {NAMESPACE} -l app.kubernetes.io/instance={RELEASE}" in said
+        assert f"peagle cluster status --release {RELEASE} -n {NAMESPACE}" in said
+    assert "Traceback" not in done.stderr

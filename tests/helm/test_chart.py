@@ -4,7 +4,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import shutil
 import tarfile
 import tomllib
@@ -22,6 +21,7 @@ from helm_python import Chart, lint
 import peagle
 from peagle.serve.launch.ray_cluster import ENVIRONMENT, TRANSPORT
 from peagle.serve.launch.serving_arguments import read_deployments, read_settings
+from support.chart_schemas import CUSTOM, KUBERNETES, WITHOUT_SCHEMA, validator_of
 from support.rendered_chart import (
     CHART,
     FULLNAME,
@@ -38,8 +38,6 @@ from support.rendered_chart import (
     schema,
 )
 
-KUBERNETES = ("1.29", "1.34", kubernetes_validate.latest_version())
-CRDS = Path(os.environ.get("PEAGLE_CRDS", REPOSITORY.parent / "shared" / "crds"))
 RECIPES = REPOSITORY / "deployments"
 IN_IMAGE = "/srv/peagle/deployments/"
 
@@ -62,6 +60,13 @@ SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "external store": {"gcs": {"store": "external", "external": {"address": "r:1", "existingSecret": "s"}}},
     "ephemeral cache": at("modelCache.type", "ephemeral"),
     "node cache": {"modelCache": {"type": "hostPath", "hostPath": "/models"}},
+    "parts of CPUs": {
+        "head": {"resources": {"requests": {"cpu": 0.5, "memory": 1 << 31}, "limits": {"cpu": 1.5}}},
+        "autoscaling": {"enabled": True, "resources": {"limits": {"cpu": 0.5}}},
+        "drain": {"watcher": {"resources": {"limits": {"cpu": 0.5}}}},
+        "gcs": {"bundled": {"resources": {"limits": {"cpu": 0.5}}}},
+        "workerGroupDefaults": {"cpus": 2.5, "cpuRequest": 0.5},
+    },
     "RDMA": at("workerGroupDefaults.rdmaDevices", 8),
     "no network policy": at("networkPolicy.enabled", False),
     "no drain watcher": at("drain.watcher.enabled", False),
@@ -75,33 +80,6 @@ CASES = {**{name: ready_values(name) for name in READY}, **{k: laid_over(MINIMAL
 @pytest.fixture(params=CASES)
 def rendered(request: pytest.FixtureRequest) -> Rendered:
     return render(CASES[request.param])
-
-
-def strict(node: Any) -> Any:
-    """A structural schema that refuses what an API server would silently drop."""
-    if isinstance(node, list):
-        return [strict(child) for child in node]
-    if not isinstance(node, dict):
-        return node
-    tightened = {key: strict(child) for key, child in node.items()}
-    if isinstance(node.get("properties"), dict) and not node.get("x-kubernetes-preserve-unknown-fields"):
-        tightened.setdefault("additionalProperties", False)
-    return tightened
-
-
-def crd_schema(api_version: str, kind: str) -> dict[str, Any]:
-    group, _, version = api_version.partition("/")
-    path = CRDS / f"{group}_{kind.lower()}s.yaml"
-    if not path.is_file():
-        pytest.skip(f"no {path.name} in {CRDS}; PEAGLE_CRDS names the folder with the CRDs of KubeRay and Prometheus")
-    crd = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    (found,) = [entry for entry in crd["spec"]["versions"] if entry["name"] == version]
-    return {**strict(found["schema"]["openAPIV3Schema"]), "additionalProperties": False}
-
-
-CUSTOM = {"RayService", "PodMonitor", "PrometheusRule"}
-# The Gateway API's own schemas are not at hand; the knobs' tests hold the fields of the one object.
-WITHOUT_SCHEMA = {"HTTPRoute"}
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
@@ -127,7 +105,7 @@ def test_every_pod_inside_a_custom_object_is_one_that_kubernetes_takes(rendered:
 def test_every_custom_object_fits_its_definition(kind: str) -> None:
     found = [(found["apiVersion"], found) for case in CASES.values() for found in render(case).all(kind)]
     assert found
-    validator = jsonschema.Draft202012Validator(crd_schema(found[0][0], kind))
+    validator = validator_of(found[0][0], kind)
     for _, each in found:
         validator.validate(each)
 
@@ -135,7 +113,7 @@ def test_every_custom_object_fits_its_definition(kind: str) -> None:
 def test_the_schemas_at_hand_refuse_what_an_api_server_would_drop() -> None:
     """The check above can fail: a field that KubeRay does not know, inside the pods of a group too."""
     service = render(MINIMAL).one("RayService")
-    validator = jsonschema.Draft202012Validator(crd_schema("ray.io/v1", "RayService"))
+    validator = validator_of("ray.io/v1", "RayService")
     service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]["nodeSelectors"] = {}
     with pytest.raises(jsonschema.ValidationError, match="nodeSelectors"):
         validator.validate(service)
@@ -269,7 +247,7 @@ def test_chart_image_and_package_have_one_version() -> None:
 
 @pytest.mark.parametrize("name", READY)
 def test_a_ready_file_serves_a_recipe_as_it_is(name: str) -> None:
-    """Only how many replicas there are may differ."""
+    """Only how many replicas there are may differ, the GPU, and what of the engine is for the recipe's GPU alone."""
     recipes = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in RECIPES.glob("*.yaml")]
     for model in ready_values(name)["models"].values():
         text = json.dumps(model["deployment"]).replace(IN_IMAGE, "./")
@@ -277,6 +255,9 @@ def test_a_ready_file_serves_a_recipe_as_it_is(name: str) -> None:
         (recipe,) = [recipe for recipe in recipes if recipe["name"] == deployment["name"]]
         deployment.pop("replicas", None)
         recipe.pop("replicas", None)
+        if deployment["resources"].pop("accelerator_type", None) != recipe["resources"].pop("accelerator_type", None):
+            # MXFP8 activations are Blackwell's.
+            recipe["engine"].pop("quantization_config", None)
         assert deployment == recipe
 
 
@@ -358,8 +339,14 @@ def test_a_worker_has_the_time_to_finish_what_it_has() -> None:
 
 
 def test_notes_name_the_next_commands(rendered: Rendered) -> None:
-    for command in ("kubectl get rayservice,pods", f"helm test {RELEASE}", f"service/{FULLNAME} 8000", "curl"):
+    status = f"peagle cluster status --release {RELEASE} -n {NAMESPACE}"
+    for command in ("kubectl get rayservice,pods", f"helm test {RELEASE}", f"service/{FULLNAME} 8000", "curl", status):
         assert command in rendered.notes
+
+
+def test_notes_say_how_to_see_why_a_pod_has_no_node() -> None:
+    (command,) = (line for line in render({}).notes.splitlines() if "PodScheduled" in line)
+    assert f"-n {NAMESPACE} -l app.kubernetes.io/instance={RELEASE} --field-selector status.phase=Pending" in command
 
 
 def test_notes_name_the_namespace_that_the_operator_has_to_be_in() -> None:

@@ -1,7 +1,7 @@
 """A test for each value of values.yaml: set it, and find it where an operator expects it."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 
 from peagle.import_paths import TRACE_EXPORTER
 from peagle.tracing import environment
-from support.rendered_chart import CHART, FULLNAME, MINIMAL, Rendered, at, laid_over, render, schema
+from support.rendered_chart import CHART, FULLNAME, MINIMAL, Rendered, at, laid_over, render, schema, value_paths
 
 ABSENT = object()
 SAME = object()
@@ -40,6 +40,7 @@ INGRESS_RULE = "Ingress/ spec rules 0"
 ROUTE = {"gatewayRoute": {"enabled": True, "gateway": {"name": "g"}}}
 MONITORS = at("monitoring.podMonitors.enabled", True)
 ALERTS, DASHBOARDS = at("monitoring.alerts.enabled", True), at("monitoring.dashboards.enabled", True)
+RUNBOOK = "dashboards/runbooks.md#peaglenoreplica"
 BOARDS = sorted(path.stem for path in (CHART / "files" / "dashboards").glob("*.json"))
 TRACED = at("tracing.endpoint", "http://collector:4317")
 SCALED = at("autoscaling.enabled", True)
@@ -177,10 +178,14 @@ STORE = (
 
 NODES = (
     Knob("head.resources", RESOURCES, "head spec containers 0 resources requests", RESOURCES["requests"]),
+    Knob("head.resources", {"requests": {"cpu": 1.5}}, "head spec containers 0 resources requests cpu", "1.5"),
+    Knob("head.resources", None, "head spec containers 0 resources", {}),
     Knob("head.sharedMemory", "3Gi", "head spec volumes 0 emptyDir sizeLimit"),
     Knob("head.nodeSelector", {"a": "b"}, "head spec nodeSelector"),
     Knob("head.tolerations", TOLERATIONS, "head spec tolerations"),
     Knob("head.affinity", AFFINITY, "head spec affinity"),
+    Knob("head.labels", {"a": "b"}, "head metadata labels a", "b"),
+    Knob("head.labels", {"a": "b"}, "head metadata labels a", "b", at("commonLabels", {"a": "c"})),
     Knob("head.annotations", {"a": "b"}, "head metadata annotations"),
     Knob("head.priorityClassName", "p", "head spec priorityClassName"),
     Knob("workerGroups", {"other": {}}, "cluster workerGroupSpecs 1 groupName", "other"),
@@ -198,11 +203,16 @@ NODES = (
             ("acceleratorType", "H200", "group rayStartParams resources", r'"{\"accelerator_type:H200\": 1}"',
              at("models.small.deployment.resources.accelerator_type", "H200")),
             ("gpuResource", "example.com/gpu", "container resources requests example.com/gpu", 1),
-            ("cpus", 7, "container resources requests cpu"),
+            ("cpus", 7, "container resources requests cpu", "7"),
+            ("cpus", "1.5", "container resources limits cpu"),
             ("enabled", False, "group groupName", "other", at("workerGroups.other.enabled", True)),
             ("ephemeralStorage", "9Gi", "container resources limits ephemeral-storage"),
             ("cpuRequest", "700m", "container resources requests cpu"),
-            ("cpus", 7, "group rayStartParams num-cpus", "7"),
+            ("cpuRequest", 0.5, "container resources requests cpu", "0.5"),
+            *(
+                ("cpus", cpus, "group rayStartParams num-cpus", counted)
+                for cpus, counted in ((7, "7"), (2.5, "3"), ("2500m", "3"), ("2", "2"), ("16000m", "16"))
+            ),
             ("memory", "3Gi", "container resources limits memory"),
             ("sharedMemory", "3Gi", "volumes shared-mem emptyDir sizeLimit"),
             ("nodeSelector", {"a": "b"}, "worker spec nodeSelector a", "b"),
@@ -210,6 +220,8 @@ NODES = (
             ("affinity", AFFINITY, "worker spec affinity"),
             ("topologyKey", "zone", "worker spec topologySpreadConstraints 0 topologyKey"),
             ("topologyKey", "", "worker spec topologySpreadConstraints", ABSENT),
+            ("labels", {"a": "b"}, "worker metadata labels a", "b"),
+            ("labels", {"a": "b"}, "head metadata labels a", ABSENT),
             ("annotations", {"a": "b"}, "worker metadata annotations"),
             ("env", {"A": "1"}, "env A", "1"),
             ("priorityClassName", "p", "worker spec priorityClassName"),
@@ -226,6 +238,8 @@ ACCESS = (
     Knob("ingress.enabled", True, "names Ingress", [FULLNAME]),
     Knob("ingress.className", "nginx", "Ingress/ spec ingressClassName", given=INGRESS),
     Knob("ingress.host", "h.example", f"{INGRESS_RULE} host", given=INGRESS),
+    Knob("ingress.host", "", f"{INGRESS_RULE} host", ABSENT, INGRESS),
+    Knob("ingress.host", None, f"{INGRESS_RULE} host", ABSENT, INGRESS),
     Knob("ingress.tlsSecret", "s", "Ingress/ spec tls 0 secretName", given=INGRESS),
     Knob("ingress.annotations", {"a": "b"}, "Ingress/ metadata annotations", given=INGRESS),
     Knob("gatewayRoute.enabled", True, "names HTTPRoute", [FULLNAME], at("gatewayRoute.gateway.name", "g")),
@@ -241,6 +255,12 @@ ACCESS = (
     Knob("networkPolicy.monitoring", PEERS, "NetworkPolicy/-ray spec ingress 2 from"),
     Knob("networkPolicy.dnsPorts", [54], "NetworkPolicy/-dns spec egress 0 ports",
          [{"port": 54, "protocol": "UDP"}, {"port": 54, "protocol": "TCP"}]),
+    Knob("networkPolicy.dnsPorts", [], "NetworkPolicy/-dns spec egress", []),
+    Knob("networkPolicy.downloadPorts", [], "NetworkPolicy/-ray spec egress",
+         [{"to": [{"podSelector": {"matchLabels": {"app.kubernetes.io/instance": "demo",
+                                                   "app.kubernetes.io/part-of": "peagle"},
+                                   "matchExpressions": [{"key": "app.kubernetes.io/component", "operator": "In",
+                                                         "values": ["head", "worker"]}]}}]}]),
     Knob("networkPolicy.downloadPorts", [3128], "NetworkPolicy/-ray spec egress 1 ports",
          [{"port": 3128, "protocol": "TCP"}]),
     Knob("networkPolicy.download", PEERS, "NetworkPolicy/-ray spec egress 1 to"),
@@ -255,6 +275,11 @@ ACCESS = (
     Knob("monitoring.podMonitors.labels", {"a": "b"}, "PodMonitor/-head metadata labels a", "b", MONITORS),
     Knob("monitoring.alerts.enabled", True, "PrometheusRule/-alerts spec groups 0 name", "peagle.serving"),
     Knob("monitoring.alerts.labels", {"a": "b"}, "PrometheusRule/-alerts metadata labels a", "b", ALERTS),
+    *(
+        Knob("monitoring.alerts.runbookBaseUrl", base,
+             "PrometheusRule/-alerts spec groups 0 rules 0 annotations runbook_url", f"{begins}{RUNBOOK}", ALERTS)
+        for base, begins in (("", ""), ("https://git.example/x", "https://git.example/x/"), ("http://a/", "http://a/"))
+    ),
     Knob("monitoring.dashboards.enabled", True, "names ConfigMap", [f"{FULLNAME}-dashboard-{name}" for name in BOARDS]),
     Knob("monitoring.dashboards.labels", {"a": "b"}, "ConfigMap/-dashboard-router metadata labels a", "b",
          DASHBOARDS),
@@ -293,18 +318,8 @@ def test_a_value_shows_where_an_operator_expects_it(knob: Knob) -> None:
     assert seen(rendered, knob.where) == (knob.value if knob.shows is SAME else knob.shows)
 
 
-def leaves(node: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Yield the path of every value that values.yaml has, as the schema tells them."""
-    for name, child in node.get("properties", {}).items():
-        own = f"{path}.{name}".lstrip(".")
-        if "properties" in child:
-            yield from leaves(child, own)
-        elif own != "global":
-            yield own
-
-
 def test_every_value_has_a_test() -> None:
-    assert set(leaves(schema())) - READ_BY_HELM == {knob.path for knob in KNOBS}
+    assert set(value_paths(schema())) - READ_BY_HELM == {knob.path for knob in KNOBS}
 
 
 def resolves(path: str) -> bool:

@@ -100,6 +100,12 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
         at("commonLabels", {"app.kubernetes.io/created-by": "x", "app.kubernetes.io/part-of": "x"}),
         "commonLabels has app.kubernetes.io/part-of, which the chart sets itself. Remove it,",
     ),
+    **{
+        f"a label of {path} that pods are found by": (
+            at(f"{path}.labels", {"ray.io/group": "x"}), f"{path}.labels has ray.io/group, which the chart sets itself."
+        )
+        for path in ("head", "workerGroups.b200")
+    },
     "drained before a request may end": (
         at("api.request_timeout_s", 700.5),
         "drain.timeoutSeconds is 600, and a request may take 700.5 s (api.request_timeout_s). Raise it to that,",
@@ -121,6 +127,10 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
     ),
     "more CPUs than there are": (
         at(f"{DEPLOYMENT}.resources.cpus", 16), "workerGroups: they have at most 16 CPUs (cpus * maxReplicas), and the"
+    ),
+    "more CPUs than a pod of 1500m has, rounded up": (
+        laid_over(at(f"{DEPLOYMENT}.resources.cpus", 3), at("workerGroups.b200.cpus", "1500m")),
+        f"{DEPLOYMENT}.resources.cpus is 3, and the largest pod that fits has 2 (workerGroups.*.cpus)",
     ),
     "more CPUs than one pod has": (
         laid_over(
@@ -144,8 +154,8 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
         laid_over(at("monitoring.alerts.enabled", True), at("api.metrics", False)), "api.metrics is false while"
     ),
     "a route without its Gateway": (at("gatewayRoute.enabled", True), "gatewayRoute.gateway.name is empty"),
-    "an Ingress without its host": (
-        at("ingress", {"enabled": True, "host": ""}), "ingress.host is empty while ingress.enabled is true"
+    "a certificate without its host": (
+        at("ingress", {"enabled": True, "host": "", "tlsSecret": "s"}), "ingress.host is empty while ingress.tlsSecret"
     ),
     "spans over gRPC to a path": (
         at("tracing.endpoint", "http://c:4318/v1/traces"),
@@ -186,6 +196,10 @@ FIELDS: dict[str, tuple[Mapping[str, Any], str]] = {
     "text for a number": (at("drain.timeoutSeconds", "600"), "/drain/timeoutSeconds"),
     "a depth beyond reason": (at(f"{DEPLOYMENT}.speculation.depth_max", 65), "depth_max"),
     "a quantity that is none": (at("head.sharedMemory", "1 GB"), "/head/sharedMemory"),
+    **{
+        f"{cpus} CPUs": (at("workerGroups.b200.cpus", cpus), "/workerGroups/b200/cpus")
+        for cpus in (0, "0", "0.0", "0m", -1, "2 cores", "500M", "")
+    },
     "a digest that is none": (at("image.digest", "sha256:1"), "/image/digest"),
     "an unknown choice": (at("gcs.store", "memory"), "/gcs/store"),
     "a setting of the API that there is not": (at("api.max_body", 1), "/api"),

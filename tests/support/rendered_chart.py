@@ -44,6 +44,16 @@ def schema() -> dict[str, Any]:
     return found
 
 
+def value_paths(node: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Yield the path of every value that values.yaml has, as the schema `node` tells them."""
+    for name, child in node.get("properties", {}).items():
+        own = f"{path}.{name}".lstrip(".")
+        if "properties" in child:
+            yield from value_paths(child, own)
+        elif own != "global":
+            yield own
+
+
 def ready_values(name: str) -> dict[str, Any]:
     values: dict[str, Any] = yaml.safe_load(READY[name].read_text(encoding="utf-8"))
     return values

@@ -1,4 +1,7 @@
-"""Waits until a peagle server has every model ready, then asks each for a few tokens: `ask.py URL TIMEOUT_S`."""
+"""Waits until a peagle server has every model ready, then asks each for a few tokens.
+
+`ask.py URL TIMEOUT_S RELEASE NAMESPACE`; the last two are for the commands that it names where it waits for long.
+"""
 
 import json
 import socket
@@ -10,6 +13,7 @@ from pathlib import Path
 
 KEYS = Path("/etc/peagle/keys")
 POLL_S = 5.0
+HINT_AFTER_S = 60.0
 
 
 def key_in(text):
@@ -40,20 +44,33 @@ def hint(error):
     return ""
 
 
-def wait(url, timeout_s):
-    deadline = time.monotonic() + timeout_s
+def whys(release, namespace):
+    """This pod may not ask Kubernetes, so it says how to."""
+    return (
+        "\nWhere a pod stays Pending, its events say why it has no node:\n"
+        f"  kubectl describe pods -n {namespace} -l app.kubernetes.io/instance={release}\n"
+        f"  peagle cluster status --release {release} -n {namespace}"
+    )
+
+
+def wait(url, timeout_s, why):
+    began, told = time.monotonic(), False
     while True:
         try:
             return ask(f"{url}/health")
         except (urllib.error.URLError, OSError, ValueError) as error:
-            if time.monotonic() > deadline:
-                sys.exit(f"{url}/health: not well after {timeout_s:.0f} s: {error}{hint(error)}")
+            waited_s = time.monotonic() - began
+            if waited_s > timeout_s:
+                sys.exit(f"{url}/health: not well after {timeout_s:.0f} s: {error}{hint(error)}{why}")
             print(f"waiting: {error}", flush=True)
+            if waited_s > HINT_AFTER_S and not told:
+                told = True
+                print(why.lstrip(), flush=True)
         time.sleep(POLL_S)
 
 
-def main(url, timeout_s):
-    wait(url, timeout_s)
+def main(url, timeout_s, release, namespace):
+    wait(url, timeout_s, whys(release, namespace))
     for model in ask(f"{url}/v1/models")["data"]:
         body = {"model": model["id"], "prompt": "def read_lines(path):", "max_tokens": 16, "temperature": 0}
         answer = ask(f"{url}/v1/completions", body)
@@ -62,4 +79,4 @@ def main(url, timeout_s):
         print(f"{model['id']}: {answer['choices'][0]['text']!r}")
 
 
-main(sys.argv[1], float(sys.argv[2]))
+main(sys.argv[1], float(sys.argv[2]), *sys.argv[3:])

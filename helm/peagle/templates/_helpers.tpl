@@ -29,11 +29,12 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/part-of: peagle
 {{- end -}}
 
-{{/* Labels of a pod: (dict "root" $ "component" "head") */}}
+{{/* Labels of a pod: (dict "root" $ "component" "head"), with "labels" of its own, which win over common ones. */}}
 {{- define "peagle.podLabels" -}}
 {{ include "peagle.selector" .root }}
 app.kubernetes.io/component: {{ .component }}
-{{- with .root.Values.commonLabels }}
+{{- $own := default dict .labels }}
+{{- with merge (deepCopy $own) (default dict .root.Values.commonLabels) }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
@@ -77,7 +78,32 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 {{- end -}}
 
-{{/* Every worker group with its defaults, as a map. A field that a group names replaces the default whole. */}}
+{{/* CPUs as Ray counts them, from an amount as Kubernetes writes it: whole ones, upwards, as KubeRay does it. */}}
+{{- define "peagle.wholeCpus" -}}
+{{- $amount := toString . -}}
+{{- if hasSuffix "m" $amount -}}
+{{- divf (trimSuffix "m" $amount) 1000 | ceil | int -}}
+{{- else -}}
+{{- ceil (float64 $amount) | int -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Requests and limits with every amount as text: a RayService takes no fraction as a number. */}}
+{{- define "peagle.resources" -}}
+{{- $texts := dict -}}
+{{- range $part, $amounts := . -}}
+  {{- $_ := set $texts $part dict -}}
+  {{- range $resource, $amount := $amounts -}}
+    {{- $_ := set (get $texts $part) $resource (toString $amount) -}}
+  {{- end -}}
+{{- end -}}
+{{- toYaml $texts -}}
+{{- end -}}
+
+{{/*
+Every worker group with its defaults, as a map. A field that a group names replaces the default whole. `rayCpus` is what
+Ray counts of `cpus`.
+*/}}
 {{- define "peagle.groups" -}}
 {{- $groups := dict -}}
 {{- range $name, $group := (include "peagle.given" . | fromYaml).workerGroups -}}
@@ -85,6 +111,7 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
   {{- range $field, $value := $group -}}
     {{- $_ := set $merged $field $value -}}
   {{- end -}}
+  {{- $_ := set $merged "rayCpus" (include "peagle.wholeCpus" $merged.cpus | int) -}}
   {{- if $merged.enabled -}}{{- $_ := set $groups $name $merged -}}{{- end -}}
 {{- end -}}
 {{- toYaml $groups -}}
@@ -129,7 +156,7 @@ applications:
         - {{ toYaml $model.deployment | nindent 10 | trim }}
         {{- end }}
         {{- end }}
-      {{- $api := deepCopy .Values.api }}
+      {{- $api := deepCopy (default dict .Values.api) }}
       {{- if .Values.apiKeys.existingSecret }}
       {{- $_ := set $api "keys_file" "/etc/peagle/keys" }}
       {{- end }}

@@ -18,7 +18,7 @@ redisPassword:
 {{- define "peagle.headPod" -}}
 metadata:
   labels:
-    {{- include "peagle.podLabels" (dict "root" $ "component" "head") | nindent 4 }}
+    {{- include "peagle.podLabels" (dict "root" $ "component" "head" "labels" .Values.head.labels) | nindent 4 }}
   {{- with .Values.head.annotations }}
   annotations:
     {{- toYaml . | nindent 4 }}
@@ -26,7 +26,7 @@ metadata:
 spec:
   serviceAccountName: {{ include "peagle.fullname" . }}-head
   # Only the autoscaler beside the head asks Kubernetes for anything.
-  automountServiceAccountToken: {{ .Values.autoscaling.enabled }}
+  automountServiceAccountToken: {{ .Values.autoscaling.enabled | default false }}
   enableServiceLinks: false
   {{- with include "peagle.pullSecrets" . | trim }}{{ . | nindent 2 }}{{ end }}
   securityContext:
@@ -53,7 +53,7 @@ spec:
         - {name: as-metrics, containerPort: 44217}
         - {name: dash-metrics, containerPort: 44227}
       resources:
-        {{- toYaml .Values.head.resources | nindent 8 }}
+        {{- include "peagle.resources" .Values.head.resources | nindent 8 }}
       volumeMounts:
         {{- include "peagle.volumeMounts" . | nindent 8 }}
       {{- include "peagle.probes" (dict "root" $ "isHead" true) | nindent 6 }}
@@ -71,7 +71,7 @@ spec:
 {{- with $group.ephemeralStorage }}{{- $_ := set $extended "ephemeral-storage" . }}{{- end -}}
 metadata:
   labels:
-    {{- include "peagle.podLabels" (dict "root" $root "component" "worker") | nindent 4 }}
+    {{- include "peagle.podLabels" (dict "root" $root "component" "worker" "labels" $group.labels) | nindent 4 }}
   {{- with $group.annotations }}
   annotations:
     {{- toYaml . | nindent 4 }}
@@ -129,8 +129,8 @@ spec:
         - {name: serve, containerPort: 8000}
         - {name: metrics, containerPort: 8080}
       resources:
-        requests: {{ merge (dict "cpu" (default $group.cpus $group.cpuRequest) "memory" $group.memory) $extended | toJson }}
-        limits: {{ merge (dict "cpu" $group.cpus "memory" $group.memory) $extended | toJson }}
+        requests: {{ merge (dict "cpu" (default $group.cpus $group.cpuRequest | toString) "memory" $group.memory) $extended | toJson }}
+        limits: {{ merge (dict "cpu" (toString $group.cpus) "memory" $group.memory) $extended | toJson }}
       volumeMounts:
         {{- include "peagle.volumeMounts" $root | nindent 8 }}
       {{- include "peagle.probes" (dict "root" $root "isHead" false) | nindent 6 }}

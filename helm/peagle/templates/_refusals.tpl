@@ -3,7 +3,10 @@ Stops a release that could not work, with every reason at once: each line is the
 fix. What one field alone can have wrong is the schema's business.
 */}}
 {{- define "peagle.refuse" -}}
-{{- $problems := concat
+{{- /* What follows reads them. */}}
+{{- $problems := include "peagle.problems.unset" . | fromYamlArray -}}
+{{- if not $problems -}}
+{{- $problems = concat
   (include "peagle.problems.models" . | fromYamlArray)
   (include "peagle.problems.placement" . | fromYamlArray)
   (include "peagle.problems.groups" . | fromYamlArray)
@@ -13,9 +16,23 @@ fix. What one field alone can have wrong is the schema's business.
   (include "peagle.problems.labels" . | fromYamlArray)
   (include "peagle.problems.drain" . | fromYamlArray)
 -}}
+{{- end -}}
 {{- if $problems -}}
 {{- fail (printf "these values cannot work:\n  %s" (join "\n  " $problems)) -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Null is unset. That is an answer where empty is one, and none where there has to be something. */}}
+{{- define "peagle.problems.unset" -}}
+{{- range $path, $default := .Files.Get "files/required.yaml" | fromYaml -}}
+{{- $value := $.Values -}}
+{{- range $key := splitList "." $path -}}
+{{- if kindIs "map" $value }}{{- $value = get $value $key }}{{- end -}}
+{{- end -}}
+{{- if or (kindIs "invalid" $value) (eq (toString $value) "") }}
+- {{ printf "%s is unset, and has to be something, such as %v. Write it, or take the null away; with --reuse-values, defaults of a newer chart come with --reset-then-reuse-values." $path $default | quote }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "peagle.problems.models" -}}
@@ -96,7 +113,7 @@ fix. What one field alone can have wrong is the schema's business.
 {{- $widest := 0 -}}
 {{- range $group := $groups }}
 {{- if or (ne $resources.accelerator "gpu") (not $type) (eq $type $group.acceleratorType) }}
-{{- $widest = max $widest (int $group.cpus) -}}
+{{- $widest = max $widest (int $group.rayCpus) -}}
 {{- end }}
 {{- end }}
 {{- if and $widest (gt (float64 $resources.cpus) (float64 $widest)) }}
@@ -139,7 +156,7 @@ fix. What one field alone can have wrong is the schema's business.
 {{- $cpus := 0 -}}
 {{- range $name, $group := $groups }}
 {{- $at := printf "workerGroups.%s" $name -}}
-{{- $cpus = add $cpus (mul (int $group.cpus) (int $group.maxReplicas)) -}}
+{{- $cpus = add $cpus (mul (int $group.rayCpus) (int $group.maxReplicas)) -}}
 {{- if gt (int $group.minReplicas) (int $group.maxReplicas) }}
 - {{ printf "%s.maxReplicas is %d, below minReplicas, which is %d. Raise it to %d." $at (int $group.maxReplicas) (int $group.minReplicas) (int $group.minReplicas) | quote }}
 {{- else if and (not $.Values.autoscaling.enabled) (ne (int $group.minReplicas) (int $group.maxReplicas)) }}
@@ -183,17 +200,17 @@ fix. What one field alone can have wrong is the schema's business.
 {{- if and .Values.gatewayRoute.enabled (not .Values.gatewayRoute.gateway.name) }}
 - "gatewayRoute.gateway.name is empty while gatewayRoute.enabled is true. Name the Gateway that the route joins."
 {{- end }}
-{{- if and .Values.ingress.enabled (not .Values.ingress.host) }}
-- "ingress.host is empty while ingress.enabled is true. Name the host that clients ask for."
+{{- if and .Values.ingress.enabled .Values.ingress.tlsSecret (not .Values.ingress.host) }}
+- "ingress.host is empty while ingress.tlsSecret is set. Name the host that the certificate is for."
 {{- end }}
-{{- if and .Values.monitoring.alerts.enabled (eq (toString .Values.api.metrics) "false") }}
+{{- if and .Values.monitoring.alerts.enabled (eq (toString (default dict .Values.api).metrics) "false") }}
 - "api.metrics is false while monitoring.alerts.enabled is true: the rules would take the silence for an outage. Switch one off."
 {{- end }}
 {{- end -}}
 
 {{- define "peagle.problems.tracing" -}}
 {{- with .Values.tracing }}
-{{- $path := (urlParse .endpoint).path | trimAll "/" -}}
+{{- $path := (urlParse (default "" .endpoint)).path | trimAll "/" -}}
 {{- if and .endpoint $path (eq .protocol "grpc") }}
 - {{ printf "tracing.endpoint is %s, and gRPC knows no path. Write tracing.protocol: http/protobuf, or take the path away." .endpoint | quote }}
 {{- else if and .endpoint (not $path) (eq .protocol "http/protobuf") }}
@@ -204,7 +221,7 @@ fix. What one field alone can have wrong is the schema's business.
 
 {{/* Serve stops a replica so long before its node's deadline as a request may take. */}}
 {{- define "peagle.problems.drain" -}}
-{{- $request := float64 (default 600 .Values.api.request_timeout_s) -}}
+{{- $request := float64 (default 600 (default dict .Values.api).request_timeout_s) -}}
 {{- if lt (float64 .Values.drain.timeoutSeconds) $request }}
 - {{ printf "drain.timeoutSeconds is %d, and a request may take %v s (api.request_timeout_s). Raise it to that, or lower api.request_timeout_s." (int .Values.drain.timeoutSeconds) $request | quote }}
 {{- end }}
@@ -212,9 +229,13 @@ fix. What one field alone can have wrong is the schema's business.
 
 {{/* The chart's objects find their pods by these labels, which another value would hide. */}}
 {{- define "peagle.problems.labels" -}}
-{{- range $name, $_ := .Values.commonLabels }}
+{{- $given := dict "commonLabels" .Values.commonLabels "head.labels" .Values.head.labels -}}
+{{- range $name, $group := include "peagle.groups" . | fromYaml }}{{- $_ := set $given (printf "workerGroups.%s.labels" $name) $group.labels }}{{- end -}}
+{{- range $at, $labels := $given }}
+{{- range $name, $_ := $labels }}
 {{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|version|managed-by|part-of|component)|helm\\.sh/chart|ray\\.io/.*)$" $name }}
-- {{ printf "commonLabels has %s, which the chart sets itself. Remove it, or use a prefix of your own." $name | quote }}
+- {{ printf "%s has %s, which the chart sets itself. Remove it, or use a prefix of your own." $at $name | quote }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end -}}

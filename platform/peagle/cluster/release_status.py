@@ -115,9 +115,12 @@ def pod_status(item: Json, cordoned: frozenset[str]) -> PodStatus:
     node = (item.get("spec") or {}).get("nodeName") or ""
     conditions = {each["type"]: each for each in status.get("conditions") or []}
     containers = status.get("containerStatuses") or []
-    waiting = [each["state"]["waiting"] for each in containers if "waiting" in (each.get("state") or {})]
+    # While an init container waits, Ray's own says PodInitializing: the reason is the other's.
+    all_of_it = [*(status.get("initContainerStatuses") or []), *containers]
+    waiting = [each["state"]["waiting"] for each in all_of_it if "waiting" in (each.get("state") or {})]
     unscheduled = conditions.get("PodScheduled", {})
-    problem = next((f"{each.get('reason', '')} {each.get('message', '')}".strip() for each in waiting), "")
+    reasons = sorted(waiting, key=lambda each: each.get("reason") == "PodInitializing")
+    problem = next((f"{each.get('reason', '')} {each.get('message', '')}".strip() for each in reasons), "")
     if unscheduled.get("status") == "False":
         problem = unscheduled.get("message", "") or problem
     return PodStatus(

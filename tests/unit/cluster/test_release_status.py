@@ -78,6 +78,20 @@ async def test_pods_that_could_not_be_made_are_told_with_the_reason(server: Kube
     assert (await status(server)).services[0].problem == "pods are forbidden: exceeded quota: small"
 
 
+async def test_a_pod_says_why_it_has_no_node_or_no_image(server: KubernetesApi) -> None:
+    """KubeRay's own init container is the first that asks for the image; Ray's container only waits for it."""
+    waits = {"name": "ray-worker", "state": {"waiting": {"reason": "PodInitializing"}}}
+    pulls = {"name": "wait-gcs-ready", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}
+    statuses = {"initContainerStatuses": [{"name": "own-cache", "state": {"terminated": {}}}, pulls]}
+    await server.merge("pods", "w-a", {"status": {**statuses, "containerStatuses": [waits]}}, "serving")
+    problems = {pod.name: pod.problem for pod in (await status(server)).pods}
+    assert problems["w-a"] == "ImagePullBackOff not found"
+    assert problems["w-x"] == "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    statuses["initContainerStatuses"].pop()
+    await server.merge("pods", "w-a", {"status": {**statuses, "containerStatuses": [waits]}}, "serving")
+    assert {pod.name: pod.problem for pod in (await status(server)).pods}["w-a"] == "PodInitializing"
+
+
 async def test_a_release_that_does_not_answer_yet_is_shown_all_the_same(
     server: KubernetesApi, capsys: pytest.CaptureFixture[str]
 ) -> None:

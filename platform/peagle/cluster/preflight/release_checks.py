@@ -1,10 +1,10 @@
 """Judges a cluster against what a release needs. Pure: values and facts in, checks out."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from peagle.cluster.preflight.capacity import check_capacity
-from peagle.cluster.preflight.facts import CrdFacts, Facts, Known, crds_needed, secrets_needed
+from peagle.cluster.preflight.facts import CrdFacts, Facts, Known, OperatorFacts, crds_needed, secrets_needed
 from peagle.cluster.preflight.outcome import Check, Outcome, failed, passed, unknown, warned
 from peagle.cluster.preflight.values import Values
 from peagle.errors import ClusterError
@@ -16,9 +16,12 @@ RAYSERVICE_FIELDS = (
     "rayClusterDeletionDelaySeconds",
     "excludeHeadPodFromServeSvc",
     "upgradeStrategy",
-    "rayClusterConfig.authOptions.secretName",
     "rayClusterConfig.gcsFaultToleranceOptions",
 )
+# With a token of the release's own, which KubeRay takes from this version on.
+TOKEN_FIELD = "rayClusterConfig.authOptions.secretName"
+TOKEN_VERSION = (1, 6)
+TOKEN_FIX = "or set ray.auth.mode: disabled"
 INSTALL_OPERATOR = "helm install kuberay-operator kuberay/kuberay-operator, or set kuberay-operator.enabled."
 LEVEL = "pod-security.kubernetes.io/enforce"
 
@@ -86,11 +89,17 @@ def _crds(values: Values, facts: Facts) -> Iterator[Check]:
         elif "v1" not in found.versions:
             yield failed(name, f"v1 is not served, only {', '.join(found.versions)}", "Upgrade what brings it.")
         else:
-            lacking = [field for field in RAYSERVICE_FIELDS if field not in found.fields]
-            if name.startswith("rayservices.") and lacking:
-                yield failed(name, f"does not know {', '.join(lacking)}", "Upgrade KubeRay's CRDs and operator.")
-            else:
-                yield passed(name, "v1 is served")
+            yield _fields(values, name, found) if name.startswith("rayservices.") else passed(name, "v1 is served")
+
+
+def _fields(values: Values, name: str, found: CrdFacts) -> Check:
+    lacking = [field for field in RAYSERVICE_FIELDS if field not in found.fields]
+    if lacking:
+        return failed(name, f"does not know {', '.join(lacking)}", "Upgrade KubeRay's CRDs and operator.")
+    if values.ray.auth.mode == "token" and TOKEN_FIELD not in found.fields:
+        detail = f"does not know {TOKEN_FIELD}, which ray.auth.mode token needs: it is older than KubeRay 1.6"
+        return failed(name, detail, f"Upgrade KubeRay's CRDs and operator, {TOKEN_FIX}.")
+    return passed(name, "v1 is served")
 
 
 def _operator(values: Values, facts: Facts) -> Iterator[Check]:
@@ -110,8 +119,19 @@ def _operator(values: Values, facts: Facts) -> Iterator[Check]:
     elif values.network_policy.enabled and namespace not in homes:
         detail = f"it is in {', '.join(sorted(homes))}, and the network policy lets it in from {namespace} only"
         yield failed(subject, detail, f"Set networkPolicy.operatorNamespace: {min(homes)}.")
+    elif values.ray.auth.mode == "token" and (old := _without_tokens(others, namespace)):
+        detail = f"{old} runs, and ray.auth.mode token needs 1.6 or newer"
+        yield failed(subject, detail, f"Upgrade the operator, {TOKEN_FIX}.")
     else:
         yield passed(subject, "comes with this release" if values.operator.enabled else images)
+
+
+def _without_tokens(operators: Sequence[OperatorFacts], namespace: str) -> str:
+    """The image of an operator that is too old for Ray's token; of several, those in `namespace` are asked."""
+    near = [each for each in operators if each.namespace == namespace] or operators
+    tags = {each.image: each.image.partition("@")[0].rpartition("/")[2].partition(":")[2] for each in near}
+    # A tag that is no version, such as nightly, tells nothing.
+    return next((image for image, tag in tags.items() if (0, 0) < _numbers(tag) < TOKEN_VERSION), "")
 
 
 def _namespace(values: Values, facts: Facts) -> Iterator[Check]:

@@ -91,7 +91,7 @@ class WorkerGroup(_Part):
     gpus: int = 0
     accelerator_type: str = ""
     gpu_resource: str = "nvidia.com/gpu"
-    cpus: float = 1
+    cpus: Amount = 1
     cpu_request: Amount | Literal[""] = ""
     memory: Amount = 0
     node_selector: dict[str, str] = Field(default_factory=dict)
@@ -187,6 +187,8 @@ def parse_values(raw: Mapping[str, Any], origin: str, minimum_kubernetes: str = 
     defaults = _mapping(raw, "workerGroupDefaults", origin)
     given = _mapping(raw, "workerGroups", origin)
     groups = {name: {**defaults, **_mapping(given, name, f"{origin}: workerGroups")} for name in given}
+    # Null unsets the default of a group's field.
+    groups = {name: {key: value for key, value in group.items() if value is not None} for name, group in groups.items()}
     groups = {name: group for name, group in groups.items() if group.get("enabled", True)}
     parts = {"deployments": deployments, "groups": groups, "minimum_kubernetes": minimum_kubernetes}
     try:

@@ -13,108 +13,21 @@ import pytest
 import yaml
 
 from peagle.cluster.preflight.capacity import pod_kinds, tolerates
-from peagle.cluster.preflight.facts import gather, pod_requests
-from peagle.cluster.preflight.outcome import Check, Outcome
-from peagle.cluster.preflight.release_checks import RAYSERVICE_FIELDS, check_all
-from peagle.cluster.preflight.values import Values, load_values, parse_values
+from peagle.cluster.preflight.facts import pod_requests
+from peagle.cluster.preflight.outcome import Outcome
+from peagle.cluster.preflight.values import load_values
 from peagle.errors import ClusterError, ConfigError
-from support.kubernetes_api import KubernetesApi, client_of
+from support.kubernetes_api import KubernetesApi
 from support.paths import REPOSITORY
+from support.preflight_cluster import MODEL, RAW, checks, gpu_node, only, ready_cluster, values
 
 CHART = REPOSITORY / "helm" / "peagle"
-MODEL = {
-    "name": "m",
-    "target": {"source": "org/m"},
-    "speculation": {"enabled": False},
-    "replicas": {"min": 8, "max": 8},
-    "resources": {"accelerator": "gpu", "accelerator_type": "B200", "cpus": 8.0},
-}
-RAW: dict[str, Any] = {
-    "models": {"m": {"deployment": MODEL}, "off": {"enabled": False, "deployment": {"name": 3}}},
-    "workerGroupDefaults": {
-        "minReplicas": 1,
-        "maxReplicas": 1,
-        "acceleratorType": "B200",
-        "cpus": 16,
-        "memory": "128Gi",
-        "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-B200"},
-        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
-    },
-    "workerGroups": {"b200": {"gpus": 4, "minReplicas": 2, "maxReplicas": 2}},
-    "head": {"resources": {"requests": {"cpu": "2", "memory": "8Gi"}}},
-    "huggingFace": {"existingSecret": "hf"},
-    "modelCache": {"type": "pvc", "storageClassName": "fast"},
-    "gcs": {"store": "none"},
-}
-
-
-def values(**changes: Any) -> Values:
-    return parse_values({**RAW, **changes}, "values.yaml", minimum_kubernetes=">=1.29.0-0")
-
-
-def schema_of(paths: tuple[str, ...]) -> dict[str, Any]:
-    """A schema that knows these dotted paths."""
-    root: dict[str, Any] = {"properties": {}}
-    for path in paths:
-        level = root
-        for part in path.split("."):
-            level = level["properties"].setdefault(part, {"properties": {}})
-    return root
-
-
-def crd(name: str, fields: tuple[str, ...] = RAYSERVICE_FIELDS) -> dict[str, Any]:
-    schema = {"openAPIV3Schema": {"properties": {"spec": schema_of(fields)}}}
-    return {"metadata": {"name": name}, "spec": {"versions": [{"name": "v1", "served": True, "schema": schema}]}}
-
-
-def gpu_node(name: str, product: str = "NVIDIA-B200", gpus: int = 8) -> dict[str, Any]:
-    return {
-        "metadata": {"name": name, "labels": {"nvidia.com/gpu.product": product}},
-        "spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]},
-        "status": {
-            "allocatable": {"cpu": "64", "memory": "1Ti", "nvidia.com/gpu": str(gpus)},
-            "conditions": [{"type": "Ready", "status": "True"}],
-        },
-    }
-
-
-def operator(namespace: str, release: str) -> dict[str, Any]:
-    labels = {"app.kubernetes.io/name": "kuberay-operator", "app.kubernetes.io/instance": release}
-    spec = {"template": {"spec": {"containers": [{"image": "kuberay/operator:v1.7.0"}]}}}
-    return {"metadata": {"name": "op", "namespace": namespace, "labels": labels}, "spec": spec}
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[KubernetesApi]:
-    """A cluster that has all that `RAW` asks for."""
-    async with KubernetesApi(replies={"/version": {"gitVersion": "v1.33.2"}}) as serving:
-        for kind in ("rayservices", "rayclusters"):
-            await serving.put("customresourcedefinitions", crd(f"{kind}.ray.io"))
-        await serving.put("deployments", operator("kuberay", "kuberay"))
-        await serving.put("namespaces", {"metadata": {"name": "serving", "labels": {}}})
-        await serving.put("storageclasses", {"metadata": {"name": "fast"}})
-        await serving.put(
-            "secrets", {"metadata": {"name": "hf", "namespace": "serving"}, "data": {"token": "c2VjcmV0"}}
-        )
-        await serving.put("nodes", gpu_node("gpu-1"))
-        cpu_status = {
-            "allocatable": {"cpu": "8", "memory": "32Gi"},
-            "conditions": [{"type": "Ready", "status": "True"}],
-        }
-        await serving.put("nodes", {"metadata": {"name": "cpu-1"}, "spec": {}, "status": cpu_status})
+    async with ready_cluster() as serving:
         yield serving
-
-
-async def checks(server: KubernetesApi, wanted: Values | None = None, scale_up: bool = False) -> list[Check]:
-    wanted = wanted or values()
-    async with client_of(server) as api:
-        return check_all(wanted, await gather(api, wanted, "r"), scale_up)
-
-
-async def only(server: KubernetesApi, wanted: Values | None = None, scale_up: bool = False) -> Check:
-    """The one check that does not pass."""
-    (found,) = [check for check in await checks(server, wanted, scale_up) if check.outcome is not Outcome.PASS]
-    return found
 
 
 async def test_a_cluster_that_has_everything_passes(server: KubernetesApi) -> None:
@@ -135,45 +48,6 @@ async def test_an_old_kubernetes_is_refused(server: KubernetesApi) -> None:
     server.replies["/version"] = {"gitVersion": "v1.28.9-eks"}
     found = await only(server)
     assert (found.subject, found.outcome) == ("Kubernetes", Outcome.FAIL)
-
-
-async def test_without_kuberay_the_fix_installs_it(server: KubernetesApi) -> None:
-    await server.remove("customresourcedefinitions", "rayservices.ray.io")
-    await server.remove("deployments", "op", "kuberay")
-    failed = [check for check in await checks(server) if check.outcome is Outcome.FAIL]
-    assert [check.subject for check in failed] == ["rayservices.ray.io", "KubeRay operator"]
-    assert all("helm install kuberay-operator" in check.fix for check in failed)
-    await server.remove("customresourcedefinitions", "rayclusters.ray.io")
-    with_operator = await checks(server, values(**{"kuberay-operator": {"enabled": True}}))
-    assert all(check.outcome is Outcome.PASS for check in with_operator)
-
-
-async def test_a_second_operator_is_refused(server: KubernetesApi) -> None:
-    with_operator = values(**{"kuberay-operator": {"enabled": True}})
-    found = await only(server, with_operator)
-    assert found.fix == "Set kuberay-operator.enabled: false."
-    # An upgrade finds the one that the release brought itself.
-    await server.remove("deployments", "op", "kuberay")
-    await server.put("deployments", operator("serving", "r"))
-    assert all(check.outcome is Outcome.PASS for check in await checks(server, with_operator))
-    await server.put("deployments", operator("serving", "another"))
-    assert (await only(server, with_operator)).fix == "Set kuberay-operator.enabled: false."
-
-
-async def test_an_operator_that_the_network_policy_keeps_out_is_refused(server: KubernetesApi) -> None:
-    found = await only(server, values(networkPolicy={"enabled": True}))
-    assert found.fix == "Set networkPolicy.operatorNamespace: kuberay."
-    for policy in ({"enabled": True, "operatorNamespace": "kuberay"}, {"enabled": False}):
-        assert all(check.outcome is Outcome.PASS for check in await checks(server, values(networkPolicy=policy)))
-    await server.remove("deployments", "op", "kuberay")
-    policy = {"enabled": True, "operatorNamespace": "kuberay"}
-    found = await only(server, values(networkPolicy=policy, **{"kuberay-operator": {"enabled": True}}))
-    assert "lets it in from kuberay only" in found.detail
-
-
-async def test_a_kuberay_that_would_drop_fields_is_refused(server: KubernetesApi) -> None:
-    await server.put("customresourcedefinitions", crd("rayservices.ray.io", fields=("upgradeStrategy",)))
-    assert "rayClusterConfig.authOptions.secretName" in (await only(server)).detail
 
 
 async def test_kinds_that_only_a_switch_needs_are_asked_for_with_it(server: KubernetesApi) -> None:
@@ -336,11 +210,43 @@ def test_every_ready_file_is_understood(path: Path) -> None:
     assert wanted.deployments
 
 
+@pytest.mark.parametrize(
+    ("name", "products"),
+    [("gpt-oss-20b-h100", ["H100-80GB-HBM3"]), ("qwen3-coder-30b-mixed", ["H100-80GB-HBM3"] * 2 + ["L40S"] * 2)],
+)
+async def test_a_ready_file_fits_the_nodes_that_its_head_names_and_no_fewer(
+    server: KubernetesApi, name: str, products: list[str]
+) -> None:
+    wanted = load_values(CHART, [CHART / "values" / f"{name}.yaml"])
+    wanted = wanted.model_copy(update={"operator": values().operator, "network_policy": values().network_policy})
+    default = {"storageclass.kubernetes.io/is-default-class": "true"}
+    await server.put("storageclasses", {"metadata": {"name": "standard", "annotations": default}})
+    await server.remove("nodes", "gpu-1")
+    for index, product in enumerate(products):
+        node = gpu_node(f"g{index}", f"NVIDIA-{product}", gpus=1)
+        node["status"]["allocatable"] |= {"cpu": "12", "memory": "96Gi"}
+        await server.put("nodes", node)
+    assert [check for check in await checks(server, wanted) if check.outcome is not Outcome.PASS] == []
+    await server.remove("nodes", f"g{len(products) - 1}")
+    assert Outcome.FAIL in {check.outcome for check in await checks(server, wanted)}
+
+
 def test_without_any_file_the_embedded_model_is_what_is_needed() -> None:
     assert (
         load_values(CHART, []).deployments == load_values(CHART, [CHART / "values" / "embedded-cpu.yaml"]).deployments
     )
     assert [kind.name for kind in pod_kinds(load_values(CHART, []))] == ["head", "cpu"]
+
+
+@pytest.mark.parametrize("cpus", ["1500m", 1.5, "1.5"])
+def test_a_pod_asks_for_parts_of_cpus_as_kubernetes_writes_them(cpus: Any) -> None:
+    (_, group) = pod_kinds(values(workerGroups={"b200": {"gpus": 4, "cpus": cpus}}))
+    assert float(group.asks["cpu"]) == 1.5
+
+
+def test_null_unsets_what_all_groups_have() -> None:
+    (group,) = values(workerGroups={"b200": {"nodeSelector": None, "tolerations": None}}).groups.values()
+    assert (group.node_selector, group.tolerations, group.accelerator_type) == ({}, (), "B200")
 
 
 def test_a_group_that_is_left_out_needs_no_room() -> None:

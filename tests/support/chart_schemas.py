@@ -1,0 +1,47 @@
+"""What an API server takes: versions of Kubernetes' own objects, and the schemas of custom ones that are at hand."""
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from support.paths import REPOSITORY
+
+KUBERNETES = ("1.29", "1.34", kubernetes_validate.latest_version())
+CRDS = Path(os.environ.get("PEAGLE_CRDS", REPOSITORY.parent / "shared" / "crds"))
+CUSTOM = {"RayService", "PodMonitor", "PrometheusRule"}
+# The Gateway API's own schemas are not at hand; the knobs' tests hold the fields of the one object.
+WITHOUT_SCHEMA = {"HTTPRoute"}
+
+
+def strict(node: Any) -> Any:
+    """A structural schema that refuses what an API server would silently drop."""
+    if isinstance(node, list):
+        return [strict(child) for child in node]
+    if not isinstance(node, dict):
+        return node
+    tightened = {key: strict(child) for key, child in node.items()}
+    if isinstance(node.get("properties"), dict) and not node.get("x-kubernetes-preserve-unknown-fields"):
+        tightened.setdefault("additionalProperties", False)
+    return tightened
+
+
+def crd_schema(api_version: str, kind: str) -> dict[str, Any]:
+    group, _, version = api_version.partition("/")
+    path = CRDS / f"{group}_{kind.lower()}s.yaml"
+    if not path.is_file():
+        pytest.skip(f"no {path.name} in {CRDS}; PEAGLE_CRDS names the folder with the CRDs of KubeRay and Prometheus")
+    crd = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    (found,) = [entry for entry in crd["spec"]["versions"] if entry["name"] == version]
+    return {**strict(found["schema"]["openAPIV3Schema"]), "additionalProperties": False}
+
+
+@cache
+def validator_of(api_version: str, kind: str) -> jsonschema.Draft202012Validator:
+    """What validates an object of a custom kind; the test is skipped where its definition is not at hand."""
+    return jsonschema.Draft202012Validator(crd_schema(api_version, kind))
