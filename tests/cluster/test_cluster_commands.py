@@ -78,7 +78,9 @@ def test_a_quota_that_is_too_small_is_told(make_release: Callable[[], Release]) 
 def test_a_worker_that_fits_no_node_is_told(make_release: Callable[[], Release]) -> None:
     large = make_release()
     values = ("--values", str(large.chart / "values/embedded-cpu.yaml"))
-    large.apply("install", *values, "--set-string", "workerGroups.cpu.cpuRequest=512")
+    large.apply(
+        "install", *values, "--set", "workerGroups.cpu.cpus=512", "--set-string", "workerGroups.cpu.cpuRequest=512"
+    )
     until(lambda: "Insufficient cpu" in large.problems(), "the status says what lacks", 120.0)
 
 
