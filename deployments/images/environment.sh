@@ -42,4 +42,5 @@ peagle.serve.launch.run, peagle.serve.replica.server, torch._inductor.compile_fx
 vllm.entrypoints.openai.api_server, vllm.model_executor.models.llama, vllm.v1.engine.core, vllm.v1.worker.cpu_worker"
 fi
 
+rm -f /srv/peagle/venv/.lock
 cp "$images/healthcheck.py" /srv/peagle/
