@@ -43,7 +43,7 @@ def test_the_head_is_killed_and_the_replica_serves_on(make_release: Callable[[],
     with release.load("one worker, head killed, Redis") as load:
         head = release.head()
         release.kill(head)
-        until(lambda: head not in release.pods() and release.is_running(), "there is another head", 300.0)
+        until(lambda: bool(release.ready("head") - {head}), "there is another head", 300.0)
         release.test()
     assert release.workers() == before
     assert load.unanswered == []

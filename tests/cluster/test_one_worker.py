@@ -53,8 +53,9 @@ def test_it_is_killed_and_comes_back_and_what_was_lost_was_told(release: Release
 
 def test_the_head_is_killed_without_a_store_and_all_comes_back(release: Release) -> None:
     with release.load("one worker, head killed, no store") as load:
-        release.kill(release.head())
-        until(release.is_running, "the RayService runs again", REPLACED_TIMEOUT_S)
+        head = release.head()
+        release.kill(head)
+        until(lambda: bool(release.ready("head") - {head}), "there is another head", REPLACED_TIMEOUT_S)
         release.test()
     assert load.unanswered == []
     assert load.longest_gap_s < 600.0

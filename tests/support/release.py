@@ -120,6 +120,14 @@ class Release:
     def pods(self) -> set[str]:
         return {pod["metadata"]["name"] for pod in self.objects("pods", "ray.io/node-type")}
 
+    def ready(self, kind: str) -> set[str]:
+        """The pods of a kind, `head` or `worker`, that are ready."""
+        return {
+            pod["metadata"]["name"]
+            for pod in self.objects("pods", f"ray.io/node-type={kind}")
+            if any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", []))
+        }
+
     def head(self) -> str:
         heads = self.objects("pods", "ray.io/node-type=head")
         (name,) = (pod["metadata"]["name"] for pod in heads if "deletionTimestamp" not in pod["metadata"])
