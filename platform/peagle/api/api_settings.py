@@ -19,9 +19,12 @@ class GrammarSettings(BaseModel):
         max_choice_chars: Characters of all values of `enum` and entries of `structured_outputs.choice`; 50,000 by
             default.
         max_properties: Properties of objects in all; 5,000 by default.
-        max_optional_properties: Properties of one object that it does not require; 250 by default. Any of them may be
-            left out, so time grows with their square.
-        max_depth: Levels of nested arrays, objects and groups, those behind a `$ref` included; 64 by default.
+        max_optional_properties: Properties of one object that it does not require; 250 by default. Time grows with
+            their square.
+        max_optional_pairs: Sum over all patterns of the square of their parts that may be left out (`?`, `*`, `{0,n}`),
+            as time grows with it; 20,000 by default: one pattern of 141 such parts, or 200 of 10.
+        max_depth: Levels of nested arrays and objects of a schema, and of groups in a pattern; 64 by default.
+        max_reference_depth: Levels of a schema with each `$ref` followed; 256 by default.
         max_repetitions: Largest count of `minItems`, `maxItems`, `minLength`, `maxLength` and their like, and of
             `{m,n}` in patterns and grammars; 1,000,000 by default.
         max_expanded: Parts of a schema with each `$ref` replaced by what it names, and of a pattern with each `{m,n}`
@@ -37,8 +40,10 @@ class GrammarSettings(BaseModel):
     max_choice_chars: int = Field(default=50_000, ge=2**10, le=2**30)
     max_properties: int = Field(default=5000, ge=1, le=2**20)
     max_optional_properties: int = Field(default=250, ge=1, le=2**20)
-    # Followed by recursion, of which Python has a limit.
+    max_optional_pairs: int = Field(default=20_000, ge=1, le=2**40)
     max_depth: int = Field(default=64, ge=8, le=192)
+    # Followed by recursion, of which Python has a limit.
+    max_reference_depth: int = Field(default=256, ge=8, le=320)
     max_repetitions: int = Field(default=1_000_000, ge=1, le=2**31)
     max_expanded: int = Field(default=1_000_000, ge=2**10, le=2**40)
     max_pattern_chars: int = Field(default=8192, ge=64, le=2**30)

@@ -13,7 +13,7 @@ from typing import Any
 from peagle.api.api_settings import GrammarSettings
 from peagle.api.bounds.field_path import Path, spell
 from peagle.api.bounds.json_text import is_nested_deeper
-from peagle.api.bounds.pattern_size import pattern_sizes
+from peagle.api.bounds.pattern_size import optional_parts, pattern_sizes
 from peagle.errors import RequestError
 
 CODE = "grammar_too_large"
@@ -138,6 +138,7 @@ class _Budget:
     def pattern(self, text: str, path: Path) -> None:
         """Measure a regular expression."""
         _check(len(text), self.bounds.max_pattern_chars, "characters of a pattern", path)
+        self._spend("max_optional_pairs", optional_parts(text) ** 2, "pairs of parts that may be left out", path)
         self._size(text, path)
 
     def grammar(self, text: str, path: Path) -> None:
@@ -200,7 +201,7 @@ class _Expansion:
         if not isinstance(node, dict | list):
             return 0, 0
         if id(node) not in self._measured:
-            _check(depth, self._bounds.max_depth, "levels of nesting, each $ref followed", path)
+            _check(depth, self._bounds.max_reference_depth, "levels of nesting, each $ref followed", path)
             self._measured[id(node)] = None
             self._measured[id(node)] = self._sum(node, path, depth)
         # A reference to what it is within begins that anew, and adds nothing.
@@ -215,7 +216,8 @@ class _Expansion:
             more, below = self.measure(value, (*path, key), depth + 1)
             parts, levels = parts + more, max(levels, below + 1)
             _check(parts, self._bounds.max_expanded, "parts, each $ref followed", (*path, key))
-            _check(depth + levels, self._bounds.max_depth, "levels of nesting, each $ref followed", (*path, key))
+            found = depth + levels
+            _check(found, self._bounds.max_reference_depth, "levels of nesting, each $ref followed", (*path, key))
         return parts, levels
 
 

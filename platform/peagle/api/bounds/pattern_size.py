@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from peagle.api.api_settings import GrammarSettings
 
-# In this order: an escape, a class of characters, a count, a group's ends, any other character.
-_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(\d*)(,?)(\d*)\}|([()])|[\s\S]", re.DOTALL)
+# In this order: an escape, a class of characters, a count, a group's ends and what kind it is, any other character.
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(\d*)(,?)(\d*)\}|([()])(?:(?<=\()\?)?|[\s\S]", re.DOTALL)
 # Python reads out no number of thousands of digits.
 _MANY = 10**18
 
@@ -37,6 +37,14 @@ def pattern_sizes(text: str, bounds: GrammarSettings) -> Iterator[tuple[int, int
         else:
             open_groups[-1] = (parts + 1, 1)
         yield open_groups[-1][0], bounds.max_expanded, "parts with each repetition written out"
+
+
+def optional_parts(text: str) -> int:
+    """Count the parts of a regular expression that may be left out."""
+    return sum(
+        token.group() in ("?", "*") or (token.group()[0] == "{" and len(token.group()) > 2 and not _number(token[1]))
+        for token in _TOKEN.finditer(text)
+    )
 
 
 def _number(digits: str | None) -> int:

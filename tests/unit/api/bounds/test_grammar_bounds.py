@@ -74,9 +74,9 @@ def chained(links: int) -> Any:
     return {"$defs": {**inner, f"d{links}": {"type": "string"}}, "$ref": "#/$defs/d0"}
 
 
-def doubled(times: int) -> Any:
-    """A schema whose references, replaced by what they name, come to `2 ** times` parts."""
-    inner = {f"d{i}": an_object(a={"$ref": f"#/$defs/d{i + 1}"}, b={"$ref": f"#/$defs/d{i + 1}"}) for i in range(times)}
+def widened(times: int) -> Any:
+    """A schema whose references, replaced by what they name, come to more than `16 ** times` parts."""
+    inner = {f"d{i}": an_object(**{f"p{j}": {"$ref": f"#/$defs/d{i + 1}"} for j in range(16)}) for i in range(times)}
     return {"$defs": {**inner, f"d{times}": {"type": "string"}}, "$ref": "#/$defs/d0"}
 
 
@@ -99,13 +99,18 @@ BEYOND: dict[str, tuple[Any, str, str]] = {
     "items": ({"type": "array", "minItems": 10**9}, "minItems", "1000000000 repetitions; at most 1000000"),
     "length": (an_object(a={"maxLength": 10**9}), "properties.a.maxLength", "repetitions"),
     "pattern": (an_object(a={"pattern": "a" * 9000}), "properties.a.pattern", "9000 characters of a pattern"),
+    "left out": (
+        an_object(a={"pattern": "[a-z]?b*c{0,3}" * 100}),
+        "properties.a.pattern",
+        "parts that may be left out",
+    ),
     "repetition": (an_object(a={"pattern": "a{2000000}"}), "properties.a.pattern", "2000000 repetitions"),
     "product": (an_object(a={"pattern": "((a{200}b){200}c){200}"}), "properties.a.pattern", "each repetition written"),
     "names": ({"patternProperties": {"((a{200}b){200}c){200}": {}}}, "patternProperties", "each repetition written"),
     "groups": (an_object(a={"pattern": "(" * 100 + "a" + ")" * 100}), "properties.a.pattern", "nested groups"),
     "nesting": (nested(200), "items", "levels of nesting"),
     "chain": (chained(500), "", "levels of nesting, each $ref followed"),
-    "expansion": (doubled(24), "", "parts, each $ref followed"),
+    "expansion": (widened(6), "", "parts, each $ref followed"),
     "text": (an_object(a={"description": "x" * 600_000}), "properties.a", "characters of the request's grammars"),
 }
 
@@ -179,11 +184,12 @@ def test_what_applications_ask_for_is_within_the_bounds(ask: Callable[[Any], dic
         tree,
         deep,
         {"$ref": "#"},
+        chained(40),
         an_object(value={"$ref": "#"}),
         an_object(**{f"p{i}": {"type": "string"} for i in range(5000)}),
         an_object(a={"enum": [f"{i:015}" for i in range(1000)]}),
         an_object(date={"pattern": r"^\d{4}-\d{2}-\d{2}$"}, text={"maxLength": 65_535}, many={"maxItems": 1000}),
-        doubled(10),
+        widened(3),
     ):
         check_grammars(ask(schema), BOUNDS)
 
@@ -203,6 +209,11 @@ def test_a_property_may_be_named_like_a_keyword() -> None:
 def test_what_stands_in_literals_and_comments_neither_nests_nor_repeats(grammar: str) -> None:
     bounds = GrammarSettings(max_choices=1, max_depth=8)
     check_grammars({"structured_outputs": {"grammar": grammar}}, bounds)
+
+
+def test_a_group_s_kind_is_no_part_that_may_be_left_out() -> None:
+    check_grammars({"structured_outputs": {"regex": "(?:ab)" * 300}}, BOUNDS)
+    check_grammars({"structured_outputs": {"grammar": 'root ::= "a"?\n' * 300}}, BOUNDS)
 
 
 JSON = st.recursive(
