@@ -60,7 +60,7 @@ class ApiSettings(BaseModel):
         max_messages: Messages of a chat; 4,096 by default.
         max_content_parts: Content parts and tool calls of all messages; 4,096 by default.
         max_tools: Tools of a chat; 512 by default.
-        max_choices: Answers that one request may ask for: `n` for each of its prompts; 32 by default.
+        max_answers: Answers that one request may ask for: `n` for each of its prompts; 32 by default.
         max_prompt_chars: Characters of a request's prompts, or of its messages and tools, before any is tokenized; a
             token id counts as one. By default 16 for each token of the model's `max_model_len`, but at least 262,144;
             4,194,304 where the deployment names no length.
@@ -88,7 +88,7 @@ class ApiSettings(BaseModel):
     max_messages: int = Field(default=4096, ge=1, le=2**20)
     max_content_parts: int = Field(default=4096, ge=1, le=2**20)
     max_tools: int = Field(default=512, ge=1, le=2**20)
-    max_choices: int = Field(default=32, ge=1, le=2**14)
+    max_answers: int = Field(default=32, ge=1, le=2**14)
     max_prompt_chars: int | None = Field(default=None, ge=2**10, le=2**30)
     grammar: GrammarSettings = GrammarSettings()
     body_timeout_s: float = Field(default=60.0, gt=0, le=3600)

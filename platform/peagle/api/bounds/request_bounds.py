@@ -47,7 +47,7 @@ def check_request(data: Mapping[str, Any], settings: ApiSettings, context_tokens
     _check_lists(data, settings)
     for field in ("prompt", "tokens"):
         _check_values(data.get(field), (field,))
-    _check_choices(data, settings.max_choices)
+    _check_answers(data, settings.max_answers)
     most = settings.max_prompt_chars or max(PROMPT_CHARS_MIN, CHARS_PER_TOKEN * (context_tokens or CONTEXT_TOKENS))
     _check_prompt(data, most)
     for path, text in _json_texts(data):
@@ -97,7 +97,7 @@ def _differs(value: Any, kind: type[Any]) -> bool:
     return type(value) is not kind or (isinstance(value, int) and value < 0)
 
 
-def _check_choices(data: Mapping[str, Any], most: int) -> None:
+def _check_answers(data: Mapping[str, Any], most: int) -> None:
     prompt, n = data.get("prompt"), data.get("n")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else 1
     n = n if isinstance(n, int) else 1
