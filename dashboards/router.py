@@ -99,6 +99,12 @@ HTTP = (
         units.RequestsPerSecond,
         (Query(rate("peagle_http_requests_total", SPACE, "ingress"), "{{ingress}}"),),
     ),
+    Panel(
+        "Stalls of ingress processes",
+        "The longest, to the next bound: how late an event loop came to a timer. Meanwhile it relayed nothing.",
+        units.Seconds,
+        (Query(quantile(1, "peagle_ingress_loop_stall_seconds", SPACE, "ingress"), "{{ingress}}"),),
+    ),
 )
 
 BOARD = Board(

@@ -182,6 +182,11 @@ DECISIONS = _counter(
     (INGRESS, MODEL, DISPATCH),
     "Requests sent to a replica, by why it was that one; `wait-` where none could take it at once.",
 )
+LOOP_STALL = _seconds(
+    "peagle_ingress_loop_stall",
+    (INGRESS,),
+    "How late the event loop of an ingress process came to a timer: meanwhile it relayed nothing.",
+)
 INGRESS_METRICS = (
     HTTP_REQUESTS,
     HTTP_REQUEST,
@@ -192,6 +197,7 @@ INGRESS_METRICS = (
     REQUEST_E2E,
     RETRIES,
     DECISIONS,
+    LOOP_STALL,
 )
 
 # What the whole fleet is.

@@ -86,6 +86,7 @@ def http_values() -> HttpMetrics:
         http.closed(exchange, status, 1.0)
     http.observe("POST", "/v1/completions", 200, 1.0)
     http.retried(MODEL)
+    http.stalled(0.002)
     for reason in ("soonest", "soonest", "wait-full"):
         http.decided(MODEL, reason)
     return http

@@ -6,12 +6,65 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
+class GrammarSettings(BaseModel):
+    """The most that one request's schemas, patterns, grammars and choices may hold, those of its tools included.
+
+    An engine compiles them before it generates, and meanwhile requests with other grammars wait. What a request names
+    beyond a bound is answered with 400.
+
+    Attributes:
+        max_chars: Characters of all names and texts, descriptions too; 524,288 by default.
+        max_choices: Choices in all: values of `enum`, branches of `anyOf` and its like, and entries of
+            `structured_outputs.choice`; 2,500 by default.
+        max_choice_chars: Characters of all values of `enum` and entries of `structured_outputs.choice`; 50,000 by
+            default.
+        max_properties: Properties of objects in all; 5,000 by default.
+        max_optional_properties: Properties of one object that it does not require; 250 by default. Time grows with
+            their square.
+        max_optional_pairs: Sum over all patterns of the square of their parts that may be left out (`?`, `*`, `{0,n}`),
+            as time grows with it; 20,000 by default: one pattern of 141 such parts, or 200 of 10.
+        max_depth: Levels of nested arrays and objects of a schema, and of groups in a pattern; 64 by default.
+        max_reference_depth: Levels of a schema with each `$ref` followed; 256 by default.
+        max_repetitions: Largest count of `minItems`, `maxItems`, `minLength`, `maxLength` and their like, and of
+            `{m,n}` in patterns and grammars; 1,000,000 by default.
+        max_expanded: Parts of a schema with each `$ref` replaced by what it names, and of a pattern with each `{m,n}`
+            written out; 1,000,000 by default. A `$ref` within what it names is not followed again.
+        max_pattern_chars: Characters of one regular expression; 8,192 by default.
+        max_grammar_chars: Characters of one `structured_outputs.grammar`; 65,536 by default.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    max_chars: int = Field(default=2**19, ge=2**10, le=2**30)
+    max_choices: int = Field(default=2500, ge=1, le=2**20)
+    max_choice_chars: int = Field(default=50_000, ge=2**10, le=2**30)
+    max_properties: int = Field(default=5000, ge=1, le=2**20)
+    max_optional_properties: int = Field(default=250, ge=1, le=2**20)
+    max_optional_pairs: int = Field(default=20_000, ge=1, le=2**40)
+    max_depth: int = Field(default=64, ge=8, le=192)
+    # Followed by recursion, of which Python has a limit.
+    max_reference_depth: int = Field(default=256, ge=8, le=320)
+    max_repetitions: int = Field(default=1_000_000, ge=1, le=2**31)
+    max_expanded: int = Field(default=1_000_000, ge=2**10, le=2**40)
+    max_pattern_chars: int = Field(default=8192, ge=64, le=2**30)
+    max_grammar_chars: int = Field(default=2**16, ge=64, le=2**30)
+
+
 class ApiSettings(BaseModel):
     """What a client may send, how long it may take, and who may call from a browser.
 
     Attributes:
         max_body_bytes: Largest request body; a longer one is answered with 413 while it is still being read.
-        max_json_depth: Deepest nesting of arrays and objects in a body.
+        max_json_depth: Deepest nesting of arrays and objects in a body, and in a JSON text within it, such as the
+            arguments of a tool call.
+        max_messages: Messages of a chat; 4,096 by default.
+        max_content_parts: Content parts and tool calls of all messages; 4,096 by default.
+        max_tools: Tools of a chat; 512 by default.
+        max_answers: Answers that one request may ask for: `n` for each of its prompts; 32 by default.
+        max_prompt_chars: Characters of a request's prompts, or of its messages and tools, before any is tokenized; a
+            token id counts as one. By default 16 for each token of the model's `max_model_len`, but at least 262,144;
+            4,194,304 where the deployment names no length.
+        grammar: What schemas, patterns, grammars and choices may hold.
         body_timeout_s: Longest time a client may take to send its body.
         request_timeout_s: Longest wait for a replica's next piece: the whole answer, or the next event of a stream.
             Also how long a replica or an ingress process that has to leave may go on with what it has: raise it where
@@ -32,6 +85,12 @@ class ApiSettings(BaseModel):
     max_body_bytes: int = Field(default=16 * 2**20, ge=2**10, le=2**30)
     # The JSON parser itself stops at 200 levels.
     max_json_depth: int = Field(default=64, ge=8, le=192)
+    max_messages: int = Field(default=4096, ge=1, le=2**20)
+    max_content_parts: int = Field(default=4096, ge=1, le=2**20)
+    max_tools: int = Field(default=512, ge=1, le=2**20)
+    max_answers: int = Field(default=32, ge=1, le=2**14)
+    max_prompt_chars: int | None = Field(default=None, ge=2**10, le=2**30)
+    grammar: GrammarSettings = GrammarSettings()
     body_timeout_s: float = Field(default=60.0, gt=0, le=3600)
     request_timeout_s: float = Field(default=600.0, gt=0, le=86_400)
     probe_timeout_s: float = Field(default=5.0, gt=0, le=60)

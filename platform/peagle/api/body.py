@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pydantic_core
@@ -12,15 +12,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from peagle.api.api_settings import ApiSettings
+from peagle.api.bounds.field_path import spell
+from peagle.api.bounds.json_text import MAX_ITEMS, holds_more
 from peagle.errors import RequestError, TooLargeError
 
 T = TypeVar("T", bound=BaseModel)
+Made = TypeVar("Made")
+
+# A larger body is not parsed in the event loop that relays everybody's answers.
+INLINE_BYTES = 2**16
 
 # A union may have many branches; a message names a few.
 MAX_REASONS = 3
 
-# As many as the longest prompts have tokens; each item costs time in the process that relays everybody's answers.
-MAX_ITEMS = 2**20
 # Of what is wrong with a body. A list of a million items may have so many millions of problems.
 MAX_PROBLEMS = 1000
 
@@ -43,10 +47,17 @@ INTERNAL_XARGS = ("ec_transfer_params", "kv_cache_report_mode", "kv_transfer_par
 
 
 async def read_json(request: Request, settings: ApiSettings) -> dict[str, Any]:
-    """Read the body, up to the limit, as one JSON object.
+    """Read the body, up to the limit, as one JSON object; raise what `read_request` does."""
+    return await read_request(request, settings, dict)
+
+
+async def read_request(request: Request, settings: ApiSettings, make: Callable[[dict[str, Any]], Made]) -> Made:
+    """Read the body, up to the limit, as one JSON object, and make of it what `make` does.
+
+    Both happen in a thread where the body is large, and other requests go on meanwhile.
 
     Raises:
-        RequestError: It is too large, not JSON, not an object, or nested too deep.
+        RequestError: It is too large, not JSON, not an object, or nested too deep; or `make` refuses it.
         HTTPException: 415 for another content type, 408 for a body that arrives too slowly.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -59,7 +70,11 @@ async def read_json(request: Request, settings: ApiSettings) -> dict[str, Any]:
             raw = await _read(request, settings.max_body_bytes)
     except TimeoutError:
         raise HTTPException(408, f"The body did not arrive within {settings.body_timeout_s:g} seconds.") from None
-    return parse_object(raw, settings.max_json_depth)
+
+    def parse() -> Made:
+        return make(parse_object(raw, settings.max_json_depth))
+
+    return parse() if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse)
 
 
 async def _read(request: Request, limit: int) -> bytes:
@@ -84,6 +99,8 @@ def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:
     Raises:
         RequestError: It is none; the message says where.
     """
+    if (excess := holds_more(raw)) is not None:
+        raise TooLargeError(f"The request body holds more than {excess}.", code="request_too_large")
     try:
         value = pydantic_core.from_json(raw, allow_inf_nan=False)
     except ValueError as error:
@@ -181,9 +198,3 @@ def field_path(location: Sequence[str | int], data: Any, kind: str) -> tuple[str
         elif kind == "missing" and index == len(location) - 1:
             path.append(part)
     return tuple(path)
-
-
-def spell(path: Sequence[str | int]) -> str:
-    """`("messages", 0, "content")` as `messages[0].content`."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return text.removeprefix(".")

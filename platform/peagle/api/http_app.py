@@ -1,6 +1,8 @@
 """The FastAPI application, before Ray Serve binds an ingress to it."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,6 +15,7 @@ from starlette.responses import JSONResponse
 from peagle.api.api_settings import ApiSettings
 from peagle.api.keys import KeyCheck
 from peagle.api.ledger import Ledger
+from peagle.api.loop_watch import watch_loop
 from peagle.api.middleware import REQUEST_ID, Guard
 from peagle.api.openai_errors import describe
 from peagle.api.reply import from_status
@@ -41,7 +44,14 @@ ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
 
 def build_http(settings: ApiSettings) -> FastAPI:
     """The application without its routes; those are methods of the ingress, bound to it by `ENDPOINTS`."""
-    app = FastAPI(title="peagle", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="peagle",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        lifespan=_watched if settings.metrics else None,
+    )
     app.state.settings = settings
     app.state.ledger = Ledger()
     app.add_exception_handler(HTTPException, answer_http)
@@ -60,6 +70,17 @@ def build_http(settings: ApiSettings) -> FastAPI:
             expose_headers=[REQUEST_ID, "retry-after"],
         )
     return app
+
+
+@asynccontextmanager
+async def _watched(app: FastAPI) -> AsyncIterator[None]:
+    """Time the event loop that the application runs in, for as long as it does."""
+    ledger: Ledger = app.state.ledger
+    watching = asyncio.create_task(watch_loop(ledger.metrics.stalled), name="loop watch")
+    try:
+        yield
+    finally:
+        watching.cancel()
 
 
 async def answer(request: Request, error: Exception) -> JSONResponse:

@@ -77,7 +77,8 @@ class HttpMetrics:
 
     def _at(self, metric: Metric, *values: str) -> Any:
         bounded = (label.bounded(value) for label, value in zip(metric.labels[1:], values, strict=True))
-        return self._of[metric.name].labels(*bounded)
+        made = self._of[metric.name]
+        return made.labels(*bounded) if values else made
 
     def expect(self, models: Iterable[str]) -> None:
         """Begin the series of these models at zero: a rate leaves out the first value that it sees."""
@@ -97,6 +98,11 @@ class HttpMetrics:
         """Count what dispatch decided for a request."""
         if self.counting:
             self._keep(self._decided, model, reason if reason in DECISION_REASONS else metrics.OTHER)
+
+    def stalled(self, seconds: float) -> None:
+        """Count how late the event loop came to a timer."""
+        if self.counting:
+            self._keep(self._stalled, seconds)
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answer to any route."""
@@ -131,6 +137,9 @@ class HttpMetrics:
 
     def _decided(self, model: str, reason: str) -> None:
         self._at(metrics.DECISIONS, model, reason).inc()
+
+    def _stalled(self, seconds: float) -> None:
+        self._at(metrics.LOOP_STALL).observe(seconds)
 
     def _observe(self, method: str, route: str, status: int, seconds: float) -> None:
         self._at(metrics.HTTP_REQUESTS, method, route, str(status)).inc()

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -29,7 +30,8 @@ from vllm.exceptions import GenerationError
 
 import peagle
 from peagle.api.api_settings import ApiSettings
-from peagle.api.body import read_json, validate
+from peagle.api.body import read_request, validate
+from peagle.api.bounds.request_bounds import check_request
 from peagle.api.depth_routes import DepthRoutes
 from peagle.api.fleet_calls import ask_models, count_well
 from peagle.api.http_metrics import Exchange
@@ -89,26 +91,41 @@ class PeagleIngress(DepthRoutes, MetricsRoutes, OpenAiIngress):  # type: ignore[
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
-        body = _picklable(validate(ChatCompletionRequest, await read_json(request, _settings(request))))
+        body = await self._read(request, lambda data: _picklable(validate(ChatCompletionRequest, data)))
         # vLLM opens each choice with the role alone, as soon as it has the first token or an error to send after it.
         return await self._ask(request, body, "chat", "messages", preamble=body.n or 1)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
-        body = validate(CompletionRequest, await read_json(request, _settings(request)))
+        body = await self._read(request, partial(validate, CompletionRequest))
         return await self._ask(request, body, "completions", "prompt")
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize, of a prompt or of messages."""
-        data = await read_json(request, _settings(request))
-        if "messages" in data:
-            return await self._ask(request, _picklable(validate(TokenizeChatRequest, data)), "tokenize", "messages")
-        return await self._ask(request, validate(TokenizeCompletionRequest, data), "tokenize", "prompt")
+        body = await self._read(request, _to_tokenize)
+        return await self._ask(request, body, "tokenize", "messages" if hasattr(body, "messages") else "prompt")
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize"""
-        body = validate(DetokenizeRequest, await read_json(request, _settings(request)))
+        body = await self._read(request, partial(validate, DetokenizeRequest))
         return await self._ask(request, body, "detokenize", "tokens")
+
+    async def _read(self, request: Request, make: Callable[[dict[str, Any]], Any]) -> Any:
+        """Make a request of a body that is within all bounds."""
+        settings = _settings(request)
+
+        def check_and_make(data: dict[str, Any]) -> Any:
+            check_request(data, settings, self._context_tokens(data.get("model")))
+            return make(data)
+
+        return await read_request(request, settings, check_and_make)
+
+    def _context_tokens(self, model: Any) -> int | None:
+        """The longest context of the model that a body names; None where its deployment does not say."""
+        if model is None and len(self._model_cards) == 1:
+            model = next(iter(self._model_cards))
+        card = self._model_cards.get(model) if isinstance(model, str) else None
+        return card.metadata.get("max_request_context_length") if card is not None else None
 
     async def _ask(self, request: Request, body: Any, method: str, prompt_field: str, preamble: int = 0) -> Response:
         """Ask a replica; answer with its one reply, or relay its events.
@@ -312,6 +329,12 @@ def _picklable(body: Any) -> Any:
         return _sanitize_chat_completion_request(body)
     except ValueError as error:
         raise RequestError(str(error), param="messages") from None
+
+
+def _to_tokenize(data: dict[str, Any]) -> Any:
+    if "messages" in data:
+        return _picklable(validate(TokenizeChatRequest, data))
+    return validate(TokenizeCompletionRequest, data)
 
 
 def _settings(request: Request) -> ApiSettings:

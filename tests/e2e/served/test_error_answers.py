@@ -223,6 +223,39 @@ def test_a_field_of_a_chat(http: httpx.Client, fields: dict[str, Any], stream: b
     assert error["type"] == "invalid_request_error"
 
 
+def tool_call(arguments: str) -> dict[str, Any]:
+    return {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (
+            CHAT,
+            chat(**schema({"enum": [f"{i:015}" for i in range(50_000)]})),
+            "response_format.json_schema.schema.enum",
+        ),
+        (COMPLETIONS, completion(structured_outputs={"choice": ["x"] * 5000}), "structured_outputs.choice"),
+        (COMPLETIONS, completion(n=128), "n"),
+        (CHAT, chat(messages=[{"role": "user", "content": ""}] * 400_000), "messages"),
+        (TOKENIZE, {"prompt": "import os\n" * 1_500_000}, "prompt"),
+        (DETOKENIZE, {"tokens": [5] * 1_000_000}, "tokens"),
+        (
+            CHAT,
+            chat(messages=[{"role": "assistant", "tool_calls": [tool_call("[" * 3000 + "]" * 3000)]}]),
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+    ],
+    ids=["enum", "choice", "n", "messages", "tokenize", "detokenize", "arguments"],
+)
+def test_a_request_that_would_hold_up_all_others(
+    http: httpx.Client, path: str, body: dict[str, Any], param: str
+) -> None:
+    answer = http.post(path, json=body)
+    if answer.status_code != 413:
+        assert error_of(answer, 400)["param"] == param
+
+
 def test_a_nested_field_is_named_as_the_client_wrote_it(http: httpx.Client) -> None:
     messages = [{"role": "user", "content": "x"}, {"role": 5, "content": "x"}]
     assert error_of(http.post(CHAT, json=chat(messages=messages)), 400)["param"] == "messages[1].role"

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from peagle.api.body import MAX_ITEMS, parse_object, spell, validate
+from peagle.api.body import parse_object, validate
+from peagle.api.bounds.field_path import spell
+from peagle.api.bounds.json_text import MAX_ITEMS
 from peagle.errors import RequestError, TooLargeError
 
 DEPTH = 8

@@ -19,7 +19,7 @@ async def test_requests_are_counted_unless_metrics_are_off(metrics: bool) -> Non
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         answer = await http.get("/nowhere")
     assert answer.headers["x-request-id"]
-    assert bool(app.state.ledger.metrics.values()) == metrics
+    assert any(value for _, _, value in app.state.ledger.metrics.values()) == metrics
 
 
 async def test_a_request_that_was_open_when_counting_paused_is_seen_to_end() -> None:

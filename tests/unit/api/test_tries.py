@@ -52,5 +52,5 @@ def test_a_ledger_travels_without_what_was_counted() -> None:
     ledger = Ledger()
     ledger.metrics.retried("m")
     there = cloudpickle.loads(cloudpickle.dumps(ledger))
-    assert ledger.metrics.values()
-    assert there.metrics.values() == []
+    assert any(value for _, _, value in ledger.metrics.values())
+    assert not any(value for _, _, value in there.metrics.values())

@@ -1,0 +1,245 @@
+"""What the grammars of a request may hold, counted over plain values before any engine compiles one.
+
+An engine compiles in threads that all its requests share, and a compilation cannot be stopped: what takes minutes must
+not begin. Counting takes time in proportion to what a body holds, whatever it describes.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from peagle.api.api_settings import GrammarSettings
+from peagle.api.bounds.field_path import Path, spell
+from peagle.api.bounds.json_text import is_nested_deeper
+from peagle.api.bounds.pattern_size import optional_parts, pattern_sizes
+from peagle.errors import RequestError
+
+CODE = "grammar_too_large"
+
+# JSON Schema's keywords by what they hold. One that a schema puts under another name is found too: a `$ref` may point
+# there. A property that is named like a keyword holds a schema, which is no number, text or list.
+_PROPERTIES = ("properties", "patternProperties")
+_BRANCHES = ("anyOf", "oneOf", "allOf", "prefixItems", "tags", "elements", "structures", "triggers")
+_COUNTS = (
+    *("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"),
+    *("minContains", "maxContains"),
+)
+_PATTERNS = ("pattern", "regex")
+# What of a structural tag holds a schema of its own, whose `$ref` begin at its root.
+_SCHEMAS = ("schema", "json_schema")
+
+
+def check_grammars(data: Mapping[str, Any], bounds: GrammarSettings) -> None:
+    """Refuse a request whose grammars hold more than `bounds`; values of wrong types are left to the engine.
+
+    Raises:
+        RequestError: One holds more; `param` names the field as the client wrote it.
+    """
+    budget = _Budget(bounds)
+    response_format = data.get("response_format")
+    if isinstance(response_format, dict):
+        budget.schema(response_format, ("response_format",))
+        budget.expand_all(response_format, ("response_format",))
+    if isinstance(outputs := data.get("structured_outputs"), dict):
+        _check_outputs(budget, outputs)
+    tools = data.get("tools")
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
+        if isinstance(tool, dict) and isinstance(function := tool.get("function"), dict):
+            path: Path = ("tools", index, "function", "parameters")
+            budget.schema(function.get("parameters"), path)
+            budget.expand(function.get("parameters"), path)
+
+
+def _check_outputs(budget: "_Budget", outputs: Mapping[str, Any]) -> None:
+    for name, value in outputs.items():
+        path: Path = ("structured_outputs", name)
+        match name, value:
+            case "json" | "structural_tag", str() | dict():
+                tree = budget.parsed(value, path) if isinstance(value, str) else value
+                budget.schema(tree, path)
+                if name == "json":
+                    budget.expand(tree, path)
+                else:
+                    budget.expand_all(tree, path)
+            case "choice", list():
+                budget.choices(value, path)
+            case "regex" | "whitespace_pattern", str():
+                budget.pattern(value, path)
+            case "grammar", str():
+                budget.grammar(value, path)
+
+
+@dataclass(slots=True)
+class _Budget:
+    """What a request's grammars have come to so far."""
+
+    bounds: GrammarSettings
+    spent: dict[str, int] = field(default_factory=dict)
+
+    def _spend(self, limit: str, amount: int, noun: str, path: Path) -> None:
+        self.spent[limit] = total = self.spent.get(limit, 0) + amount
+        _check(total, getattr(self.bounds, limit), f"{noun} of the request's grammars", path)
+
+    def schema(self, root: Any, path: Path) -> None:
+        """Count all that a schema, or a structural tag, holds by itself."""
+        level: list[tuple[Any, Path]] = [(root, path)]
+        for _ in range(self.bounds.max_depth + 1):
+            children: list[tuple[Any, Path]] = []
+            for node, place in level:
+                if isinstance(node, dict):
+                    self._keywords(node, place)
+                    texts = [*node, *node.values()]
+                else:
+                    texts = node if isinstance(node, list) else [node]
+                chars = sum(len(text) if isinstance(text, str) else 1 for text in texts)
+                self._spend("max_chars", chars, "characters", place)
+                children += ((value, (*place, key)) for key, value in _children(node))
+            if not children:
+                return
+            level = children
+        raise _beyond(self.bounds.max_depth + 1, self.bounds.max_depth, "levels of nesting", level[0][1])
+
+    def _keywords(self, node: Mapping[str, Any], place: Path) -> None:
+        for name, value in node.items():
+            path = (*place, name)
+            if name == "enum" and isinstance(value, list):
+                self.choices(value, path)
+            elif name in _BRANCHES and isinstance(value, list):
+                self._spend("max_choices", len(value), "choices", path)
+            elif name in _PROPERTIES and isinstance(value, dict):
+                self._properties(node, value, path)
+            elif name in _COUNTS and isinstance(value, int | float):
+                _check(value, self.bounds.max_repetitions, "repetitions", path)
+            elif name in _PATTERNS and isinstance(value, str):
+                self.pattern(value, path)
+            elif name == "grammar" and isinstance(value, str):
+                self.grammar(value, path)
+            elif name == "const":
+                self.choices([value], path)
+
+    def _properties(self, node: Mapping[str, Any], properties: Mapping[str, Any], path: Path) -> None:
+        self._spend("max_properties", len(properties), "properties", path)
+        required = node.get("required")
+        names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+        optional = len(properties.keys() - names)
+        _check(optional, self.bounds.max_optional_properties, "properties that are not required", path)
+        if path[-1] == "patternProperties":
+            for pattern in properties:
+                self.pattern(pattern, (*path, pattern))
+
+    def choices(self, values: list[Any], path: Path) -> None:
+        """Count values of which one is to be written."""
+        self._spend("max_choices", len(values), "choices", path)
+        chars = sum(len(value) if isinstance(value, str) else 1 for value in values)
+        self._spend("max_choice_chars", chars, "characters in choices", path)
+
+    def pattern(self, text: str, path: Path) -> None:
+        """Measure a regular expression."""
+        _check(len(text), self.bounds.max_pattern_chars, "characters of a pattern", path)
+        self._spend("max_optional_pairs", optional_parts(text) ** 2, "pairs of parts that may be left out", path)
+        self._size(text, path)
+
+    def grammar(self, text: str, path: Path) -> None:
+        """Measure a grammar in EBNF or Lark's notation."""
+        _check(len(text), self.bounds.max_grammar_chars, "characters of a grammar", path)
+        bare = _UNCOUNTED.sub('""', text)
+        self._spend("max_choices", bare.count("|"), "choices", path)
+        self._size(bare, path)
+
+    def _size(self, text: str, path: Path) -> None:
+        for found, most, noun in pattern_sizes(text, self.bounds):
+            _check(found, most, noun, path)
+
+    def parsed(self, text: str, path: Path) -> Any:
+        """Parse a JSON text; one that is none is the engine's to refuse."""
+        _check(len(text), self.bounds.max_chars, "characters of the request's grammars", path)
+        if is_nested_deeper(text, self.bounds.max_depth):
+            raise _beyond(self.bounds.max_depth + 1, self.bounds.max_depth, "levels of nesting", path)
+        try:
+            return json.loads(text)
+        except ValueError:
+            return None
+
+    def expand(self, root: Any, path: Path) -> None:
+        """Measure a schema with each `$ref` in it replaced by what it names."""
+        _Expansion(root, self.bounds).measure(root, path, 0)
+
+    def expand_all(self, tag: Any, path: Path) -> None:
+        """Measure each schema that a structural tag, or a response format, holds."""
+        open_values: list[tuple[Any, Path]] = [(tag, path)]
+        while open_values:
+            node, place = open_values.pop()
+            for key, value in _children(node):
+                if key in _SCHEMAS and "schema" not in value:
+                    self.expand(value, (*place, key))
+                else:
+                    open_values.append((value, (*place, key)))
+
+
+def _children(node: Any) -> Iterator[tuple[str | int, Any]]:
+    """Yield the arrays and objects in an array or an object, each with its place there."""
+    items = node.items() if isinstance(node, dict) else enumerate(node if isinstance(node, list) else ())
+    return ((key, value) for key, value in items if isinstance(value, dict | list))
+
+
+# Literals and comments: what is in them repeats and nests nothing.
+_UNCOUNTED = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"|(?:#|//)[^\n]*')
+
+
+class _Expansion:
+    """The size and depth of a schema whose references are followed; each of its values is measured once."""
+
+    def __init__(self, root: Any, bounds: GrammarSettings) -> None:
+        self._root, self._bounds = root, bounds
+        # Parts and levels of arrays and objects, by identity; None of one that is being measured.
+        self._measured: dict[int, tuple[int, int] | None] = {}
+
+    def measure(self, node: Any, path: Path, depth: int) -> tuple[int, int]:
+        """Return a value's parts and levels; `depth` levels are above it."""
+        if not isinstance(node, dict | list):
+            return 0, 0
+        if id(node) not in self._measured:
+            _check(depth, self._bounds.max_reference_depth, "levels of nesting, each $ref followed", path)
+            self._measured[id(node)] = None
+            self._measured[id(node)] = self._sum(node, path, depth)
+        # A reference to what it is within begins that anew, and adds nothing.
+        return self._measured[id(node)] or (1, 0)
+
+    def _sum(self, node: Any, path: Path, depth: int) -> tuple[int, int]:
+        parts, levels = 1, 0
+        inner = list(_children(node))
+        if isinstance(node, dict) and isinstance(reference := node.get("$ref"), str):
+            inner.append(("$ref", _resolve(self._root, reference)))
+        for key, value in inner:
+            more, below = self.measure(value, (*path, key), depth + 1)
+            parts, levels = parts + more, max(levels, below + 1)
+            _check(parts, self._bounds.max_expanded, "parts, each $ref followed", (*path, key))
+            found = depth + levels
+            _check(found, self._bounds.max_reference_depth, "levels of nesting, each $ref followed", (*path, key))
+        return parts, levels
+
+
+def _resolve(root: Any, reference: str) -> Any:
+    """Return what a JSON pointer names, such as `#/$defs/a`; None for any other reference."""
+    node = root
+    for part in reference.removeprefix("#").split("/")[1:] if reference.startswith("#") else ():
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, list) and name.isdecimal() and len(name) < 9 and int(name) < len(node):
+            node = node[int(name)]
+        elif isinstance(node, dict):
+            node = node.get(name)
+        else:
+            return None
+    return node if reference.startswith("#") else None
+
+
+def _check(found: float, most: int, noun: str, path: Path) -> None:
+    if found > most:
+        raise _beyond(found, most, noun, path)
+
+
+def _beyond(found: float, most: int, noun: str, path: Path) -> RequestError:
+    param = spell(path)
+    return RequestError(f"{param}: {found} {noun}; at most {most} are allowed here.", param=param, code=CODE)

@@ -1,0 +1,160 @@
+"""What one request may hold, checked over plain values before anything validates, renders or tokenizes them.
+
+Whatever takes long here, in a replica's front or in its tokenizer holds up the answers to everybody else.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from peagle.api.api_settings import ApiSettings
+from peagle.api.bounds.field_path import Path, spell
+from peagle.api.bounds.grammar_bounds import check_grammars
+from peagle.api.bounds.json_text import is_nested_deeper
+from peagle.errors import RequestError
+
+# Those of usual text are 4; of deeply indented code, 10.
+CHARS_PER_TOKEN = 16
+# Of a small model's prompts, too, which a client may want to count in order to cut them.
+PROMPT_CHARS_MIN = 2**18
+# Of a model whose deployment leaves it to the checkpoint.
+CONTEXT_TOKENS = 2**18
+
+# More than the largest vocabularies have tokens.
+MAX_LISTED = 2**18
+# Of a list with as many values of wrong types, pydantic tells many times as many problems.
+MIXED_VALUES_MAX = 1000
+
+_TOO_MANY, _TOO_LONG = "array_above_max_length", "context_length_exceeded"
+# What templates write into a prompt, or a prompt is.
+_PROMPTS = ("prompt", "messages", "tools", "documents", "chat_template", "chat_template_kwargs", "tokens")
+# What a content part says of a picture or a sound: no text.
+_MEDIA = frozenset(
+    {"audio_embeds", "audio_url", "file", "image_embeds", "image_pil", "image_url", "input_audio", "video_url"}
+)
+
+
+def check_request(data: Mapping[str, Any], settings: ApiSettings, context_tokens: int | None) -> None:
+    """Refuse a request that holds more than `settings` allow; values of wrong types are left to validation.
+
+    Args:
+        data: A body of any route that takes a prompt.
+        settings: The limits.
+        context_tokens: The model's longest context, if it is known here.
+
+    Raises:
+        RequestError: It does; `param` names the field as the client wrote it.
+    """
+    _check_lists(data, settings)
+    for field in ("prompt", "tokens"):
+        _check_values(data.get(field), (field,))
+    _check_answers(data, settings.max_answers)
+    most = settings.max_prompt_chars or max(PROMPT_CHARS_MIN, CHARS_PER_TOKEN * (context_tokens or CONTEXT_TOKENS))
+    _check_prompt(data, most)
+    for path, text in _json_texts(data):
+        if is_nested_deeper(text, settings.max_json_depth):
+            message = f"is a JSON text nested deeper than {settings.max_json_depth} levels"
+            raise RequestError(f"{spell(path)} {message}.", param=spell(path), code="invalid_json")
+    check_grammars(data, settings.grammar)
+
+
+def _check_lists(data: Mapping[str, Any], settings: ApiSettings) -> None:
+    for field, value in data.items():
+        if field not in ("prompt", "tokens") and isinstance(value, list | dict):
+            most = {"messages": settings.max_messages, "tools": settings.max_tools}.get(field, MAX_LISTED)
+            _check_length(len(value), most, field, field)
+    parts = 0
+    for index, message in enumerate(_listed(data.get("messages"))):
+        for inner in ("content", "tool_calls"):
+            if isinstance(message, dict) and isinstance(held := message.get(inner), list):
+                parts += len(held)
+                place = spell(("messages", index, inner))
+                _check_length(parts, settings.max_content_parts, place, "content parts and tool calls")
+
+
+def _check_length(found: int, most: int, param: str, noun: str) -> None:
+    if found > most:
+        raise RequestError(f"{param}: {found} {noun}; at most {most} are allowed.", param=param, code=_TOO_MANY)
+
+
+def _check_values(values: Any, path: Path) -> None:
+    """Refuse a long list of mixed values, or of negative tokens, by its first wrong one."""
+    if not isinstance(values, list) or not values:
+        return
+    kind: type[Any] = type(values[0])
+    if kind is list:
+        for index, each in enumerate(values[:MIXED_VALUES_MAX]):
+            _check_values(each, (*path, index))
+    if len(values) <= MIXED_VALUES_MAX:
+        return
+    if kind in (int, str, list) and {*map(type, values)} == {kind} and (kind is not int or min(values) >= 0):
+        return
+    wrong = next(i for i, value in enumerate(values) if type(value) not in (int, str, list) or _differs(value, kind))
+    place = spell((*path, wrong))
+    raise RequestError(f"{place}: neither a token id nor what the list began with.", param=place)
+
+
+def _differs(value: Any, kind: type[Any]) -> bool:
+    return type(value) is not kind or (isinstance(value, int) and value < 0)
+
+
+def _check_answers(data: Mapping[str, Any], most: int) -> None:
+    prompt, n = data.get("prompt"), data.get("n")
+    prompts = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else 1
+    n = n if isinstance(n, int) else 1
+    if prompts > most:
+        raise RequestError(
+            f"prompt: {prompts} prompts; at most {most} are allowed in one request.", param="prompt", code=_TOO_MANY
+        )
+    if n * prompts > most:
+        each = f" for each of {prompts} prompts" if prompts > 1 else ""
+        raise RequestError(
+            f"n: {n} answers{each}; at most {most} are allowed in one request.",
+            param="n",
+            code="integer_above_max_value",
+        )
+
+
+def _check_prompt(data: Mapping[str, Any], most: int) -> None:
+    chars = 0
+    for field in _PROMPTS:
+        chars += _chars(data.get(field), _MEDIA if field == "messages" else frozenset())
+        if chars > most:
+            message = f"{field}: the prompt has {chars} characters, of which a token id counts as one"
+            raise RequestError(f"{message}; at most {most} are allowed here.", param=field, code=_TOO_LONG)
+
+
+def _chars(value: Any, skipped: frozenset[str]) -> int:
+    """Characters of all texts in a value but those under `skipped` keys; a number counts as one."""
+    chars, left = 0, [value]
+    while left:
+        node = left.pop()
+        if isinstance(node, str) or (isinstance(node, list) and {*map(type, node)} <= {int, float}):
+            chars += len(node)
+        elif isinstance(node, list):
+            left += node
+        elif isinstance(node, dict):
+            left += (each for key, each in node.items() if key not in skipped)
+        else:
+            chars += node is not None
+    return chars
+
+
+def _json_texts(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    """Yield every text of a body that an engine parses as JSON, beside those of grammars."""
+    for index, message in enumerate(_listed(data.get("messages"))):
+        if not isinstance(message, dict):
+            continue
+        place: Path = ("messages", index)
+        calls: list[tuple[Path, Any]] = [
+            ((*place, "tool_calls", number, "function"), call.get("function"))
+            for number, call in enumerate(_listed(message.get("tool_calls")))
+            if isinstance(call, dict)
+        ]
+        calls.append(((*place, "function_call"), message.get("function_call")))
+        for path, function in calls:
+            if isinstance(function, dict) and isinstance(text := function.get("arguments"), str):
+                yield (*path, "arguments"), text
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
