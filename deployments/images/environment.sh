@@ -35,8 +35,9 @@ rm -rf torch/test torch/bin/*test* torch/bin/*Test torch/bin/protoc* pandas/test
 if [ "$engine" = cpu ]; then
     # Debug information is three quarters of these libraries.
     strip --strip-debug vllm/_C*.so
-    # Importing writes the bytecode of most of what a server needs, 300 MB less than that of all packages. The GPU engine
-    # cannot be imported without a driver.
+    # Bytecode of what a server loads is 300 MB less than that of all packages: Ray's own processes, which have to be up
+    # within 30 seconds, and what the imports below write. The GPU engine cannot be imported without a driver.
+    /srv/peagle/venv/bin/python -m compileall -q ray/_private ray/autoscaler ray/dashboard
     /srv/peagle/venv/bin/python -c "import kubernetes.aio.client, peagle.cli.main, peagle.serve.app, \
 peagle.serve.launch.run, peagle.serve.replica.server, torch._inductor.compile_fx, torch._inductor.codegen.cpp, \
 vllm.entrypoints.openai.api_server, vllm.model_executor.models.llama, vllm.v1.engine.core, vllm.v1.worker.cpu_worker"
