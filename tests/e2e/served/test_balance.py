@@ -1,7 +1,6 @@
 """Two real engines behind one address: requests are placed by what the engines report, and both have their share.
 
-The first file of its folder: what else the platform has served meanwhile is in the reports, and one replica may then
-rightly have most of the next few seconds' requests.
+The first file of its folder: what else the platform has served is in the reports too, and decides for the next seconds.
 """
 
 import re
