@@ -103,6 +103,9 @@ def depth(
         bool,
         typer.Option("--shifting", help="Also compare while load (1, 8, 32) and prompts (code, prose, noise) shift."),
     ] = False,
+    mixed: Annotated[
+        bool, typer.Option("--mixed", help="Random tokens as every second prompt: requests that differ in acceptance.")
+    ] = False,
     fixed: Annotated[
         int | None,
         typer.Option(min=1, help="Also the rule held at this K, and an engine of this K without it: what it costs."),
@@ -140,6 +143,7 @@ def depth(
         load,
         adaptive=True,
         shifting=shifting,
+        mixed=mixed,
         fixed=fixed,
         price_per_hour=price_per_hour,
     )

@@ -79,11 +79,16 @@ class Speculation(Strict):
     then rules out a K whose step is expected to take longer than `inter_token_s_max` seconds, if any other keeps it.
     Before its first request a replica times its steps at every batch size and K, for `calibration_s` seconds at most;
     with 0 it finds out while it serves.
+
+    With `by_request` K is one on average: a step's drafts go to the positions likeliest to be right, by the drafter's
+    confidence on a CPU, by what became of each request's last drafts on a GPU. Left out, it is so on a CPU: on a GPU,
+    where batches of one K can replay a full CUDA graph, it has not been measured.
     """
 
     enabled: bool = True
     live_depth: bool = True
     adaptive: bool = False
+    by_request: bool | None = None
     depth_max: int = Field(default=7, ge=1, le=64)
     depth_static: Depth = 7
     inter_token_s_max: float | None = Field(default=None, gt=0.0, le=60.0)
@@ -98,7 +103,13 @@ class Speculation(Strict):
             raise wrong("adaptive", True, "live_depth is off", "Write live_depth: true, or adaptive: false.")
         if self.inter_token_s_max is not None and not self.adaptive:
             raise wrong("inter_token_s_max", self.inter_token_s_max, "nothing adapts to it", "Write adaptive: true.")
+        if self.by_request and not self.adaptive:
+            raise wrong("by_request", True, "no K is chosen to be shared out", "Write adaptive: true.")
         return self
+
+    def shares_drafts(self, accelerator: str) -> bool:
+        """Whether each request of a step gets its own share of the drafts."""
+        return self.adaptive and (accelerator == "cpu" if self.by_request is None else self.by_request)
 
 
 class Replicas(Strict):

@@ -54,14 +54,14 @@ def register() -> None:
         EngineCore.post_step = fetch_only_what_is_missing(EngineCore.post_step)
 
 
-def _set_depths(core: Any, version: int, depths: list[int]) -> list[Any] | None:
+def _set_depths(core: Any, version: int, depths: list[int], by_request: bool) -> list[Any] | None:
     """Apply a depth table from the next step on.
 
     Returns:
         None, or the arguments of the ConfigError for the caller: an exception would print a traceback here.
     """
     try:
-        core.scheduler.set_depths(version, depths)
+        core.scheduler.set_depths(version, depths, by_request)
     except ConfigError as error:
         return list(error.args)
     return None

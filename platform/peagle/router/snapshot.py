@@ -4,18 +4,25 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import Self, TypeVar
 
 # Share of the drafts that a K asks for, with fewer of which its steps are shallower ones.
 _DEPTH_REACHED = 0.9
 
+Count = TypeVar("Count", int, float)
+
 
 @dataclass(frozen=True, slots=True)
 class DepthTable:
-    """K for each batch size: `depths[b]` applies to a step with b scheduled requests; the last entry to any above."""
+    """K for each batch size: `depths[b]` applies to a step with b scheduled requests; the last entry to any above.
+
+    With `by_request` it is K on average: the step's drafts, K for each request in all, go to those likeliest to be
+    right. Else each request has K.
+    """
 
     version: int
     depths: tuple[int, ...]
+    by_request: bool = False
 
     def depth_at(self, batch_size: int) -> int:
         return self.depths[min(batch_size, len(self.depths) - 1)]
@@ -26,14 +33,15 @@ class StepCell:
     """Decode-only steps of one batch size and one K, summed since the engine started.
 
     `depth` is the K asked for. `drafted[j]` and `accepted[j]` count position j+1 (0-based index) over all drafts
-    verified in these steps. `tail_drafted[j]` counts positions that were drafted but cut before verification, and
-    `tail_matched[j]` how many of them equalled what the target emitted there, with every position before them accepted
-    or matched too. So accepted[j] / drafted[j] below K, and tail_matched[j] / tail_drafted[j] beyond, both estimate
-    the probability that the first j+1 drafts are all right.
+    verified in these steps. `tail_reached[j]` counts those that were drafted but cut before verification and whose
+    positions before all equalled what the target emitted there; `tail_matched[j]` how many of these equalled it, too.
 
     Some drafts are shorter than K, where a grammar allows no more of one or a request has no more room: `whole[j]`
     counts those of exactly j+1 tokens that were all right, of which nothing is known beyond; empty if there were none
     shorter than K.
+
+    `equal_right[k]` and `shared_right[k]` sum over some of the steps how many drafts were expected to be right with
+    K = k+1 for each request, and with as many drafts in all given to the likeliest; empty where that is not known.
 
     `ended` sums over the steps how many of their requests had ended by the time that the output came: where the next
     step is scheduled before the last one's output is known, these are computed and get nothing. `rested` sums how many
@@ -48,11 +56,13 @@ class StepCell:
     drafts: int
     drafted: tuple[int, ...]
     accepted: tuple[int, ...]
-    tail_drafted: tuple[int, ...]
+    tail_reached: tuple[int, ...]
     tail_matched: tuple[int, ...]
     rested: int = 0
     ended: int = 0
     whole: tuple[int, ...] = ()
+    equal_right: tuple[float, ...] = ()
+    shared_right: tuple[float, ...] = ()
 
     @property
     def sequences(self) -> int:
@@ -198,7 +208,7 @@ class StepStats:
         return StepStats(
             self.table,
             self.depth_max,
-            tuple(cell for cell in changed if cell.steps or any(cell.tail_drafted)),
+            tuple(cell for cell in changed if cell.steps or any(cell.tail_reached)),
             self.prompts.since(earlier.prompts),
         )
 
@@ -225,7 +235,7 @@ class StepReport:
 
 
 def _minus(cell: StepCell, before: StepCell) -> StepCell:
-    def each(now: tuple[int, ...], then: tuple[int, ...]) -> tuple[int, ...]:
+    def each(now: tuple[Count, ...], then: tuple[Count, ...]) -> tuple[Count, ...]:
         return tuple(a - b for a, b in zip(now, then, strict=True))
 
     return StepCell(
@@ -237,11 +247,13 @@ def _minus(cell: StepCell, before: StepCell) -> StepCell:
         drafts=cell.drafts - before.drafts,
         drafted=each(cell.drafted, before.drafted),
         accepted=each(cell.accepted, before.accepted),
-        tail_drafted=each(cell.tail_drafted, before.tail_drafted),
+        tail_reached=each(cell.tail_reached, before.tail_reached),
         tail_matched=each(cell.tail_matched, before.tail_matched),
         rested=cell.rested - before.rested,
         ended=cell.ended - before.ended,
         whole=each(cell.whole, before.whole),
+        equal_right=each(cell.equal_right, before.equal_right),
+        shared_right=each(cell.shared_right, before.shared_right),
     )
 
 

@@ -43,7 +43,7 @@ class _Sums:
     counts: dict[str, list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        names = ("drafted", "accepted", "tail_drafted", "tail_matched")
+        names = ("drafted", "accepted", "tail_reached", "tail_matched")
         self.counts = {name: [0] * self.depth_max for name in names}
 
     def add(self, name: str, first: int, last: int) -> None:
@@ -199,7 +199,7 @@ class Replica:
             sums.add("drafted", 0, depth)
             sums.add("accepted", 0, min(right, depth))
         if self.tails:
-            sums.add("tail_drafted", depth, self.depth_max)
+            sums.add("tail_reached", depth, min(right + 1, self.depth_max))
             sums.add("tail_matched", depth, right)
         return sum(self.random.random() < self.delivers for _ in range(min(right, depth)))
 

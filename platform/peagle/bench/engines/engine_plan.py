@@ -155,6 +155,7 @@ def _derive(
         raw["speculation"] = {
             "live_depth": live,
             "adaptive": adaptive,
+            "by_request": ruled.by_request if adaptive else None,
             "depth_max": depth,
             "depth_static": min(ruled.depth_static, depth),
             "inter_token_s_max": ruled.inter_token_s_max,

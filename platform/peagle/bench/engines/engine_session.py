@@ -1,7 +1,7 @@
 """One comparison of engines from start to report: engines up, prompts chosen, passes timed, engines down."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,6 +24,7 @@ from peagle.bench.engines.shifting import (
     assemble_takes,
     make_phases,
     measure_shifting,
+    noise,
     planned_takes,
     shifting_rows,
 )
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineJob(Job):
-    """A comparison of engines in this process, with `shifting` also while load and prompts shift."""
+    """A comparison of engines in this process, with `shifting` also while load and prompts shift; where it is `mixed`,
+    every second prompt is noise.
+    """
 
     entries = (Selected, EnginePass, Take)
     form = FORM
@@ -51,6 +54,7 @@ class EngineJob(Job):
     deployment: Deployment
     plans: Sequence[EnginePlan]
     shifting: bool
+    mixed: bool
     price_per_hour: float | None
 
     @classmethod
@@ -65,6 +69,7 @@ class EngineJob(Job):
         *,
         adaptive: bool = False,
         shifting: bool = False,
+        mixed: bool = False,
         fixed: int | None = None,
         price_per_hour: float | None = None,
     ) -> Self:
@@ -92,12 +97,22 @@ class EngineJob(Job):
             "adaptive": adaptive,
             "--fixed": fixed,
             "--shifting": shifting,
+            "--mixed": mixed,
             "machine": machine.identity(),
             **{plan.name: deployment_settings(plan.deployment) for plan in plans},
         }
         variants = variants_of(plans, adaptive=adaptive, held=fixed)
         return cls(
-            variants, concurrencies, load, texts, flat_settings(settings), deployment, plans, shifting, price_per_hour
+            variants,
+            concurrencies,
+            load,
+            texts,
+            flat_settings(settings),
+            deployment,
+            plans,
+            shifting,
+            mixed,
+            price_per_hour,
         )
 
     @property
@@ -184,7 +199,12 @@ async def _choose_prompts(job: EngineJob, journal: Journal, engines: "Sequence[E
     load = job.load
     chooser = next((engine for engine in engines if engine.plan.method == NONE), engines[0])
     with terminal.stage("Choose prompts"):
-        journal.keep(Selected(await select_prompts(job.texts, load.prompts, load.tokens, chooser, load.skip_loops)))
+        chosen = await select_prompts(job.texts, load.prompts, load.tokens, chooser, load.skip_loops)
+        if job.mixed:
+            every_second = zip(chosen.prompts[::2], noise(chooser.vocabulary), strict=False)
+            prompts = tuple(prompt for pair in every_second for prompt in pair)[: load.prompts]
+            chosen = replace(chosen, prompts=prompts)
+        journal.keep(Selected(chosen))
 
 
 def _phases(job: EngineJob, engine: "Engine") -> list[Phase]:

@@ -85,7 +85,6 @@ def make_phases(
     Raises:
         ConfigError: None is so short.
     """
-    chance = random.Random(0)
     texts = {
         kind: [tokens for text in of_kind if len(tokens := encode(text)) <= tokens_max]
         for kind, of_kind in ((CODE, code), (PROSE, _prose()))
@@ -95,9 +94,16 @@ def make_phases(
     sources: dict[str, Iterator[list[int]]] = {
         CODE: cycle(texts[CODE]),
         PROSE: cycle(texts[PROSE]),
-        NOISE: iter(lambda: [chance.randrange(2, vocabulary) for _ in range(NOISE_TOKENS)], []),
+        NOISE: noise(vocabulary),
     }
     return [Phase(kind, each, tuple(islice(sources[kind], _requests(each)))) for kind, each in order]
+
+
+def noise(vocabulary: int) -> Iterator[list[int]]:
+    """Prompts of random tokens, without end; the same every time."""
+    chance = random.Random(0)
+    while True:
+        yield [chance.randrange(2, vocabulary) for _ in range(NOISE_TOKENS)]
 
 
 def _requests(concurrency: int) -> int:

@@ -159,7 +159,7 @@ class Engine:
         await self._calibrate()
         self._rule = rule = self._rule_held(held)
         if rule.plan is not None:
-            await self._apply(DepthTable(self._version + 1, rule.plan.table.depths))
+            await self._apply(replace(rule.plan.table, version=self._version + 1))
         await rule.reporter.leave_out()
         rule.waited_s += time.monotonic() - rule.left_s
         reporting = asyncio.create_task(keep_reporting(rule.reporter.report))
@@ -175,7 +175,8 @@ class Engine:
         if self._calibration is None:
             deployment = self.plan.deployment
             seconds = deployment.speculation.calibration_s
-            self._calibration = await calibrate(self._llm, *calibration_points(deployment), seconds) if seconds else ()
+            points, by_request = calibration_points(deployment), depth_settings(deployment).by_request
+            self._calibration = await calibrate(self._llm, *points, seconds, by_request=by_request) if seconds else ()
             self._version = (await self._step_stats.read()).table.version
             await self.settle()
 

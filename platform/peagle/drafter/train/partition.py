@@ -145,7 +145,7 @@ def draft_tokens(
         logits, hidden = (each.new_empty(*shape, each.shape[-1]).index_put_(at, each) for each in (logits, hidden))
         if markov and ngram_bias_nats:
             texts = _written_further(text, batch["input_ids"][0, chunk.start : chunk.end].tolist())
-            drafted = chained_in_text(logits, hidden, markov, texts, ngram_bias_nats)
+            drafted, _ = chained_in_text(logits, hidden, markov, texts, ngram_bias_nats)
         else:
             drafted = chained(logits, hidden, markov) if markov else logits.argmax(-1)
         drafts[chunk.start : chunk.end] = drafted

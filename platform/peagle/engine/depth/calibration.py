@@ -8,7 +8,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -35,7 +35,7 @@ _PLANNED_SHARE = 0.85
 
 
 async def calibrate(
-    engine_client: Any, batch_sizes: Sequence[int], depths: Sequence[int], seconds: float
+    engine_client: Any, batch_sizes: Sequence[int], depths: Sequence[int], seconds: float, *, by_request: bool = False
 ) -> tuple[StepTime, ...]:
     """Time the steps of an idle `AsyncLLM` with live depth; its depths and its prefix cache are as before afterwards.
 
@@ -43,6 +43,7 @@ async def calibrate(
         engine_client: The engine. What its statistics have of this is left in them.
         batch_sizes: To be timed, each at every K of `depths`; those for which the KV cache has no room are left out.
         depths: K, each at most what the engine drafts.
+        by_request: Whether K is one on average, for which more may be drafted.
         seconds: All that may be spent. The largest and the smallest batch come first, then those between.
 
     Returns:
@@ -54,7 +55,7 @@ async def calibrate(
     """
     ends_s = _now_s() + _PLANNED_SHARE * seconds
     before = (await read_step_stats(engine_client)).table
-    points = _Points(engine_client, depths, before.version)
+    points = _Points(engine_client, depths, before.version, by_request)
     sizes = spread([size for size in batch_sizes if size <= _room(engine_client, depths)])
     weights_left = sum(map(_weight, sizes))
     try:
@@ -66,7 +67,7 @@ async def calibrate(
     except TimeoutError:
         pass
     finally:
-        await set_depths(engine_client, DepthTable(points.version + 1, before.depths))
+        await set_depths(engine_client, replace(before, version=points.version + 1))
     await engine_client.reset_prefix_cache()
     return tuple(points.times.values())
 
@@ -74,8 +75,9 @@ async def calibrate(
 class _Points:
     """What was timed, by batch size and K, and the version of the last table that was sent."""
 
-    def __init__(self, client: Any, depths: Sequence[int], version: int) -> None:
+    def __init__(self, client: Any, depths: Sequence[int], version: int, by_request: bool) -> None:
         self.version = version
+        self._by_request = by_request
         self.times: dict[tuple[int, int], StepTime] = {}
         self._client = client
         self._drafting = [depth for depth in depths if depth]
@@ -111,7 +113,7 @@ class _Points:
 
     async def _use(self, depth: int) -> None:
         self.version += 1
-        await set_depths(self._client, DepthTable(self.version, (depth,)))
+        await set_depths(self._client, DepthTable(self.version, (depth,), self._by_request))
 
 
 def spread(items: Sequence[int]) -> list[int]:

@@ -4,12 +4,15 @@ from peagle.errors import ConfigError
 from peagle.router.snapshot import DepthTable
 
 
-def next_table(version: int, depths: list[int], current: DepthTable, depth_max: int, batch_max: int) -> DepthTable:
+def next_table(
+    version: int, depths: list[int], by_request: bool, current: DepthTable, depth_max: int, batch_max: int
+) -> DepthTable:
     """The table to apply after `current`; `current` itself if it is sent again.
 
     Args:
         version: At least `current.version`, so that a late message never undoes a newer plan.
         depths: K for batch size 0, 1, 2, …; 1 to `batch_max` + 1 entries, each in 0..`depth_max`.
+        by_request: Whether that is K on average.
 
     Raises:
         ConfigError: One of these does not hold. Names the entry, its value and what is allowed.
@@ -26,7 +29,7 @@ def next_table(version: int, depths: list[int], current: DepthTable, depth_max: 
             raise ConfigError(
                 f"depth at batch size {batch_size}", depth, "K is out of range", f"Send 0 to {depth_max}."
             )
-    table = DepthTable(version, tuple(depths))
+    table = DepthTable(version, tuple(depths), by_request)
     if version < current.version or (version == current.version and table != current):
         raise ConfigError(
             "depth table version",

@@ -18,7 +18,7 @@ async def set_depths(engine_client: Any, table: DepthTable) -> None:
     Raises:
         ConfigError: The table is refused, or the engine runs without live depth.
     """
-    _raise_refusal(await _call(engine_client, SET_DEPTHS, table.version, list(table.depths)))
+    _raise_refusal(await _call(engine_client, SET_DEPTHS, table.version, list(table.depths), table.by_request))
 
 
 async def read_step_stats(engine_client: Any) -> StepStats:
@@ -61,7 +61,7 @@ class _Known:
                 cell = _step_cell(each)
                 self._cells[cell.batch_size, cell.depth] = cell
             self._stats = StepStats(
-                table=DepthTable(plain["version"], tuple(plain["depths"])),
+                table=DepthTable(plain["version"], tuple(plain["depths"]), plain["by_request"]),
                 depth_max=plain["depth_max"],
                 cells=tuple(self._cells[key] for key in sorted(self._cells)),
                 prompts=_prompt_stats(**plain["prompts"]),
@@ -72,7 +72,7 @@ class _Known:
 
 def set_depths_sync(llm: Any, table: DepthTable) -> None:
     """`set_depths` for a `vllm.LLM`."""
-    _raise_refusal(_call_sync(llm, SET_DEPTHS, table.version, list(table.depths)))
+    _raise_refusal(_call_sync(llm, SET_DEPTHS, table.version, list(table.depths), table.by_request))
 
 
 def read_step_stats_sync(llm: Any) -> StepStats:

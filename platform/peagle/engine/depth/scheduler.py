@@ -6,6 +6,8 @@ the target verifies K + 1 positions. Everything behind the cut is vLLM's own: it
 tokens than Kmax anyway, where a token budget or the context's end leaves no room. So outputs cannot change, K may
 differ by request, and no worker is patched.
 
+- A table may say that its K is one on average (`by_request`). A step then verifies as many drafts in all, and gives
+  them to the positions that are likeliest to be right, as `DraftChances` has it; outputs stay the target's.
 - The batch size that picks K is the number of running requests when the step is scheduled. Requests that the same step
   admits have no draft to cut, so it is exact for decode-only steps.
 - KV slots are reserved for Kmax drafts whatever K is, since the drafter writes that many.
@@ -37,9 +39,11 @@ from vllm.v1.request import Request, RequestStatus
 
 from peagle.engine.arguments import SETTINGS_KEY
 from peagle.engine.depth.depth_table import next_table
+from peagle.engine.depth.draft_chances import DraftChances
 from peagle.engine.depth.drafter_gaps import DrafterGaps
 from peagle.engine.depth.step_sums import CellSums, CutDraft, CutTails, PromptCellSums, PromptSums, StepSums
 from peagle.engine.patches.step_drafts import DraftTakingScheduler
+from peagle.router.depth.draft_sharing import depth_drafted, expected_right, shared
 from peagle.router.snapshot import DepthTable
 
 # Of the steps that draft, one in so many drafts Kmax whatever K is, so that the cut tails tell of what lies beyond K.
@@ -76,7 +80,11 @@ class LiveDepthScheduler(DraftTakingScheduler):
         self._table = DepthTable(version=0, depths=(settings["depth_static"],))
         self._sums = StepSums(self.num_spec_tokens)
         self._prompts = PromptSums()
-        self._tails = CutTails()
+        self._chances = DraftChances(self.num_spec_tokens)
+        self._tails = CutTails(self._chances)
+        # By request, the drafter's probability of each token of its draft.
+        self._confidences: dict[str, list[float]] = {}
+        self._steps_untold = 0
         # Steps overlap under asynchronous scheduling and pipeline parallelism; they end in the order of their start.
         self._steps: deque[_Step] = deque(maxlen=self.vllm_config.max_concurrent_batches + 1)
         self._ended_s = 0.0
@@ -89,13 +97,15 @@ class LiveDepthScheduler(DraftTakingScheduler):
         self._gaps = DrafterGaps(self.kv_cache_manager)
         self._drafts_over_prompts = False
 
-    def set_depths(self, version: int, depths: list[int]) -> None:
+    def set_depths(self, version: int, depths: list[int], by_request: bool = False) -> None:
         """Replace the table; the next step uses it.
 
         Raises:
             ConfigError: See `next_table`.
         """
-        self._table = next_table(version, depths, self._table, self.num_spec_tokens, self.max_num_running_reqs)
+        self._table = next_table(
+            version, depths, by_request, self._table, self.num_spec_tokens, self.max_num_running_reqs
+        )
 
     def step_stats(self, since: int = 0) -> dict[str, Any]:
         """What `live_depth.StepStatsReader` reads: of the cells, those that changed after reading number `since`."""
@@ -104,6 +114,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
             "reading": reading,
             "version": self._table.version,
             "depths": list(self._table.depths),
+            "by_request": self._table.by_request,
             "depth_max": self.num_spec_tokens,
             "cells": cells,
             "prompts": self._prompts.plain(),
@@ -112,7 +123,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
     @property
     def keeps_nothing(self) -> bool:
         """Whether nothing of any request or step is remembered, as once all have ended."""
-        return not (self._tails or self._steps or self._gaps)
+        return not (self._tails or self._steps or self._gaps or self._chances or self._confidences)
 
     def set_pause_state(self, pause_state: Any) -> None:
         self._had_more = False  # The engine may now wait with work left.
@@ -133,7 +144,8 @@ class LiveDepthScheduler(DraftTakingScheduler):
             self._gaps.remember()
         decoding = {request.request_id for request in self.running if not request.is_prefill_chunk}
         prefilling = len(decoding) < len(self.running)
-        whole_drafts = self._cut_drafts(depth)
+        depths, expected = self._depths_of_drafts(depth)
+        whole_drafts = self._cut_drafts(depths)
         # Under a cut, vLLM's empty drafts for a new request would only be rows to verify beyond K.
         self.pad_with_empty_drafts(depth == self.num_spec_tokens)
         output = super().schedule(throttle_prefills)
@@ -154,6 +166,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
                 output.num_spec_tokens_to_schedule = self._depth_to_draft()
             if decodes_only:
                 cell = self._sums.cell(len(output.num_scheduled_tokens), 0 if none_drafts else depth)
+                cell.add_expected(expected)
                 self._keep_tails(whole_drafts, output, cell)
             else:
                 prompts = self._count_prompts(output, decoding)
@@ -188,6 +201,8 @@ class LiveDepthScheduler(DraftTakingScheduler):
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """Every way for a request to end passes here: stop, length, abort, error."""
         self._tails.finish(request.request_id, request.all_token_ids)
+        self._confidences.pop(request.request_id, None)
+        self._chances.forget(request.request_id)
         prompt_tokens = min(request.num_prompt_tokens, request.num_computed_tokens)  # less if it is left meanwhile
         self._prompts.end(request.request_id, prompt_tokens, request.num_output_tokens)
         return super()._free_request(request, *args, **kwargs)
@@ -230,10 +245,11 @@ class LiveDepthScheduler(DraftTakingScheduler):
     def _depth_to_draft(self) -> int:
         """How much the next step will verify of what this one drafts, if nobody ends; now and then all of it."""
         self._drafting_steps += 1
-        depth = self._table.depth_at(len(self.running))
         if self._drafting_steps % _WHOLE_DRAFT_EVERY == 0:
-            depth = self.num_spec_tokens
-        return max(1, depth)
+            return self.num_spec_tokens
+        batch_size = len(self.running)
+        depth = self._table.depth_at(batch_size)
+        return max(1, self._drafted_for(depth) if batch_size > 1 else depth)
 
     def _skip_drafter(self, output: SchedulerOutput) -> None:
         """Nobody will use drafts; without them the step's requests get a gap in the drafter's cache."""
@@ -246,11 +262,38 @@ class LiveDepthScheduler(DraftTakingScheduler):
         """How many tokens of the request are in the drafter's cache for certain; `computed` before this step."""
         return computed
 
-    def _cut_drafts(self, depth: int) -> dict[str, list[int]]:
-        """Cut every running request's draft to its K, `depth` or 0; returns what was longer, whole, by request id."""
+    def take_confidences(self, confidences: dict[str, list[float]]) -> None:
+        self._confidences = confidences
+
+    def _depths_of_drafts(self, depth: int) -> tuple[dict[str, int], list[tuple[float, float]]]:
+        """How much of each draft to verify, by request id; and now and then what each K would bring, see `StepCell`."""
+        drafts = {
+            request.request_id: len(request.spec_token_ids)
+            for request in self.running
+            if request.spec_token_ids and request.request_id not in self._gaps
+        }
+        if not self._table.by_request or depth == 0 or len(drafts) < 2:
+            return dict.fromkeys(drafts, depth), []
+        chances = [self._chances.survival(each, size, self._confidences.get(each)) for each, size in drafts.items()]
+        depths = dict(zip(drafts, shared(chances, depth * len(drafts)), strict=True))
+        self._steps_untold += 1
+        if min(drafts.values()) < self.num_spec_tokens or self._steps_untold < _WHOLE_DRAFT_EVERY:
+            return depths, []
+        self._steps_untold = 0
+        every = range(1, self.num_spec_tokens + 1)
+        return depths, [expected_right(chances, each, self._drafted_for(each)) for each in every]
+
+    def _drafted_for(self, depth: int) -> int:
+        """How much a step drafts whose next one verifies `depth`."""
+        if not self._drafts_to_depth:
+            return self.num_spec_tokens
+        return depth_drafted(depth, self.num_spec_tokens) if self._table.by_request else depth
+
+    def _cut_drafts(self, depths: dict[str, int]) -> dict[str, list[int]]:
+        """Cut every running request's draft to its K, 0 where there is none; returns what was longer, by request id."""
         whole_drafts: dict[str, list[int]] = {}
         for request in self.running:
-            draft = request.spec_token_ids
+            draft, depth = request.spec_token_ids, depths.get(request.request_id, 0)
             if request.request_id in self._gaps:
                 request.spec_token_ids = []
             elif len(draft) > depth:
@@ -289,7 +332,8 @@ class LiveDepthScheduler(DraftTakingScheduler):
             # A resumable session rewrites its last tokens, so nothing later can be compared with a draft of before.
             if not request.resumable:
                 start = request.num_tokens
-                self._tails.add(request_id, CutDraft(cell, start, len(verified.get(request_id, ())), draft))
+                cut = CutDraft(cell, start, len(verified.get(request_id, ())), draft, self._confidences.get(request_id))
+                self._tails.add(request_id, cut)
 
     def _count_drafts(self, cell: CellSums, output: SchedulerOutput, model_output: ModelRunnerOutput) -> None:
         """The same counting as vLLM's own, kept by cell."""

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from itertools import product
 from typing import Any
 
+from peagle.engine.depth.draft_chances import DraftChances
+
 
 @dataclass(slots=True)
 class Readings:
@@ -34,18 +36,22 @@ class CellSums:
     drafts: int = 0
     drafted: list[int] = field(init=False)
     accepted: list[int] = field(init=False)
-    tail_drafted: list[int] = field(init=False)
+    tail_reached: list[int] = field(init=False)
     tail_matched: list[int] = field(init=False)
     rested: int = 0
     ended: int = 0
     whole: list[int] = field(init=False)
+    equal_right: list[float] = field(init=False)
+    shared_right: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
         self.drafted = [0] * self.depth_max
         self.accepted = [0] * self.depth_max
-        self.tail_drafted = [0] * self.depth_max
+        self.tail_reached = [0] * self.depth_max
         self.tail_matched = [0] * self.depth_max
         self.whole = [0] * self.depth_max
+        self.equal_right = [0.0] * self.depth_max
+        self.shared_right = [0.0] * self.depth_max
         self.changed_at = self.readings.count
 
     def add_step(self, seconds: float, tokens: int, rested: int, ended: int) -> None:
@@ -70,10 +76,17 @@ class CellSums:
     def add_tail(self, verified: int, drafted: int, matched: int) -> None:
         """Count the tail of a draft cut after `verified`: of its first `drafted` tokens, the first `matched` came."""
         self.changed_at = self.readings.count
-        for position in range(verified, drafted):
-            self.tail_drafted[position] += 1
+        for position in range(verified, min(drafted, matched + 1)):
+            self.tail_reached[position] += 1
             if position < matched:
                 self.tail_matched[position] += 1
+
+    def add_expected(self, right: Sequence[tuple[float, float]]) -> None:
+        """Add, by K - 1, the drafts expected to be right with K for each request, and with as many shared out."""
+        self.changed_at = self.readings.count
+        for position, (equal, shared) in enumerate(right):
+            self.equal_right[position] += equal
+            self.shared_right[position] += shared
 
     def plain(self) -> dict[str, Any]:
         """By the names of `StepCell`'s fields, of plain values only."""
@@ -86,11 +99,13 @@ class CellSums:
             "drafts": self.drafts,
             "drafted": list(self.drafted),
             "accepted": list(self.accepted),
-            "tail_drafted": list(self.tail_drafted),
+            "tail_reached": list(self.tail_reached),
             "tail_matched": list(self.tail_matched),
             "rested": self.rested,
             "ended": self.ended,
             "whole": list(self.whole),
+            "equal_right": list(self.equal_right),
+            "shared_right": list(self.shared_right),
         }
 
 
@@ -172,27 +187,30 @@ class StepSums:
 class CutDraft:
     """A draft of which only the first `verified` tokens went to the target.
 
-    `start` is the index, in the request's tokens, of the position that `tokens[0]` was drafted for.
+    `start` is the index, in the request's tokens, of the position that `tokens[0]` was drafted for; `confidence` the
+    drafter's probability of each of `tokens`, None where it is not known.
     """
 
     cell: CellSums
     start: int
     verified: int
     tokens: Sequence[int]
+    confidence: Sequence[float] | None = None
 
 
 class CutTails:
     """Scores cut tails against what the target emits next: acceptance beyond K, at no verification cost.
 
-    A position counts as matched if it and every position before it equal the emitted tokens; this is what verification
-    would have said, for greedy and for sampled requests alike, because a draft is accepted with the probability that
-    the target emits it. A position counts as drafted once the request has emitted that far, matched or not; so that a
+    A position counts as reached if every position before it equals the emitted token there, and as matched if it does,
+    too; this is what verification would have said, for greedy and for sampled requests alike, because a draft is
+    accepted with the probability that the target emits it. It counts once the request has emitted that far, so that a
     request's end removes right and wrong guesses alike and the ratio stays unbiased.
 
     Holds at most `depth_max` drafts a request: each step emits a token, and a draft is scored `depth_max` tokens on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chances: DraftChances) -> None:
+        self._chances = chances
         self._waiting: dict[str, deque[CutDraft]] = {}
 
     def add(self, request_id: str, draft: CutDraft) -> None:
@@ -204,14 +222,14 @@ class CutTails:
         if waiting is None:
             return
         while waiting and waiting[0].start + len(waiting[0].tokens) <= len(tokens):
-            _score(waiting.popleft(), tokens)
+            self._score(request_id, waiting.popleft(), tokens)
         if not waiting:
             del self._waiting[request_id]
 
     def finish(self, request_id: str, tokens: Sequence[int]) -> None:
         """Score the rest as far as `tokens` goes, and forget the request."""
         for draft in self._waiting.pop(request_id, ()):
-            _score(draft, tokens)
+            self._score(request_id, draft, tokens)
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -220,10 +238,10 @@ class CutTails:
         """How many of the request's drafts are not scored yet."""
         return len(self._waiting.get(request_id, ()))
 
-
-def _score(draft: CutDraft, tokens: Sequence[int]) -> None:
-    emitted = tokens[draft.start : draft.start + len(draft.tokens)]
-    matched = 0
-    while matched < len(emitted) and emitted[matched] == draft.tokens[matched]:
-        matched += 1
-    draft.cell.add_tail(draft.verified, len(emitted), matched)
+    def _score(self, request_id: str, draft: CutDraft, tokens: Sequence[int]) -> None:
+        emitted = tokens[draft.start : draft.start + len(draft.tokens)]
+        matched = 0
+        while matched < len(emitted) and emitted[matched] == draft.tokens[matched]:
+            matched += 1
+        draft.cell.add_tail(draft.verified, len(emitted), matched)
+        self._chances.learn(request_id, draft.confidence, draft.verified, len(emitted), matched)

@@ -11,6 +11,7 @@ Where it is asked for, a draft also gains by every token of an n-gram that has g
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import exp
 from typing import Self
 
 import torch
@@ -64,19 +65,20 @@ def chained(logits: Tensor, hidden_states: Tensor, markov: MarkovHead) -> Tensor
 
 def chained_in_text(
     logits: Tensor, hidden_states: Tensor, markov: MarkovHead, texts: Iterable[NgramIndex], ngram_bias_nats: float
-) -> Tensor:
-    """The same where a draft gains by what has been written: int [drafts, depth].
+) -> tuple[Tensor, list[list[float]]]:
+    """The same where a draft gains by what has been written: int [drafts, depth], and the probability of each token.
 
-    The first draft does not: it follows a token that the drafter has seen.
+    The first draft does not gain: it follows a token that the drafter has seen.
 
     Args:
         texts: What each draft goes on from; each is looked at before the next is asked for.
         ngram_bias_nats: What a token gains for each token of the n-gram that it has followed before.
     """
     candidates, scores = chains_of(logits, hidden_states, markov)
-    drafts = []
-    for tokens, follows, text in zip(candidates.tolist(), scores.tolist(), texts, strict=True):
-        best, draft = 0, [tokens[0][0]]
+    firsts = logits[:, 0].float().softmax(-1).amax(-1).tolist()
+    drafts, confidences = [], []
+    for tokens, follows, first, text in zip(candidates.tolist(), scores.tolist(), firsts, texts, strict=True):
+        best, draft, confidence = 0, [tokens[0][0]], [first]
         for behind, gains in zip(tokens[1:], follows, strict=True):
             found = gains[best]
             for followers in text.followers(draft):
@@ -84,10 +86,13 @@ def chained_in_text(
                     gain + ngram_bias_nats if token in followers else gain
                     for gain, token in zip(found, behind, strict=True)
                 ]
-            best = found.index(max(found))
+            most = max(found)
+            best = found.index(most)
             draft.append(behind[best])
+            confidence.append(1.0 / sum(exp(gain - most) for gain in found))  # among the candidates
         drafts.append(draft)
-    return candidates.new_tensor(drafts)
+        confidences.append(confidence)
+    return candidates.new_tensor(drafts), confidences
 
 
 def chains_of(logits: Tensor, hidden_states: Tensor, markov: MarkovHead) -> tuple[Tensor, Tensor]:

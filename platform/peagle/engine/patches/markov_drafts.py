@@ -51,20 +51,41 @@ def install() -> None:
     @functools.wraps(sample)
     def greedy_sample(proposer: Any, hidden_states: Tensor) -> Tensor:
         markov, depth = getattr(proposer, "peagle_markov", None), proposer.num_speculative_tokens
-        if markov is None or depth < 2:
+        tells = lays_out(proposer)
+        if not tells and (markov is None or depth < 2):
             alone: Tensor = sample(proposer, hidden_states)
             return alone
         logits = proposer.model.compute_logits(hidden_states)
-        made = _by_draft(logits, depth), _by_draft(hidden_states, depth), markov
-        ngrams = getattr(proposer, "peagle_ngrams", None)
-        if ngrams is None:
-            return chained(*made).flatten()
-        return chained_in_text(*made, ngrams.of_each(), proposer.peagle_ngram_bias_nats).flatten()
+        if markov is None or depth < 2:
+            drafts = _by_draft(logits, depth).argmax(-1)
+        else:
+            made = _by_draft(logits, depth), _by_draft(hidden_states, depth), markov
+            if ngrams := getattr(proposer, "peagle_ngrams", None):
+                texts, nats = ngrams.of_each(), proposer.peagle_ngram_bias_nats
+                drafts, proposer.peagle_confidences = chained_in_text(*made, texts, nats)
+                return drafts.flatten()
+            drafts = chained(*made)
+        if tells:
+            proposer.peagle_confidences = confidences(_by_draft(logits, depth), drafts)
+        return drafts.flatten()
 
     SpecDecodeBaseProposer.__init__ = init
     SpecDecodeBaseProposer.load_model = load_model
     SpecDecodeBaseProposer._greedy_sample = greedy_sample
     setattr(SpecDecodeBaseProposer, _MARK, True)
+
+
+def confidences(logits: Tensor, drafts: Tensor) -> list[list[float]]:
+    """What the drafter gives each drafted token as its probability, ties to the one before left aside.
+
+    Args:
+        logits: [drafts, depth, vocabulary].
+        drafts: int [drafts, depth].
+    """
+    logits = logits.float()
+    chosen = logits.gather(-1, drafts[..., None]).squeeze(-1)
+    told: list[list[float]] = (chosen - logits.logsumexp(-1)).exp().tolist()
+    return told
 
 
 def _by_draft(rows: Tensor, depth: int) -> Tensor:

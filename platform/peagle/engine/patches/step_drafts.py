@@ -18,6 +18,8 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 DRAFTS = "peagle_drafts"
 """The attribute of a step's output that holds its drafts."""
+CONFIDENCES = "peagle_confidences"
+"""The one that holds the drafter's probability of each drafted token, by request; until then the drafter has it."""
 _MARK = "_peagle_step_drafts"
 
 
@@ -42,6 +44,8 @@ def install() -> None:
             drafts = runner.take_draft_token_ids()
             if drafts is not None and not runner.peagle_has_drafted:
                 drafts = DraftTokenIds(drafts.req_ids, [[] for _ in drafts.req_ids])
+            elif drafts is not None and (told := getattr(runner.drafter, CONFIDENCES, None)):
+                setattr(output, CONFIDENCES, dict(zip(drafts.req_ids, told, strict=True)))
             setattr(output, DRAFTS, drafts)
         return output
 
@@ -94,10 +98,14 @@ class DraftTakingScheduler(Scheduler):  # type: ignore[misc]
         pads = pads and self.vllm_config.device_config.device_type != "cpu"
         self.dynamic_sd_lookup = None if pads else self._whole_always
 
+    def take_confidences(self, confidences: dict[str, list[float]]) -> None:
+        """Drafts came; these are the drafter's probabilities of their tokens, by request, where it told them."""
+
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         drafts = getattr(model_runner_output, DRAFTS, None)
         if drafts is not None:
             self.update_draft_token_ids(drafts)
+            self.take_confidences(getattr(model_runner_output, CONFIDENCES, None) or {})
         self.has_drafts = drafts is not None or scheduler_output.num_spec_tokens_to_schedule == 0
         return outputs

@@ -63,6 +63,7 @@ class DepthSettings:
         limits: What an operator decides.
         inter_token_s_max: A depth whose predicted step takes longer is ruled out, if any other keeps it.
         drafter_skipped_at_zero: Whether K = 0 runs no drafter; else a step at K = 0 is expected to pay for it.
+        by_request: Whether a step's drafts are shared out among its requests: K is then one on average.
         half_life_drafts: An observed draft counts half after this many more.
         gain_ratio: A change must promise this much more tokens/s,
         confirmations: in this many reports in a row. Down to half of it will do if it lasts longer.
@@ -82,6 +83,7 @@ class DepthSettings:
     limits: DepthLimits = DepthLimits()
     inter_token_s_max: float | None = None
     drafter_skipped_at_zero: bool = True
+    by_request: bool = False
     half_life_drafts: float = 2000.0
     gain_ratio: float = 0.03
     confirmations: int = 2

@@ -123,7 +123,7 @@ class DepthReporter:
         plan = self._plan
         if plan is None or plan.untried is None or self._now_s() - self._plan_at_s < TRIAL_S:
             return False
-        table = DepthTable(applied.version + 1, plan.untried)
+        table = DepthTable(applied.version + 1, plan.untried, plan.table.by_request)
         await self._apply(table)
         logger.info("Depth table %d: the trial of another K has ended without the Router", table.version)
         self._plan = replace(

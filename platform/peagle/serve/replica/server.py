@@ -22,7 +22,7 @@ from peagle.engine.depth.live_depth import StepStatsReader, set_depths
 from peagle.host.cores import bind_to_cores
 from peagle.router.depth import DepthPlan, StandingLimits
 from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats, StepTime
-from peagle.serve.depth_settings import calibration_points
+from peagle.serve.depth_settings import calibration_points, depth_settings
 from peagle.serve.replica.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 
 # Below Ray Serve's own, which a replica prints from the level of information on.
@@ -185,7 +185,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(seconds + TIMEOUT_S):
-                times = await calibrate(self._client, *calibration_points(self._deployment), seconds)
+                points, by_request = calibration_points(self._deployment), depth_settings(self._deployment).by_request
+                times = await calibrate(self._client, *points, seconds, by_request=by_request)
         except Exception as error:
             if self._client.errored:
                 raise

@@ -6,7 +6,7 @@ ratios can never rise with the position. Cut tails, where the engine scores them
 cut.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import sqrt
@@ -170,17 +170,12 @@ def _deviation(state: Acceptance, added: Counts) -> float | None:
     return excess / sqrt(variance) if variance >= _VARIANCE_MIN else None
 
 
-def counts_of(cells: Iterable[StepCell], survival: Sequence[float]) -> Counts:
-    """Turn an engine's sums into drafts at risk and right, by position.
-
-    Args:
-        cells: What was added since the last report.
-        survival: The estimate so far; it says how many of a cut's drafts reached it, where the cell itself cannot.
-    """
-    at_risk, survived = [0.0] * len(survival), [0.0] * len(survival)
+def counts_of(cells: Iterable[StepCell], depth_max: int) -> Counts:
+    """Turn what an engine's sums gained since the last report into drafts at risk and right, by position."""
+    at_risk, survived = [0.0] * depth_max, [0.0] * depth_max
     for cell in cells:
         _add_verified(cell, at_risk, survived)
-        _add_tail(cell, survival, at_risk, survived)
+        _add_tail(cell, at_risk, survived)
     return Counts(tuple(at_risk), tuple(survived))
 
 
@@ -196,26 +191,10 @@ def _add_verified(cell: StepCell, at_risk: list[float], survived: list[float]) -
         reached = accepted - (cell.whole[position] if cell.whole else 0)
 
 
-def _add_tail(cell: StepCell, survival: Sequence[float], at_risk: list[float], survived: list[float]) -> None:
-    drafted_before = 0
-    matched_before = 0
-    for position, (drafted, matched) in enumerate(zip(cell.tail_drafted, cell.tail_matched, strict=True)):
-        if drafted:
-            going_on = min(drafted, drafted_before)
-            reached = going_on * matched_before / drafted_before if drafted_before else 0.0
-            cut_here = drafted - going_on
-            at_risk[position] += reached + cut_here * _reached(cell, position, survival)
-            survived[position] += matched
-        drafted_before, matched_before = drafted, matched
-
-
-def _reached(cell: StepCell, position: int, survival: Sequence[float]) -> float:
-    """The share of the cell's drafts that were right up to `position`; of few drafts, mostly the estimate so far."""
-    if position == 0:
-        return 1.0
-    return (cell.accepted[position - 1] + _PRIOR_KEPT * survival[position - 1]) / (
-        cell.drafted[position - 1] + _PRIOR_KEPT
-    )
+def _add_tail(cell: StepCell, at_risk: list[float], survived: list[float]) -> None:
+    for position, (reached, matched) in enumerate(zip(cell.tail_reached, cell.tail_matched, strict=True)):
+        at_risk[position] += reached
+        survived[position] += matched
 
 
 def pooled(states: Iterable[Acceptance], fallback: AcceptancePrior, drafts: float) -> AcceptancePrior:

@@ -6,6 +6,7 @@ from math import exp, log, sqrt
 
 from peagle.router.depth.estimate.acceptance import Acceptance
 from peagle.router.depth.estimate.prompt_cost import PromptCost
+from peagle.router.depth.estimate.sharing import Sharing
 from peagle.router.depth.estimate.step_cost import Load, StepCost
 from peagle.router.depth.ladder import BatchRange, batch_ranges
 from peagle.router.depth.priors import Terms
@@ -33,6 +34,7 @@ class Forecast:
     acceptance: Acceptance
     cost: StepCost
     prompts: PromptCost
+    sharing: Sharing
     delivered_ratio: float
     settings: DepthSettings
     now_s: float
@@ -62,14 +64,16 @@ class Forecast:
         """Seconds of one step of batch range `index` at `depth`."""
         return exp(self._log_step_s(index, depth))
 
-    def tokens(self, depth: int) -> float:
-        """Tokens that a client gets from one sequence's step."""
-        return 1.0 + self.delivered_ratio * self._sums[depth]
+    def tokens(self, index: int, depth: int) -> float:
+        """Tokens that a client gets from one sequence's step of batch range `index`."""
+        return 1.0 + self.delivered_ratio * self._sums[depth] * self._shared(index, depth)
 
     def log_tokens_per_s(self, index: int, depth: int) -> float:
         key = index, depth
         if (found := self._rates.get(key)) is None:
-            found = self._rates[key] = log(self.ranges[index].at * self.tokens(depth)) - self._log_step_s(index, depth)
+            found = self._rates[key] = log(self.ranges[index].at * self.tokens(index, depth)) - self._log_step_s(
+                index, depth
+            )
         return found
 
     def tokens_per_s(self, index: int, depth: int) -> float:
@@ -91,7 +95,7 @@ class Forecast:
         log_ratio = self.log_yield(index, after) - self.log_yield(index, before)
         if before == after:
             return Gain(0.0, 0.0)
-        variance = self._tokens_variance(before, after) + self._seconds_variance(index, before, after)
+        variance = self._tokens_variance(index, before, after) + self._seconds_variance(index, before, after)
         logs = ((self.log_yield(index, each), self.log_tokens_per_s(index, each)) for each in (before, after))
         decoding_ratio = max(exp(all_ - decoding) for all_, decoding in logs)
         return Gain(log_ratio, decoding_ratio * sqrt(variance))
@@ -106,10 +110,18 @@ class Forecast:
     def _drafts(self, depth: int) -> bool:
         return depth > 0 or not self.settings.drafter_skipped_at_zero
 
-    def _tokens_variance(self, before: int, after: int) -> float:
+    def _shared(self, index: int, depth: int) -> float:
+        if not self.settings.by_request:
+            return 1.0
+        return self.sharing.gain_ratio(self.ranges[index].at, depth)
+
+    def _tokens_variance(self, index: int, before: int, after: int) -> float:
         """By the slope of log(tokens) in each conditional probability: S_i to S_K all scale with it."""
         total = 0.0
-        shares = [(self.delivered_ratio / self.tokens(depth), self._sums[depth], depth) for depth in (before, after)]
+        shares = [
+            (self.delivered_ratio * self._shared(index, depth) / self.tokens(index, depth), self._sums[depth], depth)
+            for depth in (before, after)
+        ]
         for i in range(max(before, after)):
             slopes = [factor * (sums - self._sums[i]) if i < depth else 0.0 for factor, sums, depth in shares]
             total += ((slopes[1] - slopes[0]) / max(self._conditional[i], 0.01)) ** 2 * self._variances[i]

@@ -116,7 +116,7 @@ def impossible(added: StepStats, depth_max: int) -> str | None:
         return "a report holds counts of prompts below zero"
     for cell in added.cells:
         if any(
-            len(counts) != depth_max for counts in (cell.drafted, cell.accepted, cell.tail_drafted, cell.tail_matched)
+            len(counts) != depth_max for counts in (cell.drafted, cell.accepted, cell.tail_reached, cell.tail_matched)
         ):
             return f"a report counts {len(cell.drafted)} positions, not {depth_max}"
         if (

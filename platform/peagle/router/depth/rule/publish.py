@@ -53,12 +53,15 @@ def publish(
     assert state.plan is not None
     batch_max, held = forecast.settings.batch_max, state.plan.table
     table = held
-    if (wanted := by_batch_size(depths, batch_max)) != _whole(held, batch_max):
-        table = DepthTable(max(held.version, applied.version) + 1, wanted)
-    elif _whole(applied, batch_max) == _whole(held, batch_max) and applied.version >= held.version:
+    # One K that somebody has set is a K for each request.
+    by_request = forecast.settings.by_request and mode not in (Mode.PINNED, Mode.FALLBACK)
+    wanted = by_batch_size(depths, batch_max), by_request
+    if wanted != _whole(held, batch_max):
+        table = DepthTable(max(held.version, applied.version) + 1, *wanted)
+    elif _whole(applied, batch_max) == wanted and applied.version >= held.version:
         table = applied
     elif applied.version >= held.version:
-        table = DepthTable(applied.version + 1, _whole(held, batch_max))
+        table = DepthTable(applied.version + 1, *wanted)
     kept = any(why.before is not None for why in causes.values())
     changes = _changes(state, held, table, causes, forecast) if kept or table.depths != held.depths else ()
     plan = DepthPlan(table, mode, reason, changes)
@@ -128,5 +131,5 @@ def by_batch_size(depths: tuple[int, ...], batch_max: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=256)
-def _whole(table: DepthTable, batch_max: int) -> tuple[int, ...]:
-    return tuple(table.depth_at(batch_size) for batch_size in range(batch_max + 1))
+def _whole(table: DepthTable, batch_max: int) -> tuple[tuple[int, ...], bool]:
+    return tuple(table.depth_at(batch_size) for batch_size in range(batch_max + 1)), table.by_request

@@ -8,6 +8,7 @@ from peagle.router.depth.estimate.acceptance import Acceptance
 from peagle.router.depth.estimate.busy import Busy
 from peagle.router.depth.estimate.forecast import Forecast
 from peagle.router.depth.estimate.prompt_cost import PromptCost
+from peagle.router.depth.estimate.sharing import Sharing
 from peagle.router.depth.estimate.step_cost import StepCost
 from peagle.router.depth.ladder import batch_ranges, range_index
 from peagle.router.depth.plan import DepthChange, DepthPlan
@@ -61,7 +62,7 @@ class DepthState:
     """Everything that the rule carries from one report of a replica to the next. A value: nothing changes it in place.
 
     Attributes:
-        acceptance, cost, delivery, prompts: What is learned.
+        acceptance, cost, delivery, prompts, sharing: What is learned.
         guard: Whether to trust it.
         ranges: By batch range, as `batch_ranges` lists them.
         clocks: By batch range, how long until the next probe.
@@ -77,6 +78,7 @@ class DepthState:
     acceptance: Acceptance
     cost: StepCost
     delivery: Delivery
+    sharing: Sharing
     guard: Guard
     ranges: tuple[RangeState, ...]
     clocks: tuple[ProbeClock, ...]
@@ -96,7 +98,7 @@ class DepthState:
         return self.busy.main
 
     def forecast(self, settings: DepthSettings, now_s: float) -> Forecast:
-        return Forecast(self.acceptance, self.cost, self.prompts, self.delivery.ratio, settings, now_s)
+        return Forecast(self.acceptance, self.cost, self.prompts, self.sharing, self.delivery.ratio, settings, now_s)
 
 
 def start(settings: DepthSettings, fleet: FleetPrior | None = None) -> DepthState:
@@ -106,6 +108,7 @@ def start(settings: DepthSettings, fleet: FleetPrior | None = None) -> DepthStat
         cost=step_cost.relearned(fleet.cost) if fleet else StepCost.start(settings.cost),
         prompts=fleet.prompts if fleet else PromptCost(),
         delivery=Delivery(),
+        sharing=Sharing.start(settings.depth_max),
         guard=Guard(hold_s=settings.guard_hold_s[0]),
         ranges=tuple(
             RangeState(settings.depth_static, settings.changes_at_once) for _ in batch_ranges(settings.batch_max)
@@ -143,7 +146,7 @@ def learn_prompts(state: DepthState, added: PromptStats) -> DepthState:
 def learn(state: DepthState, cells: tuple[StepCell, ...], settings: DepthSettings, now_s: float) -> DepthState:
     """Take in the cells of one report."""
     elapsed_s = max(0.0, now_s - state.reported_s) if state.reported_s is not None else 0.0
-    counts = acceptance.counts_of(cells, state.acceptance.survival)
+    counts = acceptance.counts_of(cells, settings.depth_max)
     learned = acceptance.observe(state.acceptance, counts, settings.half_life_drafts, now_s)
     seconds: dict[int, float] = {}
     tokens: dict[int, int] = {}
@@ -160,6 +163,7 @@ def learn(state: DepthState, cells: tuple[StepCell, ...], settings: DepthSetting
         acceptance=learned,
         cost=step_cost.observe(state.cost, cells, settings.batch_max, settings.drafter_skipped_at_zero, now_s),
         delivery=state.delivery.observe(cells, elapsed_s),
+        sharing=state.sharing.observe(cells),
         clocks=clocks,
         busy=state.busy.observe({index: seconds[index] for index in measured}, now_s),
         measured={**state.measured, **measured},
