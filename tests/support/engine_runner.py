@@ -54,9 +54,9 @@ class Runner:
         del self.llm, self.engine
         gc.collect()
 
-    def set_depths(self, *depths: int) -> None:
+    def set_depths(self, *depths: int, by_request: bool = False) -> None:
         self.version += 1
-        set_depths_sync(self.llm, DepthTable(self.version, depths))
+        set_depths_sync(self.llm, DepthTable(self.version, depths, by_request))
 
     def stats(self) -> StepStats:
         return read_step_stats_sync(self.llm)
@@ -105,7 +105,8 @@ class Runner:
 
         def change(_: list[str]) -> None:
             if rng.random() < 0.4:
-                self.set_depths(*(rng.randint(0, depth_max) for _ in range(rng.randint(1, largest + 1))))
+                depths = (rng.randint(0, depth_max) for _ in range(rng.randint(1, largest + 1)))
+                self.set_depths(*depths, by_request=rng.random() < 0.5)
 
         return change
 

@@ -16,11 +16,11 @@ def cells(draw: st.DrawFn) -> StepCell:
         before = draw(st.integers(0, before))
         accepted.append(before)
     tail, matched = [], []
-    scored, right = draw(st.integers(0, drafts)), before
+    reached = draw(st.integers(0, before))
     for _ in range(DEPTH_MAX - depth):
-        scored = draw(st.integers(0, scored))
-        right = draw(st.integers(0, min(right, scored)))
-        tail.append(scored)
+        right = draw(st.integers(0, reached))
+        tail.append(reached)
+        reached = right
         matched.append(right)
     none = [0] * (DEPTH_MAX - depth)
     return StepCell(
@@ -32,6 +32,6 @@ def cells(draw: st.DrawFn) -> StepCell:
         drafts=drafts if depth else 0,
         drafted=tuple([drafts] * depth + none),
         accepted=tuple(accepted + none),
-        tail_drafted=tuple([0] * depth + tail),
+        tail_reached=tuple([0] * depth + tail),
         tail_matched=tuple([0] * depth + matched),
     )

@@ -5,7 +5,7 @@ from peagle.router.snapshot import DepthTable
 
 
 def next_table(
-    version: int, depths: list[int], by_request: bool, current: DepthTable, depth_max: int, batch_max: int
+    version: int, depths: list[int], current: DepthTable, depth_max: int, batch_max: int, *, by_request: bool = False
 ) -> DepthTable:
     """The table to apply after `current`; `current` itself if it is sent again.
 

@@ -104,7 +104,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
             ConfigError: See `next_table`.
         """
         self._table = next_table(
-            version, depths, by_request, self._table, self.num_spec_tokens, self.max_num_running_reqs
+            version, depths, self._table, self.num_spec_tokens, self.max_num_running_reqs, by_request=by_request
         )
 
     def step_stats(self, since: int = 0) -> dict[str, Any]:
@@ -245,10 +245,10 @@ class LiveDepthScheduler(DraftTakingScheduler):
     def _depth_to_draft(self) -> int:
         """How much the next step will verify of what this one drafts, if nobody ends; now and then all of it."""
         self._drafting_steps += 1
-        if self._drafting_steps % _WHOLE_DRAFT_EVERY == 0:
-            return self.num_spec_tokens
         batch_size = len(self.running)
         depth = self._table.depth_at(batch_size)
+        if self._drafting_steps % _WHOLE_DRAFT_EVERY == 0:
+            depth = self.num_spec_tokens
         return max(1, self._drafted_for(depth) if batch_size > 1 else depth)
 
     def _skip_drafter(self, output: SchedulerOutput) -> None:
@@ -284,10 +284,11 @@ class LiveDepthScheduler(DraftTakingScheduler):
         return depths, [expected_right(chances, each, self._drafted_for(each)) for each in every]
 
     def _drafted_for(self, depth: int) -> int:
-        """How much a step drafts whose next one verifies `depth`."""
+        """How much a step drafts whose next one verifies K = `depth` of several requests."""
+        depth_max: int = self.num_spec_tokens
         if not self._drafts_to_depth:
-            return self.num_spec_tokens
-        return depth_drafted(depth, self.num_spec_tokens) if self._table.by_request else depth
+            return depth_max
+        return depth_drafted(depth, depth_max) if self._table.by_request else depth
 
     def _cut_drafts(self, depths: dict[str, int]) -> dict[str, list[int]]:
         """Cut every running request's draft to its K, 0 where there is none; returns what was longer, by request id."""

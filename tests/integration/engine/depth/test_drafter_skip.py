@@ -115,7 +115,7 @@ def test_no_deeper_is_drafted_than_is_verified_and_as_well(runner: Runner, truth
     assert drafted < 1.8 * added.drafts * 2
     # Texts are the same, but where drafts begin is not: the deeper ones pass over easy text in fewer steps.
     assert rights[2] == pytest.approx(rights[7], abs=0.15)
-    assert sum(cell.tail_drafted[6] for cell in added.cells) > 0
+    assert sum(cell.tail_reached[6] for cell in added.cells) > 0
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -37,19 +37,23 @@ class Engine:
         self.vllm_config = SimpleNamespace(cache_config=cache)
         self.version, self.depths, self.fails = 4, [3, 1], fails
         self.places = asyncio.Semaphore(room)
+        self.by_request = self.shared = False
         self.running: set[str] = set()
         self.cells: dict[tuple[int, int], dict[str, Any]] = {}
         self.resets = self.readings = 0
 
-    async def call_utility_async(self, method: str, version: int = 0, depths: Any = None) -> Any:
+    async def call_utility_async(
+        self, method: str, version: int = 0, depths: Any = None, by_request: bool = False
+    ) -> Any:
         if method == live_depth.STEP_STATS:
             prompts = {"cells": [], "ended_prompt_tokens": 0, "ended_output_tokens": 0}
             cells = [dict(cell) for cell in self.cells.values()]
             self.readings += 1
             told = {"reading": self.readings, "version": self.version, "depths": self.depths, "depth_max": 7}
-            return {**told, "cells": cells, "prompts": prompts}
+            return {**told, "by_request": self.by_request, "cells": cells, "prompts": prompts}
         assert version > self.version
-        self.version, self.depths = version, depths
+        self.version, self.depths, self.by_request = version, depths, by_request
+        self.shared = self.shared or by_request
         return None
 
     async def reset_prefix_cache(self) -> bool:
@@ -75,7 +79,7 @@ class Engine:
         size, depth = min(len(self.running), self.step_requests), self.depths[0]
         none = [0] * 7
         sums = {"steps": 0, "seconds": 0.0, "tokens": 0, "drafts": 0, "drafted": none, "accepted": none}
-        tails = {"tail_drafted": none, "tail_matched": none}
+        tails = {"tail_reached": none, "tail_matched": none}
         cell = self.cells.setdefault((size, depth), {"batch_size": size, "depth": depth, **sums, **tails})
         cell["steps"] += 1
         cell["seconds"] += 0.001 * size + self.token_s * context_tokens
@@ -89,6 +93,14 @@ async def test_every_point_is_timed_and_the_engine_is_as_before() -> None:
     assert {(each.batch_size, each.depth) for each in times} == {(size, depth) for size in SIZES for depth in DEPTHS}
     assert all(each.seconds / each.steps == pytest.approx(0.001 * each.batch_size) for each in times)
     assert (engine.depths, engine.running, engine.resets) == ([3, 1], set(), 1)
+
+
+@in_virtual_time
+async def test_where_k_is_one_on_average_it_is_timed_as_such() -> None:
+    engine = Engine()
+    await calibration.calibrate(engine, SIZES, DEPTHS, 1.0, by_request=True)
+    assert engine.shared
+    assert not engine.by_request
 
 
 @in_virtual_time

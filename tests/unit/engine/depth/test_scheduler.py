@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 @pytest.mark.parametrize("blocks", [200, 24], ids=["roomy", "preempting"])
 @pytest.mark.parametrize("skips_drafter", [False, True], ids=["drafting", "skipping"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("seed", "by_request"), [*((seed, False) for seed in range(6)), (6, True), (7, True)])
 def test_output_is_the_targets_own_while_depth_changes(
     folder: Path,
     overlapped: bool,
@@ -42,6 +42,7 @@ def test_output_is_the_targets_own_while_depth_changes(
     blocks: int,
     skips_drafter: bool,
     seed: int,
+    by_request: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from vllm.v1.request import RequestStatus
@@ -62,7 +63,8 @@ def test_output_is_the_targets_own_while_depth_changes(
             add(core, request_id, prompt, max_tokens, stop)
         if rng.random() < 0.3:
             version += 1
-            core.scheduler.set_depths(version, [rng.randint(0, DEPTH_MAX) for _ in range(rng.randint(1, 9))])
+            depths = [rng.randint(0, DEPTH_MAX) for _ in range(rng.randint(1, 9))]
+            core.scheduler.set_depths(version, depths, by_request)
         if rng.random() < 0.02 and core.scheduler.running:
             victim = rng.choice(core.scheduler.running).request_id
             core.scheduler.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
@@ -75,7 +77,11 @@ def test_output_is_the_targets_own_while_depth_changes(
         assert emitted == (text[: len(emitted)] if request_id in aborted else text)
     assert bool(preemptions) == (blocks < 100)
     assert bool(core.worker.gapped) == skips_drafter
-    assert set(core.worker.drafted) - {0} == (set(range(1, DEPTH_MAX + 1)) if to_depth else {DEPTH_MAX})
+    drafted = set(core.worker.drafted) - {0}
+    if to_depth and by_request:
+        assert {4, 5, DEPTH_MAX} <= drafted <= set(range(1, DEPTH_MAX + 1))
+    else:
+        assert drafted == (set(range(1, DEPTH_MAX + 1)) if to_depth else {DEPTH_MAX})
     assert core.scheduler.keeps_nothing
 
 
@@ -98,7 +104,8 @@ def test_no_more_is_drafted_than_will_be_verified_but_for_one_step_in_eight(fold
     for cell in stats.cells:
         assert cell.drafted == (cell.drafts,) * depth + (0,) * (DEPTH_MAX - depth)
     # Tails are known from where all was drafted, and say what they would say anywhere.
-    tails = sum(cell.tail_drafted[-1] for cell in stats.cells)
+    # At K = 0 one token is drafted all the same.
+    tails = sum(cell.tail_reached[max(1, depth)] for cell in stats.cells if depth < DEPTH_MAX)
     assert (tails > 0) == (depth < DEPTH_MAX)
     assert tails <= 4 * whole
 
@@ -136,11 +143,12 @@ def test_effective_depth_is_the_requested_one_and_every_count_is_the_workers_own
         truth = continuation(core.worker.tokens[request_id][:start], DEPTH_MAX)
         match = next((j for j in range(DEPTH_MAX) if draft[j] != truth[j]), DEPTH_MAX)
         for position in range(DEPTH_MAX):
-            if position < depth or (not overlapped and start + position < 5 + 100):
+            known = not overlapped and start + position < 5 + 100
+            if position < depth or (known and position <= match):
                 counted[position] += 1
                 right[position] += position < match
     for position in range(DEPTH_MAX):
-        drafted, accepted = ("drafted", "accepted") if position < depth else ("tail_drafted", "tail_matched")
+        drafted, accepted = ("drafted", "accepted") if position < depth else ("tail_reached", "tail_matched")
         assert sum(getattr(cell, drafted)[position] for cell in cells) == counted[position]
         assert sum(getattr(cell, accepted)[position] for cell in cells) == right[position]
     # Each request's first token comes from its prefill, which is no decode-only step.

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from peagle.engine.depth.draft_chances import DraftChances
 from peagle.engine.depth.live_depth import StepStatsReader, step_stats_from_plain
 from peagle.engine.depth.step_sums import CellSums, CutDraft, CutTails, PromptSums, StepSums
 
@@ -19,27 +20,27 @@ def common_prefix(draft: list[int], emitted: list[int]) -> int:
 
 
 def test_tail_counts_only_what_follows_an_unbroken_match() -> None:
-    cell, tails = CellSums(1, 2, DEPTH_MAX), CutTails()
+    cell, tails = CellSums(1, 2, DEPTH_MAX), CutTails(DraftChances(DEPTH_MAX))
     tails.add("a", CutDraft(cell, start=3, verified=2, tokens=[10, 11, 12, 99, 14, 15, 16]))
     tails.settle("a", [0, 0, 0, 10, 11, 12, 13, 14, 15, 16])
-    assert cell.tail_drafted == [0, 0, 1, 1, 1, 1, 1]
+    assert cell.tail_reached == [0, 0, 1, 1, 0, 0, 0]
     assert cell.tail_matched == [0, 0, 1, 0, 0, 0, 0]
 
 
-def test_tail_behind_a_rejected_draft_counts_as_drafted_and_not_matched() -> None:
-    cell, tails = CellSums(1, 2, DEPTH_MAX), CutTails()
+def test_tail_behind_a_rejected_draft_is_not_reached() -> None:
+    cell, tails = CellSums(1, 2, DEPTH_MAX), CutTails(DraftChances(DEPTH_MAX))
     tails.add("a", CutDraft(cell, start=0, verified=2, tokens=[10, 99, 12, 13, 14, 15, 16]))
     tails.settle("a", [10, 11, 12, 13, 14, 15, 16])
-    assert cell.tail_drafted == [0, 0, 1, 1, 1, 1, 1]
+    assert cell.tail_reached == [0] * DEPTH_MAX
     assert cell.tail_matched == [0] * DEPTH_MAX
 
 
 def test_tail_waits_until_the_request_has_emitted_as_far_as_the_draft() -> None:
-    cell, tails = CellSums(1, 0, DEPTH_MAX), CutTails()
+    cell, tails = CellSums(1, 0, DEPTH_MAX), CutTails(DraftChances(DEPTH_MAX))
     tails.add("a", CutDraft(cell, start=1, verified=0, tokens=list(range(DEPTH_MAX))))
     tails.settle("a", [9, *range(DEPTH_MAX - 1)])
     assert tails.waiting("a") == 1
-    assert cell.tail_drafted == [0] * DEPTH_MAX
+    assert cell.tail_reached == [0] * DEPTH_MAX
     tails.settle("a", [9, *range(DEPTH_MAX)])
     assert not tails
     assert cell.tail_matched == [1] * DEPTH_MAX
@@ -47,30 +48,30 @@ def test_tail_waits_until_the_request_has_emitted_as_far_as_the_draft() -> None:
 
 @pytest.mark.parametrize("right", [True, False])
 def test_a_requests_end_removes_right_and_wrong_guesses_alike(right: bool) -> None:
-    cell, tails = CellSums(1, 0, DEPTH_MAX), CutTails()
+    cell, tails = CellSums(1, 0, DEPTH_MAX), CutTails(DraftChances(DEPTH_MAX))
     tails.add("a", CutDraft(cell, start=1, verified=0, tokens=[1 if right else 2] * DEPTH_MAX))
     tails.finish("a", [0, 1, 1, 1])
-    assert cell.tail_drafted == [1, 1, 1, 0, 0, 0, 0]
+    assert cell.tail_reached == ([1, 1, 1, 0, 0, 0, 0] if right else [1, 0, 0, 0, 0, 0, 0])
     assert cell.tail_matched == ([1, 1, 1, 0, 0, 0, 0] if right else [0] * DEPTH_MAX)
     assert not tails
 
 
 def test_finishing_an_unknown_request_does_nothing() -> None:
-    CutTails().finish("nobody", [1, 2, 3])
+    CutTails(DraftChances(DEPTH_MAX)).finish("nobody", [1, 2, 3])
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_tails_agree_with_a_full_replay(seed: int) -> None:
     rng = random.Random(seed)
     prompt, text = [0] * rng.randint(1, 9), [rng.randint(0, 2) for _ in range(rng.randint(1, 60))]
-    tokens, tails, cell = list(prompt), CutTails(), CellSums(1, 0, DEPTH_MAX)
-    expected_drafted, expected_matched = [0] * DEPTH_MAX, [0] * DEPTH_MAX
+    tokens, tails, cell = list(prompt), CutTails(DraftChances(DEPTH_MAX)), CellSums(1, 0, DEPTH_MAX)
+    expected_reached, expected_matched = [0] * DEPTH_MAX, [0] * DEPTH_MAX
     while len(tokens) < len(prompt) + len(text):
         start, verified = len(tokens), rng.randint(0, DEPTH_MAX - 1)
         draft = [rng.randint(0, 2) for _ in range(rng.randint(verified + 1, DEPTH_MAX))]
         truth = text[start - len(prompt) :][: len(draft)]
         for position in range(verified, len(truth)):
-            expected_drafted[position] += 1
+            expected_reached[position] += position <= common_prefix(draft, truth)
             expected_matched[position] += position < common_prefix(draft, truth)
         tails.add("a", CutDraft(cell, start, verified, draft))
         emitted = min(common_prefix(draft[:verified], truth) + 1, len(truth))
@@ -78,7 +79,7 @@ def test_tails_agree_with_a_full_replay(seed: int) -> None:
         tails.settle("a", tokens)
         assert tails.waiting("a") <= DEPTH_MAX
     tails.finish("a", tokens)
-    assert (cell.tail_drafted, cell.tail_matched) == (expected_drafted, expected_matched)
+    assert (cell.tail_reached, cell.tail_matched) == (expected_reached, expected_matched)
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -101,6 +102,7 @@ def test_cells_sum_what_was_added_and_survive_the_way_to_the_client(seed: int) -
     stats = step_stats_from_plain(
         {
             "version": 3,
+            "by_request": False,
             "depths": [7, 5],
             "depth_max": DEPTH_MAX,
             "reading": 1,
@@ -135,7 +137,7 @@ class Sums:
     async def call_utility_async(self, _method: str, since: int) -> Any:
         reading, cells = self.sums.read(since)
         self.sent += len(cells)
-        table = {"version": 0, "depths": [7], "depth_max": DEPTH_MAX}
+        table = {"version": 0, "depths": [7], "by_request": False, "depth_max": DEPTH_MAX}
         return {**table, "reading": reading, "cells": cells, "prompts": PromptSums().plain()}
 
 

@@ -43,12 +43,15 @@ def test_a_head_that_has_learned_nothing_changes_nothing() -> None:
 def test_ngrams_count_for_what_they_are_said_to_and_for_nothing_without() -> None:
     logits, hidden = passed()
     markov = MarkovHead.of(weights())
-    assert torch.equal(chained_in_text(logits, hidden, markov, texts(), 0.0), chained(logits, hidden, markov))
+    assert torch.equal(chained_in_text(logits, hidden, markov, texts(), 0.0)[0], chained(logits, hidden, markov))
     for nats in (0.5, 2.0):
-        drafts = chained_in_text(logits, hidden, markov, texts(), nats)
+        drafts, confidences = chained_in_text(logits, hidden, markov, texts(), nats)
         candidates, scores = chains_of(logits, hidden, markov)
         assert torch.equal(drafts[:, 0], candidates[:, 0, 0])
-        for draft, tokens, follows, text in zip(drafts.tolist(), candidates.tolist(), scores, texts(), strict=True):
+        firsts = logits[:, 0].softmax(-1).amax(-1).tolist()
+        assert [sure[0] for sure in confidences] == pytest.approx(firsts)
+        each = zip(drafts.tolist(), confidences, candidates.tolist(), scores, texts(), strict=True)
+        for draft, sure, tokens, follows, text in each:
             for depth in range(1, DEPTH):
                 before = tokens[depth - 1].index(draft[depth - 1])
                 gains = [
@@ -56,12 +59,13 @@ def test_ngrams_count_for_what_they_are_said_to_and_for_nothing_without() -> Non
                     for token, score in zip(tokens[depth], follows[depth - 1, before], strict=True)
                 ]
                 assert draft[depth] == tokens[depth][gains.index(max(gains))]
-    assert not torch.equal(chained_in_text(logits, hidden, markov, texts(), 2.0), chained(logits, hidden, markov))
+                assert sure[depth] == pytest.approx(float(torch.tensor(gains).softmax(-1).max()))
+    assert not torch.equal(chained_in_text(logits, hidden, markov, texts(), 2.0)[0], chained(logits, hidden, markov))
 
 
 def test_what_has_followed_is_no_candidate_by_that_alone() -> None:
     logits, hidden = passed()
-    drafts = chained_in_text(logits, hidden, MarkovHead.of(weights()), texts(), 1000.0)
+    drafts, _ = chained_in_text(logits, hidden, MarkovHead.of(weights()), texts(), 1000.0)
     assert (logits.topk(CANDIDATES).indices == drafts[..., None]).any(-1).all()
 
 

@@ -226,7 +226,7 @@ def test_an_inter_token_target_rules_out_depths_whose_step_is_too_long() -> None
         (replace(good_cell(), steps=-1), "below zero"),
         (replace(good_cell(), drafted=(1, 1)), "counts 2 positions, not 7"),
         (
-            replace(good_cell(steps=2000, depth=1), tail_drafted=(0, *(2000,) * 6), tail_matched=(0, *(1900,) * 6)),
+            replace(good_cell(steps=2000, depth=1), tail_reached=(0, *(1000,) * 6), tail_matched=(0, *(1900,) * 6)),
             "acceptance rises with the position",
         ),
     ],

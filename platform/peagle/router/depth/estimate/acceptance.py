@@ -112,14 +112,6 @@ class Acceptance:
             for c, reached in zip(self.conditional, self.counts.at_risk, strict=True)
         )
 
-    @property
-    def rises(self) -> bool:
-        """Whether more drafts were right somewhere than reached it, beyond chance: then the counts are not true."""
-        return any(
-            right > 1.02 * reached + 4.0 * sqrt(reached + 1.0)
-            for right, reached in zip(self.counts.survived, self.counts.at_risk, strict=True)
-        )
-
 
 def observe(state: Acceptance, added: Counts, half_life_drafts: float, now_s: float) -> Acceptance:
     """Count one report; drop the past if this is the second in a row that deviates to the same side."""

@@ -66,7 +66,11 @@ class Forecast:
 
     def tokens(self, index: int, depth: int) -> float:
         """Tokens that a client gets from one sequence's step of batch range `index`."""
-        return 1.0 + self.delivered_ratio * self._sums[depth] * self._shared(index, depth)
+        return 1.0 + self.delivered_ratio * self.right_drafts(index, depth)
+
+    def right_drafts(self, index: int, depth: int) -> float:
+        """Drafts of one sequence's step that the target accepts."""
+        return self._sums[depth] * self._shared(index, depth)
 
     def log_tokens_per_s(self, index: int, depth: int) -> float:
         key = index, depth

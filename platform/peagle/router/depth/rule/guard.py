@@ -1,6 +1,7 @@
 """Notices that what the rule sees cannot be true, or does not come true; then the configured static K is safer."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import exp, inf, sqrt
 
 from peagle.router.depth.estimate.acceptance import Acceptance
@@ -102,8 +103,8 @@ class Guard:
         """
         if self.watch is not None or before.counts.drafts < _FIRST_DRAFTS_BEFORE:
             return self
-        drafts = sum(cell.drafted[0] for cell in cells)
-        latest = sum(cell.accepted[0] for cell in cells) / drafts if drafts >= _FIRST_DRAFTS_LATEST else 1.0
+        drafts, accepted = _first_drafts(cells)
+        latest = accepted / drafts if drafts >= _FIRST_DRAFTS_LATEST else 1.0
         return replace(self, watch=Watch(min(latest, before.survival[0]), now_s))
 
 
@@ -126,6 +127,10 @@ def impossible(added: StepStats, depth_max: int) -> str | None:
             return "a report holds counts below zero"
         if any(right > all_ for right, all_ in zip(cell.accepted, cell.drafted, strict=True)):
             return "a report has more drafts accepted than drafted"
+        if any(right > reached for right, reached in zip(cell.tail_matched, cell.tail_reached, strict=True)) or any(
+            right > before for before, right in pairwise(cell.accepted)
+        ):
+            return "acceptance rises with the position, so drafts are miscounted"
     return None
 
 
@@ -142,8 +147,6 @@ def examine(guard: Guard, before: Forecast, after: Acceptance, cells: tuple[Step
         What to remember, and what is wrong, if anything.
     """
     guard = _with_goodput(_with_first(guard, cells, before.now_s), before, cells)
-    if after.rises:
-        return guard, "acceptance rises with the position, so drafts are miscounted"
     watch = guard.watch
     if watch is not None and watch.drafts >= _FIRST_DRAFTS[0]:
         now = watch.accepted / watch.drafts
@@ -165,9 +168,17 @@ def examine(guard: Guard, before: Forecast, after: Acceptance, cells: tuple[Step
 def _with_first(guard: Guard, cells: tuple[StepCell, ...], now_s: float) -> Guard:
     if guard.watch is None or now_s - guard.watch.started_s > _FIRST_S:
         return replace(guard, watch=None)
-    drafts = guard.watch.drafts + sum(cell.drafted[0] for cell in cells)
-    accepted = guard.watch.accepted + sum(cell.accepted[0] for cell in cells)
-    return replace(guard, watch=replace(guard.watch, drafts=drafts, accepted=accepted))
+    drafts, accepted = _first_drafts(cells)
+    watch = replace(guard.watch, drafts=guard.watch.drafts + drafts, accepted=guard.watch.accepted + accepted)
+    return replace(guard, watch=watch)
+
+
+def _first_drafts(cells: tuple[StepCell, ...]) -> tuple[int, int]:
+    """First positions, and those that were right: also of drafts cut to nothing, which are the less likely ones."""
+    return (
+        sum(cell.drafted[0] + cell.tail_reached[0] for cell in cells),
+        sum(cell.accepted[0] + cell.tail_matched[0] for cell in cells),
+    )
 
 
 def _with_goodput(guard: Guard, before: Forecast, cells: tuple[StepCell, ...]) -> Guard:
@@ -178,6 +189,8 @@ def _with_goodput(guard: Guard, before: Forecast, cells: tuple[StepCell, ...]) -
         if cell.steps and cell.seconds > 0:
             key = cell_key(cell, before.settings.batch_max)
             right = sum(drafted * s for drafted, s in zip(cell.drafted, before.survival, strict=True))
+            if before.settings.by_request:
+                right = cell.drafts * before.right_drafts(key[0], cell.depth)
             seconds += cell.seconds
             predicted_s += cell.steps * exp(
                 before.cost.log_step_s(coefficients, load_of(cell, before.settings.drafter_skipped_at_zero), key)
