@@ -79,7 +79,8 @@ def test_output_is_the_targets_own_while_depth_changes(
     assert bool(core.worker.gapped) == skips_drafter
     drafted = set(core.worker.drafted) - {0}
     if to_depth and by_request:
-        assert {4, 5, DEPTH_MAX} <= drafted <= set(range(1, DEPTH_MAX + 1))
+        assert DEPTH_MAX in drafted
+        assert len(drafted) >= 4
     else:
         assert drafted == (set(range(1, DEPTH_MAX + 1)) if to_depth else {DEPTH_MAX})
     assert core.scheduler.keeps_nothing
