@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from peagle.api.speculation_field import DEPTH_MAX_ARG
 from peagle.bench.core.workloads import held_out_prompts
 from peagle.config import Deployment, load_deployment
 from peagle.engine.arguments import engine_arguments
@@ -74,22 +75,29 @@ class Runner:
         prompts: Sequence[str],
         batch_size: int,
         on_step: Callable[[list[str]], None] | None = None,
+        bounds: Sequence[int | None] = (None,),
         **sampling: Any,
     ) -> list[Any]:
         """The outputs, in the order of the prompts, with at most `batch_size` requests in flight.
 
+        The requests' own bounds of K are `bounds`, by turns.
         `on_step` gets the ids of the requests in flight after every step; a request that it aborts has output None.
         """
         from vllm import SamplingParams
 
-        params = SamplingParams(**{"temperature": 0.0, **sampling})
+        params = [
+            SamplingParams(
+                **{"temperature": 0.0, **sampling}, extra_args=None if bound is None else {DEPTH_MAX_ARG: bound}
+            )
+            for bound in bounds
+        ]
         waiting, index_of, outputs = list(enumerate(prompts)), {}, [None] * len(prompts)
         while waiting or self.engine.has_unfinished_requests():
             while waiting and len(index_of) < batch_size:
                 index, prompt = waiting.pop(0)
                 self._requests += 1
                 index_of[str(self._requests)] = index
-                self.engine.add_request(str(self._requests), prompt, params)
+                self.engine.add_request(str(self._requests), prompt, params[index % len(params)])
             for output in self.engine.step():
                 if output.finished:
                     outputs[index_of.pop(output.request_id)] = output.outputs[0]

@@ -53,6 +53,17 @@ _ENGINE_CORE = (
         _NO_CALL_FOR_DRAFTS,
     ),
 )
+_FRONT = (
+    Seam(
+        "vllm.outputs:RequestOutput.add",
+        Kind.REPLACES,
+        why="Where parts of an answer are merged, its draft counts are lost.",
+        removed_when="vLLM merges `spec_decode_metrics`",
+        versions=KNOWN_VERSIONS,
+        installed_by="peagle.engine.patches.merged_outputs:install",
+        process=Process.FRONT,
+    ),
+)
 _WORKER = (
     _compiled(
         "torch.compiler:load_compiled_function",
@@ -139,6 +150,12 @@ _NOT_INSTALLED = (
         )
     ),
     _overrides(
+        "vllm.v1.engine.async_llm:AsyncLLM.generate",
+        why="An answer's `usage` tells what was drafted, of several choices and prompts as well.",
+        removed_when="vLLM counts drafts in `usage`",
+        issue="https://github.com/vllm-project/vllm/issues/50895",
+    ),
+    _overrides(
         "vllm.v1.executor.uniproc_executor:UniProcExecutor._init_executor",
         why="A CPU engine's model runs in the engine core's process, bound to its cores.",
         removed_when="vLLM's CPU platform runs one worker in the engine core's process",
@@ -188,7 +205,7 @@ _NOT_INSTALLED = (
         removed_when="the row of `load_compiled_function` goes",
     ),
 )
-PATCHES: tuple[Seam, ...] = (*_ENGINE_CORE, *_WORKER, *_NOT_INSTALLED)
+PATCHES: tuple[Seam, ...] = (*_FRONT, *_ENGINE_CORE, *_WORKER, *_NOT_INSTALLED)
 
 
 def install_patches(process: Process) -> None:
