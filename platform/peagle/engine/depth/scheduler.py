@@ -21,9 +21,9 @@ differ by request, and no worker is patched.
 - With `drafts_to_depth` (CPU, where each drafted row costs time) a step drafts what the next one will verify by the
   present table and batch; one in eight drafts Kmax, so that cut tails still tell of what lies beyond K. Where K rises,
   the one step that follows verifies what was drafted for the lower K.
-- A request may carry its own bound of K (`depth_bound.py`), which holds from its first draft on. What a bound cuts is no
-  tail: no K of the table would have verified it. A request of bound 0 rests like one with a gap, and where all of a
-  decode-only step rest, no drafter runs. Its prompt is drafted over as others' are, who may find it in the prefix cache.
+- A request may carry its own bound of K (`depth_bound.py`), which holds from its first draft on. What a bound cuts is
+  no tail: no K of the table would have verified it. A request of bound 0 rests like one with a gap, and where all of a
+  decode-only step rest, no drafter runs. Prompts are drafted over all the same, for who finds them in the prefix cache.
 - On GPU, a step below Kmax is no uniform batch of Kmax + 1 tokens, so it replays piecewise CUDA graphs, not full ones.
 """
 
