@@ -4,12 +4,11 @@ import gc
 import os
 import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from peagle.api.speculation_field import DEPTH_MAX_ARG
 from peagle.bench.core.workloads import held_out_prompts
 from peagle.config import Deployment, load_deployment
 from peagle.engine.arguments import engine_arguments
@@ -75,22 +74,17 @@ class Runner:
         prompts: Sequence[str],
         batch_size: int,
         on_step: Callable[[list[str]], None] | None = None,
-        bounds: Sequence[int | None] = (None,),
+        by_turns: Sequence[Mapping[str, Any]] = ({},),
         **sampling: Any,
     ) -> list[Any]:
         """The outputs, in the order of the prompts, with at most `batch_size` requests in flight.
 
-        The requests' own bounds of K are `bounds`, by turns.
+        `sampling` holds for all of them, and `by_turns` for one after another.
         `on_step` gets the ids of the requests in flight after every step; a request that it aborts has output None.
         """
         from vllm import SamplingParams
 
-        params = [
-            SamplingParams(
-                **{"temperature": 0.0, **sampling}, extra_args=None if bound is None else {DEPTH_MAX_ARG: bound}
-            )
-            for bound in bounds
-        ]
+        params = [SamplingParams(**{"temperature": 0.0, **sampling, **own}) for own in by_turns]
         waiting, index_of, outputs = list(enumerate(prompts)), {}, [None] * len(prompts)
         while waiting or self.engine.has_unfinished_requests():
             while waiting and len(index_of) < batch_size:

@@ -241,6 +241,15 @@ def test_a_request_may_bound_its_drafts_and_is_told_of_them(
     assert drafted[None] + drafted[2] > 0
 
 
+@pytest.mark.parametrize("own", [{"logit_bias": {"5": -50}}, {"extra_body": {"min_p": 0.2}}], ids=["bias", "min_p"])
+def test_parameters_that_no_draft_is_judged_by_are_served_without_drafts(
+    client: OpenAI, served: Served, own: dict[str, Any]
+) -> None:
+    answer: Any = client.completions.create(model=served.model, prompt=PROMPT, max_tokens=24, **own)
+    assert answer.choices[0].text
+    assert answer.usage.speculation == {"drafted_tokens": 0, "accepted_tokens": 0}
+
+
 def test_a_wrong_bound_is_refused_by_name(client: OpenAI, served: Served) -> None:
     for extra, param in (
         ({"speculation": {"depth_max": -1}}, "speculation.depth_max"),

@@ -11,29 +11,28 @@ from peagle.engine.patches.step_drafts import DraftTakingScheduler
 
 
 def bound_of(request: Request) -> int | None:
-    """The most draft tokens that a step may verify for this request; None where its client set no bound."""
+    """The most draft tokens that a step may verify for this request; None where it has no bound."""
     params = request.sampling_params
     extra = params.extra_args if params is not None else None
     bound: int | None = extra.get(DEPTH_MAX_ARG) if extra else None
     return bound
 
 
-class _Bounded:
-    """Cuts each running request's draft to its bound, before vLLM schedules it."""
-
-    running: list[Request]
+class StaticDepthScheduler(DraftTakingScheduler):
+    """A fixed K, and requests' own bounds below it."""
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         for request in self.running:
             if (bound := bound_of(request)) is not None:
                 # A new list: under asynchronous scheduling all requests share one list of placeholders.
                 request.spec_token_ids = request.spec_token_ids[:bound]
-        return super().schedule(*args, **kwargs)  # type: ignore[misc]
+        return super().schedule(*args, **kwargs)
+
+    def _get_local_prefix_cache_hit(self, request: Request) -> Any:
+        """vLLM asks this of a request as it is about to come in: empty drafts, too, would be beyond its bound."""
+        self.pad_with_empty_drafts(bound_of(request) is None)
+        return super()._get_local_prefix_cache_hit(request)
 
 
-class StaticDepthScheduler(_Bounded, DraftTakingScheduler):
-    """A fixed K, where drafts come with the step's output."""
-
-
-class AsyncStaticDepthScheduler(_Bounded, AsyncScheduler):  # type: ignore[misc]
-    """A fixed K, where the next step is scheduled before the last one's output is known."""
+class AsyncStaticDepthScheduler(StaticDepthScheduler, AsyncScheduler):  # type: ignore[misc]
+    """The same where the next step is scheduled before the last one's output is known."""

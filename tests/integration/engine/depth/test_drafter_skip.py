@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from peagle.api.speculation_field import DEPTH_MAX_ARG
 from peagle.router.snapshot import StepStats
 from support.engine_runner import Runner, embedded, held_out, running
 
@@ -165,7 +166,8 @@ def test_a_requests_own_bound_changes_what_is_drafted_and_not_its_text(
     runner.set_depths(7)
 
     def ask(bounds: tuple[int | None, ...]) -> tuple[list[tuple[int, ...]], list[Any]]:
-        outputs = runner.generate(held_out(16), 4, bounds=bounds, max_tokens=TOKENS, ignore_eos=True, **sampling)
+        own = [{} if bound is None else {"extra_args": {DEPTH_MAX_ARG: bound}} for bound in bounds]
+        outputs = runner.generate(held_out(16), 4, by_turns=own, max_tokens=TOKENS, ignore_eos=True, **sampling)
         return [tuple(output.token_ids) for output in outputs], [output.spec_decode_metrics for output in outputs]
 
     texts, _ = ask((None,))

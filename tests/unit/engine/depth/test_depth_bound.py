@@ -138,9 +138,10 @@ def test_who_drafts_finds_the_prompt_but_not_the_answer_of_one_that_did_not(fold
     assert core.worker.cached["more"] <= 48, "behind the prompt the drafter has not been"
 
 
+@pytest.mark.parametrize("is_live", [False, True], ids=["static", "live"])
 @pytest.mark.parametrize("bound", [None, 0, 3])
-def test_a_bounded_request_is_padded_with_no_empty_drafts(folder: Path, bound: int | None) -> None:
-    core = Core(scheduler_of(folder, overlapped=False, blocks=200), False, random.Random(1))
+def test_a_bounded_request_is_padded_with_no_empty_drafts(folder: Path, bound: int | None, is_live: bool) -> None:
+    core = Core(scheduler_of(folder, overlapped=False, blocks=200, is_live=is_live), False, random.Random(1))
     core.scheduler.vllm_config.device_config.device_type = "cuda"
     add(core, "first", PROMPT, 30, [])
     core.step()
