@@ -152,7 +152,8 @@ class LiveDepthScheduler(DraftTakingScheduler):
             decodes_only = not prefilling and not admits
             rested = self._gaps.among(output.num_scheduled_tokens)
             if decodes_only:
-                rested |= {one for one in output.num_scheduled_tokens if bound_of(self.requests[one]) == 0}
+                undrafted = output.num_scheduled_tokens.keys() - output.scheduled_spec_decode_tokens.keys()
+                rested |= {one for one in undrafted if bound_of(self.requests[one]) == 0}
             none_drafts = len(rested) == len(output.num_scheduled_tokens)
             if self._may_skip and (none_drafts or (depth if decodes_only else prompts_depth) == 0):
                 self._skip_drafter(output)
