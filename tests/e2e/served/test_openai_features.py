@@ -215,7 +215,7 @@ def test_a_request_may_bound_its_drafts_and_is_told_of_them(
     def ask(create: Any, bound: int | None, **prompt: Any) -> Any:
         extra = {"ignore_eos": True, **({} if bound is None else {"speculation": {"depth_max": bound}})}
         options = {"stream": True, "stream_options": {"include_usage": True}} if streamed else {}
-        answer = create(model=served.model, max_tokens=24, temperature=0, n=n, extra_body=extra, **prompt, **options)
+        answer = create(model=served.model, max_tokens=24, temperature=0.8, n=n, extra_body=extra, **prompt, **options)
         if streamed:
             *chunks, answer = answer
             assert all(chunk.usage is None for chunk in chunks)
