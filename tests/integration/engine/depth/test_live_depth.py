@@ -236,12 +236,13 @@ def test_parameters_that_no_draft_is_judged_by_are_served_without_drafts(
     runner: Runner, truth: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm import SamplingParams
+    from vllm.exceptions import VLLMValidationError
 
     from peagle.engine.patches.undrafted_parameters import accept
 
     runner.set_depths(DEPTH_MAX)
-    with pytest.raises(ValueError, match="not yet supported with speculative decoding"):
-        by_turns(runner)
+    with pytest.raises(VLLMValidationError, match="not yet supported with speculative decoding"):
+        runner.generate(held_out(1), 1, logit_bias=BIAS)
     monkeypatch.setattr(SamplingParams, "_validate_spec_decode", SamplingParams._validate_spec_decode)
     accept()
     outputs = by_turns(runner)
