@@ -11,7 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from peagle.api.speculation_field import DEPTH_MAX_ARG
+from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
 from peagle.engine.depth.live_depth import step_stats_from_plain
 from peagle.engine.patches.step_drafts import DRAFTS
 from peagle.engine.plugin import scheduler

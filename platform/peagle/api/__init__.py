@@ -5,7 +5,6 @@ http_app.py    the FastAPI application: middleware, error handlers, and the tabl
 ingress.py     the handlers: they parse a body, ask a replica, and relay its answer
 depth_routes.py  operators' routes: why a replica drafts as deep as it does, pins and bounds
 body.py        bytes to a validated request, every mistake named
-speculation_field.py  a request's own bound of K
 bounds/        what one request may hold, counted before anything that takes long begins
 relay.py       a replica's answer as one JSON body or as server-sent events
 reply.py       OpenAI's error object

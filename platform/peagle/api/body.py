@@ -14,7 +14,7 @@ from starlette.requests import Request
 from peagle.api.api_settings import ApiSettings
 from peagle.api.bounds.field_path import spell
 from peagle.api.bounds.json_text import MAX_ITEMS, holds_more
-from peagle.api.speculation_field import DEPTH_MAX_ARG
+from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
 from peagle.errors import RequestError, TooLargeError
 
 T = TypeVar("T", bound=BaseModel)

@@ -32,6 +32,7 @@ import peagle
 from peagle.api.api_settings import ApiSettings
 from peagle.api.body import read_request, validate
 from peagle.api.bounds.request_bounds import check_request
+from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG, take_depth_max
 from peagle.api.depth_routes import DepthRoutes
 from peagle.api.fleet_calls import ask_models, count_well
 from peagle.api.http_metrics import Exchange
@@ -40,7 +41,6 @@ from peagle.api.openai_errors import Asked, EngineError, cause_of, describe, fro
 from peagle.api.relay import DONE, EventStream, engine_error, finish, has_choices, relay, split_events
 from peagle.api.reply import SERVER_ERROR, ErrorReply
 from peagle.api.scraping import MetricsRoutes
-from peagle.api.speculation_field import DEPTH_MAX_ARG, take_depth_max
 from peagle.api.tries import TriedRequestInfo, Tries
 from peagle.config import Deployment
 from peagle.errors import NotFoundError, PeagleError, ReplicaLostError, RequestError

@@ -6,7 +6,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from peagle.api.speculation_field import DEPTH_MAX_ARG
+from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
 from peagle.engine.patches.step_drafts import DraftTakingScheduler
 
 

@@ -8,7 +8,7 @@ request with a bound of 0 gets exactly what an engine without a drafter gives it
 import functools
 from typing import Any
 
-from peagle.api.speculation_field import DEPTH_MAX_ARG
+from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
 
 
 def accept() -> None:

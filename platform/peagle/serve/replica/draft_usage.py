@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from peagle.api.speculation_field import FIELD
+from peagle.api.bounds.speculation_field import FIELD
 
 _USAGE_ALONE = '"choices":[]'
 

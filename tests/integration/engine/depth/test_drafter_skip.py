@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from peagle.api.speculation_field import DEPTH_MAX_ARG
+from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
 from peagle.router.snapshot import StepStats
 from support.engine_runner import Runner, embedded, held_out, running
 

@@ -6,8 +6,8 @@ import pytest
 from ray.llm._internal.serve.core.configs.openai_api_models import ChatCompletionRequest, CompletionRequest
 
 from peagle.api.body import validate
+from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG, take_depth_max
 from peagle.api.ingress import to_generate
-from peagle.api.speculation_field import DEPTH_MAX_ARG, take_depth_max
 from peagle.errors import RequestError
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
