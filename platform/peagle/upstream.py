@@ -23,6 +23,7 @@ class Kind(StrEnum):
 class Process(StrEnum):
     """The process of an engine that a symbol is changed in."""
 
+    FRONT = "front"
     CORE = "engine core"
     WORKER = "worker"
 

@@ -4,7 +4,7 @@ import gc
 import os
 import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -74,22 +74,24 @@ class Runner:
         prompts: Sequence[str],
         batch_size: int,
         on_step: Callable[[list[str]], None] | None = None,
+        by_turns: Sequence[Mapping[str, Any]] = ({},),
         **sampling: Any,
     ) -> list[Any]:
         """The outputs, in the order of the prompts, with at most `batch_size` requests in flight.
 
+        `sampling` holds for all of them, and `by_turns` for one after another.
         `on_step` gets the ids of the requests in flight after every step; a request that it aborts has output None.
         """
         from vllm import SamplingParams
 
-        params = SamplingParams(**{"temperature": 0.0, **sampling})
+        params = [SamplingParams(**{"temperature": 0.0, **sampling, **own}) for own in by_turns]
         waiting, index_of, outputs = list(enumerate(prompts)), {}, [None] * len(prompts)
         while waiting or self.engine.has_unfinished_requests():
             while waiting and len(index_of) < batch_size:
                 index, prompt = waiting.pop(0)
                 self._requests += 1
                 index_of[str(self._requests)] = index
-                self.engine.add_request(str(self._requests), prompt, params)
+                self.engine.add_request(str(self._requests), prompt, params[index % len(params)])
             for output in self.engine.step():
                 if output.finished:
                     outputs[index_of.pop(output.request_id)] = output.outputs[0]

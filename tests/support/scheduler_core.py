@@ -11,6 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
 from peagle.engine.depth.live_depth import step_stats_from_plain
 from peagle.engine.patches.step_drafts import DRAFTS
 from peagle.engine.plugin import scheduler
@@ -223,11 +224,19 @@ class Core:
             self.scheduler.update_draft_token_ids(drafts)
 
 
-def add(core: Core, request_id: str, prompt: list[int], max_tokens: int, stop: list[int]) -> None:
+def add(
+    core: Core, request_id: str, prompt: list[int], max_tokens: int, stop: list[int], depth_max: int | None = None
+) -> None:
     from vllm import SamplingParams
     from vllm.v1.request import Request
 
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, stop_token_ids=stop)
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        stop_token_ids=stop,
+        extra_args=None if depth_max is None else {DEPTH_MAX_ARG: depth_max},
+    )
     params.update_from_generation_config({}, eos_token_id=VOCABULARY)
     core.scheduler.add_request(Request(request_id, prompt, params, None, block_hasher=core.scheduler.test_block_hasher))
 

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from peagle.api.api_settings import ApiSettings
 from peagle.api.bounds.field_path import spell
 from peagle.api.bounds.json_text import MAX_ITEMS, holds_more
+from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
 from peagle.errors import RequestError, TooLargeError
 
 T = TypeVar("T", bound=BaseModel)
@@ -43,7 +44,10 @@ UNSUPPORTED: Mapping[str, str] = {
     "suffix": "this server completes at the end only",
 }
 # What vLLM reads from `vllm_xargs`, where a client may write anything, and takes for its own.
-INTERNAL_XARGS = ("ec_transfer_params", "kv_cache_report_mode", "kv_transfer_params")
+INTERNAL_XARGS = (
+    *("ec_transfer_params", "kv_cache_report_mode", "kv_transfer_params"),
+    DEPTH_MAX_ARG,  # whose field is `speculation`
+)
 
 
 async def read_json(request: Request, settings: ApiSettings) -> dict[str, Any]:

@@ -32,6 +32,7 @@ import peagle
 from peagle.api.api_settings import ApiSettings
 from peagle.api.body import read_request, validate
 from peagle.api.bounds.request_bounds import check_request
+from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG, take_depth_max
 from peagle.api.depth_routes import DepthRoutes
 from peagle.api.fleet_calls import ask_models, count_well
 from peagle.api.http_metrics import Exchange
@@ -91,13 +92,13 @@ class PeagleIngress(DepthRoutes, MetricsRoutes, OpenAiIngress):  # type: ignore[
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
-        body = await self._read(request, lambda data: _picklable(validate(ChatCompletionRequest, data)))
+        body = await self._read(request, lambda data: _picklable(to_generate(ChatCompletionRequest, data)))
         # vLLM opens each choice with the role alone, as soon as it has the first token or an error to send after it.
         return await self._ask(request, body, "chat", "messages", preamble=body.n or 1)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
-        body = await self._read(request, partial(validate, CompletionRequest))
+        body = await self._read(request, partial(to_generate, CompletionRequest))
         return await self._ask(request, body, "completions", "prompt")
 
     async def tokenize(self, request: Request) -> Response:
@@ -329,6 +330,15 @@ def _picklable(body: Any) -> Any:
         return _sanitize_chat_completion_request(body)
     except ValueError as error:
         raise RequestError(str(error), param="messages") from None
+
+
+def to_generate(model: type[BaseModel], data: dict[str, Any]) -> Any:
+    """Make a request of `model` of a parsed body; a bound of its own travels among vLLM's arguments of extensions."""
+    depth_max = take_depth_max(data)
+    body: Any = validate(model, data)
+    if depth_max is not None:
+        body.vllm_xargs = {**(body.vllm_xargs or {}), DEPTH_MAX_ARG: depth_max}
+    return body
 
 
 def _to_tokenize(data: dict[str, Any]) -> Any:

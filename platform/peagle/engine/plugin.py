@@ -25,17 +25,18 @@ def scheduler(**arguments: Any) -> Any:
     overlapped, is_live = config.scheduler_config.async_scheduling, SETTINGS_KEY in config.additional_config
     if is_live:
         require_known_vllm()
-    elif overlapped or not is_known(version):
+    elif not is_known(version):
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
 
         return (AsyncScheduler if overlapped else Scheduler)(**arguments)
     install_patches(Process.CORE)
-    from peagle.engine.depth.scheduler import AsyncLiveDepthScheduler, LiveDepthScheduler
-    from peagle.engine.patches.step_drafts import DraftTakingScheduler
-
     if not is_live:
-        return DraftTakingScheduler(**arguments)
+        from peagle.engine.depth.depth_bound import AsyncStaticDepthScheduler, StaticDepthScheduler
+
+        return (AsyncStaticDepthScheduler if overlapped else StaticDepthScheduler)(**arguments)
+    from peagle.engine.depth.scheduler import AsyncLiveDepthScheduler, LiveDepthScheduler
+
     return (AsyncLiveDepthScheduler if overlapped else LiveDepthScheduler)(**arguments)
 
 

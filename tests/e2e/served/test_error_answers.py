@@ -294,11 +294,6 @@ def test_a_field_of_the_tokenizer(http: httpx.Client, path: str, body: dict[str,
     assert error_of(http.post(path, json=body), 400)["type"] == "invalid_request_error"
 
 
-def test_what_speculation_rules_out_is_said(http: httpx.Client) -> None:
-    error = error_of(http.post(COMPLETIONS, json=completion(logit_bias={"5": 10})), 400)
-    assert "speculative" in error["message"]
-
-
 def test_a_page_of_another_origin_gets_no_permission(http: httpx.Client) -> None:
     ask = {"origin": "https://elsewhere.test", "access-control-request-method": "POST"}
     assert "access-control-allow-origin" not in http.options(CHAT, headers=ask).headers

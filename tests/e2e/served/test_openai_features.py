@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from support.served import Served
 
@@ -205,6 +205,60 @@ def test_choices_constrain_a_completion(client: OpenAI, served: Served) -> None:
         extra_body={"structured_outputs": {"choice": ["True", "False"]}},
     )
     assert answer.choices[0].text in ("True", "False")
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_request_may_bound_its_drafts_and_is_told_of_them(
+    client: OpenAI, served: Served, n: int, streamed: bool
+) -> None:
+    def ask(create: Any, bound: int | None, **prompt: Any) -> Any:
+        extra = {"ignore_eos": True, **({} if bound is None else {"speculation": {"depth_max": bound}})}
+        options = {"stream": True, "stream_options": {"include_usage": True}} if streamed else {}
+        answer = create(model=served.model, max_tokens=24, temperature=0.8, n=n, extra_body=extra, **prompt, **options)
+        if streamed:
+            *chunks, answer = answer
+            assert all(chunk.usage is None for chunk in chunks)
+        assert answer.usage.completion_tokens == 24 * n * (len(prompt["prompt"]) if "prompt" in prompt else 1)
+        return answer
+
+    asks: list[tuple[Any, dict[str, Any]]] = [
+        (client.chat.completions.create, {"messages": CHAT}),
+        (client.completions.create, {"prompt": [PROMPT, "import os\n"]}),
+    ]
+    drafted = dict.fromkeys((None, 0, 2), 0)
+    for create, prompt in asks:
+        for bound in drafted:
+            answer = ask(create, bound, **prompt)
+            told = answer.usage.speculation
+            assert 0 <= told["accepted_tokens"] <= told["drafted_tokens"]
+            assert told["accepted_tokens"] <= answer.usage.completion_tokens + 7 * 2 * n
+            drafted[bound] += told["drafted_tokens"]
+            if bound == 2 and n == 1 and "messages" in prompt:
+                counts = answer.metrics["speculative_decoding"]
+                assert told["drafted_tokens"] == counts["num_draft_tokens"] <= 2 * counts["num_spec_steps"]
+    assert drafted[0] == 0
+    assert drafted[None] + drafted[2] > 0
+
+
+@pytest.mark.parametrize("own", [{"logit_bias": {"5": -50}}, {"extra_body": {"min_p": 0.2}}], ids=["bias", "min_p"])
+def test_parameters_that_no_draft_is_judged_by_are_served_without_drafts(
+    client: OpenAI, served: Served, own: dict[str, Any]
+) -> None:
+    answer: Any = client.completions.create(model=served.model, prompt=PROMPT, max_tokens=24, **own)
+    assert answer.choices[0].text
+    assert answer.usage.speculation == {"drafted_tokens": 0, "accepted_tokens": 0}
+
+
+def test_a_wrong_bound_is_refused_by_name(client: OpenAI, served: Served) -> None:
+    for extra, param in (
+        ({"speculation": {"depth_max": -1}}, "speculation.depth_max"),
+        ({"speculation": {"depth": 0}}, "speculation.depth"),
+        ({"vllm_xargs": {"peagle_depth_max": 0}}, "vllm_xargs.peagle_depth_max"),
+    ):
+        with pytest.raises(BadRequestError) as refused:
+            client.completions.create(model=served.model, prompt=PROMPT, max_tokens=2, extra_body=extra)
+        assert refused.value.param == param
 
 
 def test_extensions_of_vllm_are_kept(client: OpenAI, served: Served) -> None:

@@ -3,5 +3,6 @@
 json_text.py     of JSON that is not parsed yet
 request_bounds.py  of a parsed body, before it is validated, rendered or tokenized
 grammar_bounds.py  of schemas, patterns, grammars and choices, before an engine compiles them; pattern_size.py
+speculation_field.py  how much may be drafted for it
 field_path.py    how the field at fault is named
 """

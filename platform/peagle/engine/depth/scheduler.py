@@ -23,6 +23,9 @@ differ by request, and no worker is patched.
 - With `drafts_to_depth` (CPU, where each drafted row costs time) a step drafts what the next one will verify by the
   present table and batch; one in eight drafts Kmax, so that cut tails still tell of what lies beyond K. Where K rises,
   the one step that follows verifies what was drafted for the lower K.
+- A request may carry its own bound of K (`depth_bound.py`), which holds from its first draft on. What a bound cuts is
+  no tail: no K of the table would have verified it. A request of bound 0 rests like one with a gap, and where all of a
+  decode-only step rest, no drafter runs. Prompts are drafted over all the same, for who finds them in the prefix cache.
 - On GPU, a step below Kmax is no uniform batch of Kmax + 1 tokens, so it replays piecewise CUDA graphs, not full ones.
 """
 
@@ -38,6 +41,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from peagle.engine.arguments import SETTINGS_KEY
+from peagle.engine.depth.depth_bound import bound_of
 from peagle.engine.depth.depth_table import next_table
 from peagle.engine.depth.draft_chances import DraftChances
 from peagle.engine.depth.drafter_gaps import DrafterGaps
@@ -55,7 +59,7 @@ _FOLLOWED_S, _FOLLOWED_STEPS = 0.1, 3
 @dataclass(frozen=True, slots=True)
 class _Step:
     """A step on its way through the workers. `cell` is for one that only decodes, `prompts` for one with prompts;
-    `rested` of its requests have a gap.
+    `rested` of its requests have a gap, or a bound of 0.
     """
 
     output: SchedulerOutput
@@ -96,6 +100,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
         self._drafting_steps = 0
         self._gaps = DrafterGaps(self.kv_cache_manager)
         self._drafts_over_prompts = False
+        self._pads = False
 
     def set_depths(self, version: int, depths: list[int], by_request: bool = False) -> None:
         """Replace the table; the next step uses it.
@@ -147,7 +152,8 @@ class LiveDepthScheduler(DraftTakingScheduler):
         depths, expected = self._depths_of_drafts(depth)
         whole_drafts = self._cut_drafts(depths)
         # Under a cut, vLLM's empty drafts for a new request would only be rows to verify beyond K.
-        self.pad_with_empty_drafts(depth == self.num_spec_tokens)
+        self._pads = depth == self.num_spec_tokens
+        self.pad_with_empty_drafts(self._pads)
         output = super().schedule(throttle_prefills)
         self._restore_unscheduled(whole_drafts, output)
         admits = output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids
@@ -157,10 +163,11 @@ class LiveDepthScheduler(DraftTakingScheduler):
             self._batch_sizes.append((scheduled_s, len(output.num_scheduled_tokens)))
             decodes_only = not prefilling and not admits
             rested = self._gaps.among(output.num_scheduled_tokens)
+            if decodes_only:
+                undrafted = output.num_scheduled_tokens.keys() - output.scheduled_spec_decode_tokens.keys()
+                rested |= {one for one in undrafted if bound_of(self.requests[one]) == 0}
             none_drafts = len(rested) == len(output.num_scheduled_tokens)
-            if none_drafts:
-                output.num_spec_tokens_to_schedule = 0
-            elif self._may_skip and (depth if decodes_only else prompts_depth) == 0:
+            if self._may_skip and (none_drafts or (depth if decodes_only else prompts_depth) == 0):
                 self._skip_drafter(output)
             if self._drafts_to_depth and output.num_spec_tokens_to_schedule:
                 output.num_spec_tokens_to_schedule = self._depth_to_draft()
@@ -216,6 +223,8 @@ class LiveDepthScheduler(DraftTakingScheduler):
         """vLLM asks this of a request as it is about to come in."""
         if self._drafts_over_prompts:
             self._gaps.uncache_for(request)
+        # Empty drafts, too, would be beyond its bound.
+        self.pad_with_empty_drafts(self._pads and bound_of(request) is None)
         return super()._get_local_prefix_cache_hit(request)
 
     def _depth_to_come(self, now_s: float) -> int:
@@ -266,12 +275,16 @@ class LiveDepthScheduler(DraftTakingScheduler):
         self._confidences = confidences
 
     def _depths_of_drafts(self, depth: int) -> tuple[dict[str, int], list[tuple[float, float]]]:
-        """How much of each draft to verify, by request id; and now and then what each K would bring, see `StepCell`."""
-        drafts = {
-            request.request_id: len(request.spec_token_ids)
-            for request in self.running
-            if request.spec_token_ids and request.request_id not in self._gaps
-        }
+        """How much of each draft to verify, by request id; and now and then what each K would bring, see `StepCell`.
+
+        What is beyond a request's own bound goes at once.
+        """
+        drafts = {}
+        for request in self.running:
+            if (bound := bound_of(request)) is not None:
+                request.spec_token_ids = request.spec_token_ids[:bound]
+            if request.spec_token_ids and request.request_id not in self._gaps:
+                drafts[request.request_id] = len(request.spec_token_ids)
         if not self._table.by_request or depth == 0 or len(drafts) < 2:
             return dict.fromkeys(drafts, depth), []
         chances = [self._chances.survival(each, size, self._confidences.get(each)) for each, size in drafts.items()]
@@ -291,7 +304,11 @@ class LiveDepthScheduler(DraftTakingScheduler):
         return depth_drafted(depth, depth_max) if self._table.by_request else depth
 
     def _cut_drafts(self, depths: dict[str, int]) -> dict[str, list[int]]:
-        """Cut every running request's draft to its K, 0 where there is none; returns what was longer, by request id."""
+        """Cut every running request's draft to its K, 0 where there is none.
+
+        Returns:
+            What was longer, whole up to the request's bound, by request id.
+        """
         whole_drafts: dict[str, list[int]] = {}
         for request in self.running:
             draft, depth = request.spec_token_ids, depths.get(request.request_id, 0)

@@ -18,6 +18,7 @@ _CORE = "vllm.v1.engine.core:EngineCore"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 
 _in_core = partial(Seam, versions=KNOWN_VERSIONS, installed_by="peagle.engine.plugin:register", process=Process.CORE)
+_in_front = partial(Seam, kind=Kind.REPLACES, versions=KNOWN_VERSIONS, process=Process.FRONT)
 _in_worker = partial(Seam, kind=Kind.REPLACES, versions=KNOWN_VERSIONS, process=Process.WORKER)
 _compiled = partial(_in_worker, installed_by="peagle.engine.patches.compile_cache:install")
 _draft_inputs = partial(_in_worker, installed_by="peagle.engine.patches.cpu_draft_inputs:install")
@@ -31,6 +32,7 @@ _NO_WAY_TO_THE_SCHEDULER = "vLLM has a public call that changes the depth of a r
 _SEEDS_DEPEND_ON_DEPTH = "vLLM draws seeded tokens independently of drafts"
 _NO_CALL_FOR_DRAFTS = "vLLM sends drafts with the step's output"
 _NO_MARKOV_HEAD = "vLLM drafts with Markov heads"
+_NO_PROCESSORS_FOR_DRAFTS = "vLLM applies `min_p` and `logit_bias` to drafts"
 _NO_SKIPPED_DRAFTER = "vLLM skips the drafter at K = 0 and keeps account of the gaps"
 
 _ENGINE_CORE = (
@@ -53,7 +55,27 @@ _ENGINE_CORE = (
         _NO_CALL_FOR_DRAFTS,
     ),
 )
+_FRONT = (
+    _in_front(
+        "vllm.outputs:RequestOutput.add",
+        why="Where parts of an answer are merged, its draft counts are lost.",
+        removed_when="vLLM merges `spec_decode_metrics`",
+        installed_by="peagle.engine.patches.merged_outputs:install",
+    ),
+    _in_front(
+        "vllm.sampling_params:SamplingParams._validate_spec_decode",
+        why="It refuses `min_p` and `logit_bias`, which a request without drafts may have.",
+        removed_when=_NO_PROCESSORS_FOR_DRAFTS,
+        installed_by="peagle.engine.patches.undrafted_parameters:accept",
+    ),
+)
 _WORKER = (
+    _in_worker(
+        "vllm.v1.worker.gpu_model_runner:build_logitsprocs",
+        why="Beside a drafter it leaves out the processors of `min_p` and `logit_bias`.",
+        removed_when=_NO_PROCESSORS_FOR_DRAFTS,
+        installed_by="peagle.engine.patches.undrafted_parameters:apply",
+    ),
     _compiled(
         "torch.compiler:load_compiled_function",
         why="vLLM takes what inductor kept on a CPU for a damaged file, and compiles again at every start.",
@@ -139,6 +161,12 @@ _NOT_INSTALLED = (
         )
     ),
     _overrides(
+        "vllm.v1.engine.async_llm:AsyncLLM.generate",
+        why="An answer's `usage` tells what was drafted, of several choices and prompts as well.",
+        removed_when="vLLM counts drafts in `usage`",
+        issue="https://github.com/vllm-project/vllm/issues/50895",
+    ),
+    _overrides(
         "vllm.v1.executor.uniproc_executor:UniProcExecutor._init_executor",
         why="A CPU engine's model runs in the engine core's process, bound to its cores.",
         removed_when="vLLM's CPU platform runs one worker in the engine core's process",
@@ -188,7 +216,7 @@ _NOT_INSTALLED = (
         removed_when="the row of `load_compiled_function` goes",
     ),
 )
-PATCHES: tuple[Seam, ...] = (*_ENGINE_CORE, *_WORKER, *_NOT_INSTALLED)
+PATCHES: tuple[Seam, ...] = (*_FRONT, *_ENGINE_CORE, *_WORKER, *_NOT_INSTALLED)
 
 
 def install_patches(process: Process) -> None:

@@ -1,17 +1,24 @@
 """Ray Serve LLM's engine, with what Ray 2.60 loses on the way to vLLM 0.29. Importing this module imports vLLM."""
 
 import os
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 
 from peagle import tracing
+from peagle.engine.patches.patch_table import install_patches
+from peagle.serve.replica.draft_usage import count_drafts, tell_drafts
+from peagle.upstream import Process
 
 EXECUTOR = "distributed_executor_backend"
 
 
 class PeagleEngine(VLLMEngine):  # type: ignore[misc]  # Ray ships no types
-    """An engine that runs its model where its arguments say, finds vLLM's tokenizer endpoints, and traces requests."""
+    """An engine that runs its model where its arguments say, finds vLLM's tokenizer endpoints, and traces requests.
+
+    Where it drafts, answers tell what was drafted for them.
+    """
 
     def _prepare_engine_config(self, callback_ctx: Any) -> Any:
         arguments, frontend, config = super()._prepare_engine_config(callback_ctx)
@@ -23,6 +30,9 @@ class PeagleEngine(VLLMEngine):  # type: ignore[misc]  # Ray ships no types
 
     async def start(self) -> None:
         await super().start()
+        if self._engine_client.vllm_config.speculative_config is not None:
+            install_patches(Process.FRONT)
+            self._engine_client.generate = count_drafts(self._engine_client.generate)
         if tracing.is_on():
             # As an engine argument it would have vLLM set up a second exporter, which gets nothing beside Serve's.
             self._engine_client.observability_config.otlp_traces_endpoint = os.environ.get(tracing.ENDPOINT, "")
@@ -30,3 +40,9 @@ class PeagleEngine(VLLMEngine):  # type: ignore[misc]  # Ray ships no types
         if getattr(self, "_oai_serving_tokenization", None) is None:
             # Ray looks for it under the name it had before vLLM 0.29.
             self._oai_serving_tokenization = getattr(self._app_state, "serving_tokenization", None)
+
+    def chat(self, *args: Any) -> AsyncGenerator[Any, None]:
+        return tell_drafts(super().chat(*args))
+
+    def completions(self, *args: Any) -> AsyncGenerator[Any, None]:
+        return tell_drafts(super().completions(*args))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
 from peagle.router.snapshot import StepStats
 from support.engine_runner import Runner, embedded, held_out, running
 
@@ -155,6 +156,32 @@ def test_beside_one_that_may_not_draft_another_may(runner: Runner, truth: list[t
     assert texts(runner, raise_depth) == truth
     assert drafts(runner) > counted
     assert all(cell.depth == 0 or cell.drafts for cell in runner.stats().since(before).cells)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 7}], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("bounds", [(0,), (2,), (None, 0, 3, 99)], ids=["off", "shallow", "mixed"])
+def test_a_requests_own_bound_changes_what_is_drafted_and_not_its_text(
+    runner: Runner, bounds: tuple[int | None, ...], sampling: dict[str, Any]
+) -> None:
+    runner.set_depths(7)
+
+    def ask(bounds: tuple[int | None, ...]) -> tuple[list[tuple[int, ...]], list[Any]]:
+        own = [{} if bound is None else {"extra_args": {DEPTH_MAX_ARG: bound}} for bound in bounds]
+        outputs = runner.generate(held_out(16), 4, by_turns=own, max_tokens=TOKENS, ignore_eos=True, **sampling)
+        return [tuple(output.token_ids) for output in outputs], [output.spec_decode_metrics for output in outputs]
+
+    texts, _ = ask((None,))
+    before, counted = drafts(runner), counts(runner)["passes"]
+    bounded, told = ask(bounds)
+    assert bounded == texts
+    for index, of_request in enumerate(told):
+        bound = bounds[index % len(bounds)]
+        deepest = 7 if bound is None else min(bound, 7)
+        assert of_request.num_draft_tokens <= deepest * sum(of_request.histogram)
+        assert (of_request.num_draft_tokens > 0) == (deepest > 0)
+    assert drafts(runner) - before == sum(sum(of_request.histogram) for of_request in told)
+    if bounds == (0,):
+        assert counts(runner)["passes"] - counted <= 16, "prompts alone are drafted over"
 
 
 def test_after_a_time_without_drafts_new_ones_are_as_good_as_before(

@@ -44,6 +44,14 @@ SCHEMA = {
     "required": ["kind", "public", "names"],
     "additionalProperties": False,
 }
+# By turns: those whose own parameters vLLM does not apply to drafts are served beside others, without any.
+BIAS = dict.fromkeys(range(200, 2000, 3), -100.0)
+TURNS: tuple[dict[str, Any], ...] = (
+    {},
+    {"logit_bias": BIAS},
+    {"min_p": 0.3, "temperature": 1.2, "seed": 5},
+    {"logit_bias": BIAS, "min_p": 0.1, "temperature": 0.9, "seed": 6},
+)
 OnStep = Callable[[list[str]], None] | None
 
 
@@ -77,6 +85,14 @@ def stopping(runner: Runner, on_step: OnStep = None) -> list[tuple[str, str]]:
     return [(output.text, output.stop_reason) for output in outputs]
 
 
+def by_turns(runner: Runner, on_step: OnStep = None) -> list[Any]:
+    return runner.generate(held_out(32), 4, on_step, by_turns=TURNS, max_tokens=TOKENS, ignore_eos=True)
+
+
+def tokens_of(outputs: list[Any]) -> list[tuple[int, ...]]:
+    return [tuple(output.token_ids) for output in outputs]
+
+
 @pytest.fixture(scope="module")
 def truth() -> dict[str, Any]:
     """What the target says without speculation."""
@@ -92,6 +108,7 @@ def truth() -> dict[str, Any]:
             "preempting": preempting(runner),
             "structured": structured(runner),
             "stopping": stopping(runner),
+            "by turns": tokens_of(by_turns(runner)),
         }
 
 
@@ -235,6 +252,30 @@ def test_structured_output_follows_its_schema_while_depth_changes(runner: Runner
     assert texts == truth["structured"]
     for text in texts:
         assert set(json.loads(text)) == {"kind", "public", "names"}
+
+
+def test_parameters_that_no_draft_is_judged_by_are_served_without_drafts(
+    runner: Runner, truth: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMValidationError
+
+    from peagle.engine.patches.undrafted_parameters import accept
+
+    runner.set_depths(DEPTH_MAX)
+    with pytest.raises(VLLMValidationError, match="not yet supported with speculative decoding"):
+        runner.generate(held_out(1), 1, logit_bias=BIAS)
+    monkeypatch.setattr(SamplingParams, "_validate_spec_decode", SamplingParams._validate_spec_decode)
+    accept()
+    outputs = by_turns(runner)
+    assert tokens_of(outputs) == truth["by turns"]
+    drafted = [output.spec_decode_metrics.num_draft_tokens for output in outputs]
+    assert [count > 0 for count in drafted] == [index % len(TURNS) == 0 for index in range(len(outputs))]
+    assert tokens_of(by_turns(runner, runner.restless(seed=17))) == truth["by turns"]
+    # The bias shows.
+    assert not any(
+        set(text) & set(BIAS) for index, text in enumerate(tokens_of(outputs)) if index % len(TURNS) in (1, 3)
+    )
 
 
 def test_stop_strings_end_a_request_at_the_same_place(runner: Runner, truth: dict[str, Any]) -> None:

@@ -60,7 +60,7 @@ def test_output_is_the_targets_own_while_depth_changes(
             prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 130))]
             max_tokens, stop = rng.randint(1, 90), rng.sample(range(VOCABULARY), rng.choice([0, 0, 1]))
             wanted[request_id] = expected(prompt, max_tokens, stop)
-            add(core, request_id, prompt, max_tokens, stop)
+            add(core, request_id, prompt, max_tokens, stop, rng.choice([None, None, 0, 1, 3, 99]))
         if rng.random() < 0.3:
             version += 1
             depths = [rng.randint(0, DEPTH_MAX) for _ in range(rng.randint(1, 9))]
@@ -267,7 +267,12 @@ def test_a_refused_table_changes_nothing(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "overlapped", "kind"),
-    [("0.29.0", False, "DraftTakingScheduler"), ("0.29.0", True, "AsyncScheduler"), ("0.33.1", False, "Scheduler")],
+    [
+        ("0.29.0", False, "StaticDepthScheduler"),
+        ("0.29.0", True, "AsyncStaticDepthScheduler"),
+        ("0.33.1", False, "Scheduler"),
+        ("0.33.1", True, "AsyncScheduler"),
+    ],
 )
 def test_a_static_depth_is_served_whatever_vllm_this_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch, version: str, overlapped: bool, kind: str
@@ -278,7 +283,7 @@ def test_a_static_depth_is_served_whatever_vllm_this_is(
     built = scheduler_of(folder, overlapped, blocks=50, is_live=False)
     assert type(built).__name__ == kind
     # Only where nothing of peagle's is, vLLM pads new requests on a CPU as well.
-    assert (built.dynamic_sd_lookup is None) == (kind != "DraftTakingScheduler")
+    assert (built.dynamic_sd_lookup is None) == ("Static" not in kind)
 
 
 def test_an_unknown_vllm_is_refused_with_the_known_versions(monkeypatch: pytest.MonkeyPatch) -> None:

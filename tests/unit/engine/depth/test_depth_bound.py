@@ -1,0 +1,150 @@
+"""A request's own bound of K, on the real schedulers: kept from its first draft on, and nobody else's business."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from support.scheduler_core import (
+    DEPTH_MAX,
+    VOCABULARY,
+    Core,
+    add,
+    continuation,
+    scheduler_of,
+    stats_of,
+    write_models,
+)
+
+# torch says this of itself while vLLM imports it.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+BOTH = pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
+PROMPT = [1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models(tmp_path_factory.mktemp("model"))
+
+
+def run(core: Core, bounds: Sequence[int | None], tokens: int = 60) -> dict[int | None, set[int]]:
+    """Requests of these bounds at once; by bound, how many drafts were verified where some could be."""
+    for bound in bounds:
+        add(core, str(bound), PROMPT, tokens, [], bound)
+    while core.busy():
+        core.step()
+    assert all(core.emitted[str(bound)] == continuation(PROMPT, tokens) for bound in bounds)
+    # Where an answer ends there is less room than K.
+    last = len(PROMPT) + tokens - DEPTH_MAX
+    return {
+        bound: {count for name, start, _, count in core.worker.seen if name == str(bound) and start < last}
+        for bound in bounds
+    }
+
+
+def test_without_parameters_or_a_bound_of_its_own_a_request_has_none() -> None:
+    from peagle.engine.depth.depth_bound import bound_of
+
+    asked = [None, SimpleNamespace(extra_args=None), SimpleNamespace(extra_args={"other": 1})]
+    assert [bound_of(SimpleNamespace(sampling_params=each)) for each in asked] == [None] * 3  # type: ignore[arg-type]
+
+
+@BOTH
+@pytest.mark.parametrize("is_live", [False, True], ids=["static", "live"])
+@pytest.mark.parametrize("skips_drafter", [False, True], ids=["drafting", "skipping"])
+def test_each_request_is_verified_to_its_own_bound(
+    folder: Path, overlapped: bool, is_live: bool, skips_drafter: bool
+) -> None:
+    core = Core(
+        scheduler_of(folder, overlapped, blocks=200, is_live=is_live, skips_drafter=skips_drafter),
+        overlapped,
+        random.Random(1),
+    )
+    verified = run(core, [None, 0, 2, DEPTH_MAX, 99])
+    assert verified == {None: {DEPTH_MAX}, 0: {0}, 2: {2}, DEPTH_MAX: {DEPTH_MAX}, 99: {DEPTH_MAX}}
+    # Beside others that draft, the drafter sees all of it.
+    assert core.worker.gapped <= {"0"}
+
+
+@BOTH
+def test_the_lower_of_the_table_and_the_bound_holds(folder: Path, overlapped: bool) -> None:
+    core = Core(scheduler_of(folder, overlapped, blocks=200, depth_static=3), overlapped, random.Random(1))
+    assert run(core, [None, 1, 5]) == {None: {3}, 1: {1}, 5: {3}}
+
+
+@BOTH
+def test_what_a_bound_cuts_is_no_tail_and_what_the_table_cuts_within_it_is(folder: Path, overlapped: bool) -> None:
+    core = Core(scheduler_of(folder, overlapped, blocks=200, depth_static=1), overlapped, random.Random(1))
+    run(core, [3])
+    cells = stats_of(core).cells
+    assert all(sum(cell.drafted[1:]) == 0 for cell in cells)
+    tails = [sum(cell.tail_drafted[j] for cell in cells) for j in range(DEPTH_MAX)]
+    assert [count > 0 for count in tails] == [j in (1, 2) and not overlapped for j in range(DEPTH_MAX)]
+
+
+@BOTH
+def test_counts_of_a_bounded_request_are_what_was_verified(folder: Path, overlapped: bool) -> None:
+    core = Core(scheduler_of(folder, overlapped, blocks=200), overlapped, random.Random(1))
+    run(core, [0, 2])
+    for cell in stats_of(core).cells:
+        assert sum(cell.drafted[2:]) == sum(cell.tail_drafted) == 0
+        assert cell.rested == (cell.steps if cell.batch_size == 2 or cell.depth == 0 else 0)
+        # As often as the other's turn came, of which the last may have no room for a draft.
+        assert cell.drafts <= cell.steps
+    assert {(cell.batch_size, cell.depth) for cell in stats_of(core).cells} >= {(2, DEPTH_MAX), (1, 0)}
+
+
+@BOTH
+def test_where_all_of_a_batch_are_bounded_by_0_no_drafter_runs_until_another_comes(
+    folder: Path, overlapped: bool
+) -> None:
+    core = Core(scheduler_of(folder, overlapped, blocks=200, skips_drafter=True), overlapped, random.Random(1))
+    for name in ("a", "b"):
+        add(core, name, PROMPT, 60, [], 0)
+    for _ in range(10):
+        core.step()
+    assert core.worker.rested >= 8
+    assert core.worker.drafted[0] == DEPTH_MAX, "a prompt is drafted over, for whoever finds it in the prefix cache"
+    rested = core.worker.rested
+    add(core, "drafts", [4, 5, 6], 30, [])
+    while "drafts" not in core.emitted or "drafts" in core.scheduler.requests:
+        core.step()
+    assert core.worker.rested <= rested + 2
+    while core.busy():
+        core.step()
+    assert core.worker.gapped == {"a", "b"}
+    assert {name for name, _, _, count in core.worker.seen if count} == {"drafts"}
+    assert core.emitted["drafts"] == continuation([4, 5, 6], 30)
+    assert core.emitted["a"] == core.emitted["b"] == continuation(PROMPT, 60)
+    assert core.scheduler.keeps_nothing
+
+
+@BOTH
+def test_who_drafts_finds_the_prompt_but_not_the_answer_of_one_that_did_not(folder: Path, overlapped: bool) -> None:
+    core = Core(scheduler_of(folder, overlapped, blocks=200, skips_drafter=True), overlapped, random.Random(1))
+    prompt = [number % VOCABULARY for number in range(50)]
+    add(core, "off", prompt, 60, [], 0)
+    while core.busy():
+        core.step()
+    add(core, "same", prompt, 30, [])
+    add(core, "more", prompt + core.emitted["off"], 30, [])
+    while core.busy():
+        core.step()
+    # Of three whole blocks of the prompt vLLM computes the last one again, for the drafter's sake.
+    assert core.worker.cached["same"] == 32
+    assert core.worker.cached["more"] <= 48, "behind the prompt the drafter has not been"
+
+
+@pytest.mark.parametrize("is_live", [False, True], ids=["static", "live"])
+@pytest.mark.parametrize("bound", [None, 0, 3])
+def test_a_bounded_request_is_padded_with_no_empty_drafts(folder: Path, bound: int | None, is_live: bool) -> None:
+    core = Core(scheduler_of(folder, overlapped=False, blocks=200, is_live=is_live), False, random.Random(1))
+    core.scheduler.vllm_config.device_config.device_type = "cuda"
+    add(core, "first", PROMPT, 30, [])
+    core.step()
+    add(core, "second", [1], 30, [], bound)
+    output = core.scheduler.schedule()
+    assert output.num_scheduled_tokens["second"] == 1 + (DEPTH_MAX if bound is None else 0)

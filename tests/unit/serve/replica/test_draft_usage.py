@@ -1,0 +1,120 @@
+"""Draft counts in `usage`: of every choice, whole or streamed, and only where an engine drafts."""
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from peagle.serve.replica.draft_usage import count_drafts, tell_drafts
+
+# torch says this of itself while vLLM imports it.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+# Accepted drafts by step, and how many were drafted in each.
+STEPS = {0: [2, 0, 3], 1: [1]}
+DRAFTED = 3
+
+
+def part(index: int, text: str, drafts: bool | None) -> Any:
+    """A part of a choice; the last one has counts where `drafts`."""
+    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
+
+    counts = RequestSpecDecodeMetrics.new(DRAFTED)
+    for accepted in STEPS[index]:
+        counts.observe(DRAFTED, accepted)
+    completion = CompletionOutput(
+        index, text, [7], None, None, finish_reason="length" if drafts is not None else None,
+        spec_decode_metrics=counts if drafts else None,
+    )  # fmt: skip
+    return RequestOutput("r", None, [1], None, [completion], finished=drafts is not None)
+
+
+async def asked(choices: int, drafts: bool, reply_of: Any) -> list[Any]:
+    """What comes of a request to an engine whose client generates a part and the end of each choice."""
+
+    async def generate(request_id: str) -> AsyncGenerator[Any, None]:
+        for index in range(choices):
+            yield part(index, "a", None)
+            yield part(index, "b", drafts)
+
+    counted = count_drafts(generate)
+
+    async def replies() -> AsyncGenerator[Any, None]:
+        outputs = [output async for output in counted("r")]
+        for reply in reply_of(outputs):
+            yield reply
+
+    return [reply async for reply in tell_drafts(replies())]
+
+
+def events(usage: bool) -> list[str]:
+    first = 'data: {"id":"é","choices":[{"index":0,"text":"\\"choices\\":[]"}]}\n\n'
+    last = 'data: {"id":"é","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":4}}\n\n'
+    return [first, *([last] if usage else []), "data: [DONE]\n\n"]
+
+
+@pytest.mark.parametrize(("choices", "told"), [(1, (9, 5)), (2, (12, 6))])
+async def test_a_stream_s_last_usage_has_the_sum_over_its_choices(choices: int, told: tuple[int, int]) -> None:
+    first, last, done = await asked(choices, True, lambda _: events(True))
+    assert [first, done] == events(False)
+    assert '"choices":[]' in last
+    assert json.loads(last.removeprefix("data: ")) == {
+        "id": "é",
+        "choices": [],
+        "usage": {
+            "prompt_tokens": 1,
+            "completion_tokens": 4,
+            "speculation": {"drafted_tokens": told[0], "accepted_tokens": told[1]},
+        },
+    }
+
+
+async def test_what_has_no_usage_and_an_engine_that_drafts_nothing_are_left_as_they_are() -> None:
+    assert await asked(1, True, lambda _: events(False)) == events(False)
+    assert await asked(1, False, lambda _: events(True)) == events(True)
+
+
+async def test_a_whole_answer_keeps_its_counts_on_the_way_to_the_client() -> None:
+    import pickle
+
+    from vllm.entrypoints.openai.completion.protocol import CompletionResponse
+    from vllm.entrypoints.serve.engine.protocol import UsageInfo
+
+    usage = UsageInfo(prompt_tokens=1, completion_tokens=2, total_tokens=3)
+    (answer,) = await asked(1, True, lambda _: [CompletionResponse(model="m", choices=[], usage=usage)])
+    sent = json.loads(pickle.loads(pickle.dumps(answer)).model_dump_json())
+    assert sent["usage"]["speculation"] == {"drafted_tokens": 9, "accepted_tokens": 5}
+    assert sent["usage"]["completion_tokens"] == 2
+
+
+async def test_a_stream_that_is_left_ends_what_the_engine_generates() -> None:
+    ended = []
+
+    async def generate() -> AsyncGenerator[Any, None]:
+        try:
+            yield part(0, "a", None)
+            yield part(0, "b", True)
+        finally:
+            ended.append(True)
+
+    async def replies() -> AsyncGenerator[Any, None]:
+        outputs = count_drafts(generate)()
+        try:
+            async for _ in outputs:
+                yield events(False)[0]
+        finally:
+            await outputs.aclose()
+
+    told = tell_drafts(replies())
+    await anext(told)
+    await told.aclose()
+    assert ended
+
+
+async def test_what_no_request_asked_for_is_not_counted() -> None:
+    async def generate() -> AsyncGenerator[int, None]:
+        yield 1
+
+    assert [output async for output in count_drafts(generate)()] == [1]
