@@ -81,7 +81,7 @@ def test_what_a_bound_cuts_is_no_tail_and_what_the_table_cuts_within_it_is(folde
     run(core, [3])
     cells = stats_of(core).cells
     assert all(sum(cell.drafted[1:]) == 0 for cell in cells)
-    tails = [sum(cell.tail_drafted[j] for cell in cells) for j in range(DEPTH_MAX)]
+    tails = [sum(cell.tail_reached[j] for cell in cells) for j in range(DEPTH_MAX)]
     assert [count > 0 for count in tails] == [j in (1, 2) and not overlapped for j in range(DEPTH_MAX)]
 
 
@@ -90,7 +90,7 @@ def test_counts_of_a_bounded_request_are_what_was_verified(folder: Path, overlap
     core = Core(scheduler_of(folder, overlapped, blocks=200), overlapped, random.Random(1))
     run(core, [0, 2])
     for cell in stats_of(core).cells:
-        assert sum(cell.drafted[2:]) == sum(cell.tail_drafted) == 0
+        assert sum(cell.drafted[2:]) == sum(cell.tail_reached) == 0
         assert cell.rested == (cell.steps if cell.batch_size == 2 or cell.depth == 0 else 0)
         # As often as the other's turn came, of which the last may have no room for a draft.
         assert cell.drafts <= cell.steps
