@@ -21,6 +21,7 @@ from peagle.config import Deployment
 from peagle.engine.depth.live_depth import StepStatsReader, set_depths
 from peagle.host.cores import bind_to_cores
 from peagle.router.depth import DepthPlan, StandingLimits
+from peagle.router.rates import EngineRates
 from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats, StepTime
 from peagle.serve.depth_settings import calibration_points
 from peagle.serve.replica.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
@@ -131,7 +132,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
     def _snapshot(self) -> ReplicaSnapshot:
         from peagle.serve.replica.load_listener import kv_capacity_tokens, queued_prompt_tokens
 
-        load, rates, client = self._listener.load, self._listener.rates, self._client
+        load, client = self._listener.load, self._client
+        rates: EngineRates = self._listener.rates
         seen = ReplicaSnapshot(
             replica_id=replica_id(),
             taken_at_s=0.0,  # whoever receives it sets this, on its own clock
