@@ -6,7 +6,16 @@ from functools import cache, partial
 import pytest
 
 from peagle.router.dispatch import POLICIES
-from peagle.simulator.simulated_fleet import ByPolicy, Dispatch, Outcome, PowerOfTwo, Replica, Simulation, mixed_jobs
+from peagle.simulator.simulated_fleet import (
+    ByPolicy,
+    Dispatch,
+    Outcome,
+    PowerOfTwo,
+    Replica,
+    Simulation,
+    client_jobs,
+    mixed_jobs,
+)
 
 REPLICAS, SLOW = 8, "replica-3"
 # Requests per second: half, two thirds and most of what the fleet can do.
@@ -72,3 +81,44 @@ def test_under_every_policy_each_request_is_served_and_nothing_is_left_in_flight
     assert [job.generated for job in jobs] == [job.output_tokens for job in jobs]
     assert [dispatcher.open_requests for dispatcher in way.dispatchers] == [0, 0, 0, 0]
     assert all(replica.ongoing == 0 for replica in replicas)
+
+
+def of_clients(
+    policy: str, replicas: Sequence[Replica], clients: int, dispatchers: int, key: int | None = None, prompt: int = 100
+) -> Outcome:
+    jobs = client_jobs(clients, 60, seed=1, prompt_tokens=prompt, key=key)
+    return Simulation(replicas, ByPolicy(replicas, POLICIES[policy], dispatchers)).run(jobs)
+
+
+@pytest.mark.parametrize("dispatchers", [1, 4])
+@pytest.mark.parametrize("each", [4, 8])
+@pytest.mark.parametrize("number", [2, 4, 8])
+def test_a_replica_that_was_slow_for_two_seconds_has_its_share_again_after_ten(
+    number: int, each: int, dispatchers: int
+) -> None:
+    """It gets no requests while it looks slow, so its own steps never show that it no longer is."""
+    replicas = [Replica(f"replica-{n}", slow_until_s=0.0 if n else 2.0, measures=True) for n in range(number)]
+    sent = of_clients(SOONEST, replicas, each * number, dispatchers).sent_from(10.0)
+    assert sent["replica-0"] >= 0.5 * sent.total() / number, sent
+
+
+@pytest.mark.parametrize("dispatchers", [1, 4])
+@pytest.mark.parametrize("number", [2, 4, 8])
+def test_a_replica_that_stays_slow_has_a_smaller_share_all_along(number: int, dispatchers: int) -> None:
+    replicas = [Replica(f"replica-{n}", speed=1.0 if n else 0.5, measures=True) for n in range(number)]
+    sent = of_clients(SOONEST, replicas, 8 * number, dispatchers).sent
+    assert 0 < sent["replica-0"] <= 0.5 * (sent.total() - sent["replica-0"]) / (number - 1), sent
+
+
+@pytest.mark.parametrize("policy", [SOONEST, "prefix-affinity"])
+@pytest.mark.parametrize("dispatchers", [1, 2, 4])
+@pytest.mark.parametrize("prompt", [100, 1000])
+def test_clients_with_one_prompt_keep_both_replicas_at_work(policy: str, dispatchers: int, prompt: int) -> None:
+    def outcome(key: int | None) -> Outcome:
+        replicas = [Replica(f"replica-{number}", measures=True) for number in range(2)]
+        return of_clients(policy, replicas, 12, dispatchers, key, prompt)
+
+    same, different = outcome(7919), outcome(None)
+    assert min(same.sent["replica-0"], same.sent["replica-1"]) >= 0.3 * same.sent.total(), same.sent
+    assert same.ttft_s_p95 <= different.ttft_s_p95
+    assert same.seconds <= different.seconds

@@ -312,6 +312,9 @@ class ReplicaSnapshot:
         prefill_tokens_per_s: Prompt tokens prefilled each second while there are any; 0 before it is known.
         request_tokens_per_s: Output tokens each second that one request gets, under the depth plan that the replica
             applies now.
+        rate_steps: How many recent steps `request_tokens_per_s` rests on: older ones count less, see
+            `peagle.router.rates`.
+        rate_prefills: The same of `prefill_tokens_per_s`, in requests.
         output_tokens_mean: Output tokens of its usual request; 0 before it is known.
     """
 
@@ -327,6 +330,8 @@ class ReplicaSnapshot:
     kv_capacity_tokens: int = 0
     prefill_tokens_per_s: float = 0.0
     request_tokens_per_s: RequestRates = RequestRates()
+    rate_steps: float = 0.0
+    rate_prefills: float = 0.0
     output_tokens_mean: float = 0.0
 
     @property

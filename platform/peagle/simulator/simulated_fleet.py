@@ -7,45 +7,60 @@ bounded chunk of the others' prompts in order of arrival. Time is simulated and 
 import heapq
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from peagle.router.dispatch import SOONEST, Dispatcher, Policy, Route
+from peagle.router.dispatch import SOONEST, Board, Dispatcher, DispatcherReport, Policy, Route
+from peagle.router.rates import EngineRates
 from peagle.router.snapshot import ReplicaSnapshot, RequestRates, RouteRequest
 from peagle.simulator.timed_engine import take_step
 
 STEP_S, REQUEST_STEP_S, PREFILL_TOKENS_PER_S = 0.010, 0.0005, 8000.0
 CHUNK_TOKENS, MAX_RUNNING, MAX_ONGOING = 512, 32, 256
-PREFIXES_CACHED = 12
+PREFIXES_CACHED, BLOCK_TOKENS = 12, 16
+SLOW_START = 0.25
 REPORT_EVERY_S, REPORT_DELAY_S = 0.5, 0.1
 
 
 @dataclass
 class Job:
-    """One request on its way through the simulation."""
+    """One request on its way through the simulation. `then` is its client's next, which comes as this one ends."""
 
     request: RouteRequest
     arrives_s: float
     output_tokens: int
     dispatcher: int
+    then: "Job | None" = None
     prefill_left: int = 0
+    computed_tokens: int = 0
     generated: int = 0
+    started_s: float = 0.0
     first_token_s: float | None = None
+    last_token_s: float = 0.0
     replica_id: str = ""
 
 
 @dataclass
 class Replica:
-    """One replica: `speed` 0.5 takes twice as long for every step."""
+    """One replica.
+
+    Attributes:
+        speed: 0.5 takes twice as long for every step.
+        slow_until_s: Until then its speed is `SLOW_START` of that.
+        measures: It reports the rates that it has measured, as an engine does, instead of the true ones.
+    """
 
     replica_id: str
     speed: float = 1.0
+    slow_until_s: float = 0.0
+    measures: bool = False
     running: list[Job] = field(default_factory=list)
     waiting: list[Job] = field(default_factory=list)
     cache: OrderedDict[int, None] = field(default_factory=OrderedDict)
     is_stepping: bool = False
+    rates: EngineRates = field(default_factory=EngineRates)
 
     @property
     def ongoing(self) -> int:
@@ -53,7 +68,7 @@ class Replica:
 
     def snapshot(self, now_s: float) -> ReplicaSnapshot:
         rates = {batch: self.speed / (STEP_S + batch * REQUEST_STEP_S) for batch in (1, MAX_RUNNING)}
-        return ReplicaSnapshot(
+        seen = ReplicaSnapshot(
             replica_id=self.replica_id,
             taken_at_s=now_s,
             running_requests=len(self.running),
@@ -65,25 +80,45 @@ class Replica:
             request_tokens_per_s=RequestRates.of(rates),
             output_tokens_mean=120.0,
         )
+        return self.rates.told(seen, now_s) if self.measures else seen
 
     def take(self, job: Job) -> None:
         request, cached = job.request, 0
         if request.affinity_key is not None:
-            cached = request.prefix_tokens if request.affinity_key in self.cache else 0
+            # vLLM caches whole blocks, and computes at least a prompt's last token.
+            blocks = min(request.prefix_tokens, request.prompt_tokens - 1) // BLOCK_TOKENS
+            cached = blocks * BLOCK_TOKENS if request.affinity_key in self.cache else 0
             self.cache[request.affinity_key] = None
             self.cache.move_to_end(request.affinity_key)
             if len(self.cache) > PREFIXES_CACHED:
                 self.cache.popitem(last=False)
-        job.replica_id, job.prefill_left = self.replica_id, request.prompt_tokens - cached
+        job.replica_id, job.computed_tokens = self.replica_id, request.prompt_tokens - cached
+        job.prefill_left = job.computed_tokens
         self.waiting.append(job)
 
-    def step(self) -> tuple[float, list[Job]]:
+    def step(self, now_s: float) -> tuple[float, list[Job]]:
         """Do one step; return how long it takes and whom it gives a token."""
         while self.waiting and len(self.running) < MAX_RUNNING:
-            self.running.append(self.waiting.pop(0))
+            job = self.waiting.pop(0)
+            job.started_s = now_s
+            self.running.append(job)
         given, prefilled = take_step(self.running, CHUNK_TOKENS)
         seconds = STEP_S + REQUEST_STEP_S * len(given) + prefilled / PREFILL_TOKENS_PER_S
-        return seconds / self.speed, given
+        return seconds / (self.speed * (SLOW_START if now_s < self.slow_until_s else 1.0)), given
+
+    def give(self, given: Sequence[Job], now_s: float) -> list[Job]:
+        """Give each its token; return those that end with it."""
+        going_on = [job for job in given if job.generated]
+        self.rates.stepped(len(going_on), len(going_on), sum(now_s - job.last_token_s for job in going_on), now_s)
+        for job in given:
+            job.generated += 1
+            job.last_token_s = now_s
+            job.first_token_s = now_s if job.first_token_s is None else job.first_token_s
+        ended = [job for job in given if job.generated == job.output_tokens]
+        for job in ended:
+            self.running.remove(job)
+            self.rates.finished(job.computed_tokens, (job.first_token_s or now_s) - job.started_s, job.generated, now_s)
+        return ended
 
 
 Choose = Callable[[Job, float, Sequence[Replica]], str]
@@ -96,7 +131,15 @@ class Outcome:
     ttft_s: list[float]
     seconds: float
     tokens: int
-    sent: Counter[str]
+    jobs: Sequence[Job] = field(repr=False, compare=False)
+
+    @property
+    def sent(self) -> Counter[str]:
+        return self.sent_from(0.0)
+
+    def sent_from(self, from_s: float) -> Counter[str]:
+        """Requests that came from then on, by replica."""
+        return Counter(job.replica_id for job in self.jobs if job.arrives_s >= from_s)
 
     @property
     def ttft_s_p95(self) -> float:
@@ -136,6 +179,7 @@ class ByPolicy(Dispatch):
 
     def __init__(self, replicas: Sequence[Replica], policy: Policy = SOONEST, dispatchers: int = 4) -> None:
         self._random = random.Random(3)
+        self._board = Board()
         self.dispatchers = [Dispatcher(policy) for _ in range(dispatchers)]
         for dispatcher in self.dispatchers:
             dispatcher.set_members(replica.replica_id for replica in replicas)
@@ -151,8 +195,13 @@ class ByPolicy(Dispatch):
         self.dispatchers[job.dispatcher % len(self.dispatchers)].ended(job.request.request_id, now_s)
 
     def report(self, snapshots: Sequence[ReplicaSnapshot]) -> None:
+        now_s = 0.0
+        for snapshot in snapshots:
+            now_s = snapshot.taken_at_s
+            self._board.report(snapshot, now_s)
+        seen = self._board.news(DispatcherReport("every"), now_s).received(now_s)
         for dispatcher in self.dispatchers:
-            dispatcher.report(snapshots)
+            dispatcher.report(seen)
 
 
 class Simulation:
@@ -167,18 +216,17 @@ class Simulation:
         self._ended_at_s = 0.0
 
     def run(self, jobs: Sequence[Job]) -> Outcome:
-        self._open = len(jobs)
+        every = [job for first in jobs for job in _chain(first)]
+        self._open = len(every)
         for job in jobs:
             self._at(job.arrives_s, partial(self._arrive, job))
         self._report(0.0)
         while self._open:
             now_s, _, event = heapq.heappop(self._events)
             event(now_s)
-        first = [job.first_token_s - job.arrives_s for job in jobs if job.first_token_s is not None]
-        assert len(first) == len(jobs)
-        return Outcome(
-            first, self._ended_at_s, sum(job.generated for job in jobs), Counter(job.replica_id for job in jobs)
-        )
+        first = [job.first_token_s - job.arrives_s for job in every if job.first_token_s is not None]
+        assert len(first) == len(every)
+        return Outcome(first, self._ended_at_s, sum(job.generated for job in every), every)
 
     def _at(self, time_s: float, event: Callable[[float], None]) -> None:
         heapq.heappush(self._events, (time_s, next(self._order), event))
@@ -197,19 +245,43 @@ class Simulation:
     def _step(self, replica: Replica, now_s: float) -> None:
         replica.is_stepping = replica.ongoing > 0
         if replica.is_stepping:
-            seconds, given = replica.step()
+            seconds, given = replica.step(now_s)
             self._at(now_s + seconds, lambda end_s: self._settle(replica, given, end_s))
 
     def _settle(self, replica: Replica, given: Sequence[Job], now_s: float) -> None:
-        for job in given:
-            job.generated += 1
-            job.first_token_s = now_s if job.first_token_s is None else job.first_token_s
-            if job.generated == job.output_tokens:
-                replica.running.remove(job)
-                self.dispatch.ended(job, now_s)
-                self._open -= 1
-                self._ended_at_s = now_s
+        for job in replica.give(given, now_s):
+            self.dispatch.ended(job, now_s)
+            self._open -= 1
+            self._ended_at_s = now_s
+            if job.then is not None:
+                job.then.arrives_s = now_s
+                self._at(now_s, partial(self._arrive, job.then))
         self._step(replica, now_s)
+
+
+def _chain(job: Job | None) -> Iterator[Job]:
+    while job is not None:
+        yield job
+        job = job.then
+
+
+def client_jobs(
+    clients: int, each: int, seed: int, prompt_tokens: int = 100, output_tokens: int = 64, key: int | None = None
+) -> list[Job]:
+    """Return the first requests of `clients`, each of which asks `each` times, one after the other.
+
+    With `key` all have one prompt; without, none begin alike.
+    """
+    chance, firsts = random.Random(seed), []
+    for client in range(clients):
+        job: Job | None = None
+        for turn in reversed(range(each)):
+            shared = 0 if key is None else prompt_tokens
+            name = f"client-{client}-{turn}"
+            request = RouteRequest(name, prompt_tokens, output_tokens, key, shared)
+            job = Job(request, chance.uniform(0.0, 0.1), output_tokens, dispatcher=client, then=job)
+        firsts += [job] if job is not None else []
+    return firsts
 
 
 def mixed_jobs(number: int, per_s: float, seed: int, prefixes: int = 24, prefix_tokens: int = 1000) -> list[Job]:

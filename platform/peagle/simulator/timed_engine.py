@@ -92,7 +92,7 @@ class TimedEngine:
     def snapshot(self, replica_id: str) -> ReplicaSnapshot:
         """Return what a replica reports of such an engine."""
         open_jobs = [*self._running, *self._waiting]
-        return ReplicaSnapshot(
+        seen = ReplicaSnapshot(
             replica_id=replica_id,
             taken_at_s=0.0,
             running_requests=len(self._running),
@@ -100,10 +100,8 @@ class TimedEngine:
             queued_prompt_tokens=sum(job.prefill_left for job in open_jobs),
             max_running_requests=self._model.max_running_requests,
             max_ongoing_requests=self._model.max_ongoing_requests,
-            prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
-            request_tokens_per_s=self._rates.request_tokens_per_s(self._model.max_running_requests),
-            output_tokens_mean=self._rates.output_tokens_mean,
         )
+        return self._rates.told(seen, self._now_s())
 
     def _take_cached(self, request: RouteRequest) -> int:
         key = request.affinity_key
@@ -140,12 +138,13 @@ class TimedEngine:
     def _give(self, given: list[_Job]) -> None:
         now_s = self._now_s()
         going_on = [job for job in given if job.output_tokens]
-        self._rates.stepped(len(going_on), len(going_on), sum(now_s - job.token_at_s for job in going_on))
+        self._rates.stepped(len(going_on), len(going_on), sum(now_s - job.token_at_s for job in going_on), now_s)
         for job in given:
             job.output_tokens += 1
             job.output_left -= 1
             if job.output_tokens == 1:
-                self._rates.finished(job.prompt_tokens, now_s - job.started_s, job.output_tokens + job.output_left)
+                output_tokens = job.output_tokens + job.output_left
+                self._rates.finished(job.prompt_tokens, now_s - job.started_s, output_tokens, now_s)
                 job.ready.put_nowait(1)
             job.token_at_s = now_s
             if job.output_left == 0:

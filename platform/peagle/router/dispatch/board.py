@@ -1,14 +1,18 @@
 """What the Router keeps for a model's dispatchers: each replica's newest snapshot, and who else dispatches."""
 
+import math
 from dataclasses import dataclass, field, replace
 
+from peagle.router.rates import FleetRates
 from peagle.router.snapshot import ReplicaSnapshot
 
 REPLICA_GONE_AFTER_S = 30.0
 DISPATCHER_GONE_AFTER_S = 5.0
 BUSY_FOR_S = 30.0
-"""As long as replicas remember how fast they were. Requests that come at one moment come to all dispatchers, and none
-has told of its own yet: one that did not count the others would send all to whichever replica seemed fastest."""
+"""Requests that come at one moment come to all dispatchers, and none has told of its own yet: one that did not count
+the others would send all to whichever replica seemed fastest."""
+RATES_EVERY_S = 0.5
+"""How often the fleet's mean rates are worked out: as often as a replica reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,8 @@ class DispatcherReport:
 
 @dataclass(frozen=True, slots=True)
 class FleetNews:
-    """The answer: every replica's newest snapshot. Their `taken_at_s` count from this answer, so none is above 0.
+    """The answer: every replica's newest snapshot, with rates that are drawn towards the fleet's as far as they rest on
+    little. Their `taken_at_s` count from this answer, so none is above 0.
 
     `dispatchers` have had requests open lately, the one that asks included.
     """
@@ -43,13 +48,19 @@ class FleetNews:
 class Board:
     """One model's replicas and dispatchers. Times are seconds on one monotonic clock of the caller's."""
 
-    _snapshots: dict[str, ReplicaSnapshot] = field(default_factory=dict)
+    _reported: dict[str, ReplicaSnapshot] = field(default_factory=dict)
+    _levelled: dict[str, ReplicaSnapshot] = field(default_factory=dict)
+    _rates: FleetRates = field(default_factory=FleetRates)
+    _rates_at_s: float = -math.inf
     _heard_at_s: dict[str, float] = field(default_factory=dict)
     _busy_at_s: dict[str, float] = field(default_factory=dict)
 
     def report(self, snapshot: ReplicaSnapshot, now_s: float) -> None:
         """Take a replica's snapshot, just received."""
-        self._snapshots[snapshot.replica_id] = replace(snapshot, taken_at_s=now_s)
+        self._reported[snapshot.replica_id] = snapshot
+        if now_s - self._rates_at_s >= RATES_EVERY_S:
+            self._rates, self._rates_at_s = FleetRates(self._reported.values()), now_s
+        self._levelled[snapshot.replica_id] = replace(self._rates.levelled(snapshot), taken_at_s=now_s)
 
     def news(self, dispatcher: DispatcherReport, now_s: float) -> FleetNews:
         """Take a dispatcher's report; answer with what it needs to decide."""
@@ -58,13 +69,13 @@ class Board:
         if dispatcher.open_requests:
             self._busy_at_s[dispatcher.dispatcher_id] = now_s
         busy = len(self._busy_at_s.keys() - {dispatcher.dispatcher_id})
-        aged = (replace(each, taken_at_s=each.taken_at_s - now_s) for each in self._snapshots.values())
+        aged = (replace(each, taken_at_s=each.taken_at_s - now_s) for each in self._levelled.values())
         return FleetNews(1 + busy, tuple(aged))
 
     def _forget(self, now_s: float) -> None:
-        for name, seen in list(self._snapshots.items()):
+        for name, seen in list(self._levelled.items()):
             if now_s - seen.taken_at_s > REPLICA_GONE_AFTER_S:
-                del self._snapshots[name]
+                del self._levelled[name], self._reported[name]
         for name, at_s in list(self._heard_at_s.items()):
             if now_s - at_s > DISPATCHER_GONE_AFTER_S:
                 del self._heard_at_s[name]

@@ -27,7 +27,7 @@ class Limits:
             dispatcher reads the same reports, so the more each looks at, the more of them choose the same replica.
         probed: Replicas looked at, a handful at a time, before the request is shed.
         stale_after_s: Age at which a report is no longer believed: four reports missed.
-        home_load_ratio: A home keeps its prefixes up to this multiple of the mean load.
+        home_load_ratio: A home keeps its prefixes up to this multiple of the mean load, of all dispatchers together.
         home_free_requests: Load up to which it keeps them whatever the mean: on an idle fleet the mean says nothing.
     """
 
@@ -139,10 +139,12 @@ def _home(decision: _Decision) -> Candidate | None:
     request, in_flight, limits = decision.request, decision.in_flight, decision.limits
     if request.affinity_key is None or decision.policy.homes is HomeUse.NONE or not decision.fleet.replica_ids:
         return None
-    mean = (in_flight.open_requests + 1) / len(decision.fleet.replica_ids)
+    # The others follow the same rule. Each alone may have so few in flight that a home would never be full.
+    everyone = decision.fleet.dispatchers
+    mean = (everyone * in_flight.open_requests + 1) / len(decision.fleet.replica_ids)
     bound = max(limits.home_free_requests, math.ceil(limits.home_load_ratio * mean))
     for replica_id in decision.fleet.homes.of_key(request.affinity_key):
-        if in_flight.to(replica_id).open_requests < bound:
+        if everyone * in_flight.to(replica_id).open_requests < bound:
             candidate = _look(decision, replica_id, is_home=True)
             if decision.policy.exclusion(request, candidate) is None:
                 return candidate

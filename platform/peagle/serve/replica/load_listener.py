@@ -13,7 +13,6 @@ from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 from peagle.router.rates import EngineRates
 from peagle.serve.replica.engine_sums import EngineSums
 
-RATES_HOLD_S = 30.0
 STEPS_KEPT = 64
 
 
@@ -35,7 +34,6 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
         self._load = EngineLoad()
         self._sums = EngineSums()
         self._rates = EngineRates()
-        self._stepped_s = 0.0
         self._counting = True
         self._steps: list[tuple[float, SchedulerStats | None, IterationStats | None]] = []
 
@@ -51,9 +49,9 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
 
     @property
     def rates(self) -> EngineRates:
-        """What the engine's steps have shown; nothing once it has idled for long, so that it is tried again."""
+        """What the engine's steps have shown, on the clock of `time.monotonic`."""
         self._take_in()
-        return self._rates_at(time.monotonic())
+        return self._rates
 
     def count(self, counting: bool) -> None:
         """Sum the steps that come from now on, or do not; load and rates are known either way."""
@@ -90,18 +88,12 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
                     kv_usage_ratio=scheduler_stats.kv_cache_usage,
                 )
 
-    def _rates_at(self, now_s: float) -> EngineRates:
-        if now_s - self._stepped_s > RATES_HOLD_S:
-            self._rates = EngineRates()
-        return self._rates
-
     def _learn(self, stats: IterationStats, at_s: float) -> None:
-        rates, self._stepped_s = self._rates_at(at_s), at_s
         waits_s, first_tokens = stats.inter_token_latencies_iter, len(stats.time_to_first_tokens_iter)
-        rates.stepped(len(waits_s), stats.num_generation_tokens - first_tokens, sum(waits_s))
+        self._rates.stepped(len(waits_s), stats.num_generation_tokens - first_tokens, sum(waits_s), at_s)
         for request in stats.finished_requests:
             computed = request.num_prompt_tokens - request.num_cached_tokens
-            rates.finished(max(computed, 0), request.prefill_time, request.num_generation_tokens)
+            self._rates.finished(max(computed, 0), request.prefill_time, request.num_generation_tokens, at_s)
 
     def log_engine_initialized(self) -> None:
         """Nothing to say at the start."""

@@ -21,6 +21,7 @@ from peagle.config import Deployment
 from peagle.engine.depth.live_depth import StepStatsReader, set_depths
 from peagle.host.cores import bind_to_cores
 from peagle.router.depth import DepthPlan, StandingLimits
+from peagle.router.rates import EngineRates
 from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats, StepTime
 from peagle.serve.depth_settings import calibration_points, depth_settings
 from peagle.serve.replica.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
@@ -131,23 +132,21 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
     def _snapshot(self) -> ReplicaSnapshot:
         from peagle.serve.replica.load_listener import kv_capacity_tokens, queued_prompt_tokens
 
-        load, rates, client = self._listener.load, self._listener.rates, self._client
-        batch_max = client.vllm_config.scheduler_config.max_num_seqs
-        return ReplicaSnapshot(
+        load, client = self._listener.load, self._client
+        rates: EngineRates = self._listener.rates
+        seen = ReplicaSnapshot(
             replica_id=replica_id(),
             taken_at_s=0.0,  # whoever receives it sets this, on its own clock
             state=self._state,
             running_requests=load.running_requests,
             waiting_requests=load.waiting_requests,
             queued_prompt_tokens=queued_prompt_tokens(client),
-            max_running_requests=batch_max,
+            max_running_requests=client.vllm_config.scheduler_config.max_num_seqs,
             max_ongoing_requests=self._deployment.routing.max_ongoing_requests,
             kv_usage_ratio=load.kv_usage_ratio,
             kv_capacity_tokens=kv_capacity_tokens(client),
-            prefill_tokens_per_s=rates.prefill_tokens_per_s,
-            request_tokens_per_s=rates.request_tokens_per_s(batch_max),
-            output_tokens_mean=rates.output_tokens_mean,
         )
+        return rates.told(seen, time.monotonic())
 
     def _get_default_engine_class(self) -> Any:
         # Imported here: the process that builds the app imports this module, and needs no vLLM.

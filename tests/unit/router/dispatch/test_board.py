@@ -4,7 +4,7 @@ import pytest
 
 from peagle.router.dispatch import Board, DispatcherReport
 from peagle.router.dispatch.board import BUSY_FOR_S, DISPATCHER_GONE_AFTER_S
-from peagle.router.snapshot import ReplicaSnapshot
+from peagle.router.snapshot import ReplicaSnapshot, RequestRates
 
 
 def replica(name: str) -> ReplicaSnapshot:
@@ -51,3 +51,17 @@ def test_a_dispatcher_that_is_silent_is_forgotten_with_what_it_had_open() -> Non
     board.news(DispatcherReport("b", open_requests=1), 0.0)
     assert board.news(DispatcherReport("a"), DISPATCHER_GONE_AFTER_S).dispatchers == 2
     assert board.news(DispatcherReport("a"), DISPATCHER_GONE_AFTER_S + 0.1).dispatchers == 1
+
+
+def test_a_replica_that_was_slow_long_ago_is_told_of_as_average() -> None:
+    board, rates = Board(), {"prefill_tokens_per_s": 1000.0, "rate_prefills": 100.0}
+    fast, slow = RequestRates.of({1: 100.0}), RequestRates.of({1: 20.0})
+    for now_s, steps in ((0.0, 500.0), (10.0, 0.5)):
+        board.report(ReplicaSnapshot("a", 0.0, request_tokens_per_s=fast, rate_steps=500.0, **rates), now_s)
+        board.report(ReplicaSnapshot("b", 0.0, request_tokens_per_s=slow, rate_steps=steps, **rates), now_s)
+        board.report(ReplicaSnapshot("a", 0.0, request_tokens_per_s=fast, rate_steps=500.0, **rates), now_s + 0.5)
+        board.report(ReplicaSnapshot("b", 0.0, request_tokens_per_s=slow, rate_steps=steps, **rates), now_s + 0.5)
+        seen = {each.replica_id: each for each in board.news(DispatcherReport("d"), now_s + 0.5).snapshots}
+        if steps > 1:
+            assert seen["b"].request_tokens_per_s.at(1) < 0.3 * seen["a"].request_tokens_per_s.at(1)
+    assert seen["b"].request_tokens_per_s.at(1) > 0.9 * seen["a"].request_tokens_per_s.at(1)

@@ -225,6 +225,15 @@ def test_a_home_over_the_bound_hands_over_to_the_next() -> None:
     assert routed(SHARING, fleet, in_flight).replica_id == second, "8 is over 1.25 times the mean of 4.6"
 
 
+def test_a_home_is_over_the_bound_too_where_each_of_several_dispatchers_has_sent_it_little() -> None:
+    fleet, in_flight = replace(fleet_of(**{name: {} for name in "abcdefgh"}), dispatchers=4), InFlight()
+    first, second, _ = fleet.homes.of_key(KEY)
+    assert routed(SHARING, fleet, in_flight).replica_id == first
+    in_flight.started(replace(REQUEST, request_id="1"), first, NOW_S - 50.0)
+    in_flight.reported(first, NOW_S)
+    assert routed(SHARING, fleet, in_flight).replica_id == second, "four dispatchers have one each there"
+
+
 def test_a_session_moves_to_the_next_home_when_its_own_drains_and_no_other_session_moves() -> None:
     names = [f"replica-{number}" for number in range(10)]
     before = fleet_of(**{name: {} for name in names})
