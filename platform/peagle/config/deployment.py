@@ -75,15 +75,16 @@ class Drafter(Checkpoint):
 class Speculation(Strict):
     """How deep to draft. `depth_static` applies until something sets another K, and whenever nothing may.
 
-    With `adaptive` the Router chooses K for each replica and batch size, live, from what its drafts and steps yield. It
-    then rules out a K whose step is expected to take longer than `inter_token_s_max` seconds, if any other keeps it.
+    With `adaptive` the Router chooses K for each replica and batch size, live, from what its drafts and steps yield. Left
+    out, it does so for a P-EAGLE drafter with `live_depth`. It rules out a K whose step is expected to take longer than
+    `inter_token_s_max` seconds, if any other keeps it.
     Before its first request a replica times its steps at every batch size and K, for `calibration_s` seconds at most;
     with 0 it finds out while it serves.
     """
 
     enabled: bool = True
     live_depth: bool = True
-    adaptive: bool = False
+    adaptive: bool | None = None
     depth_max: int = Field(default=7, ge=1, le=64)
     depth_static: Depth = 7
     inter_token_s_max: float | None = Field(default=None, gt=0.0, le=60.0)
@@ -96,8 +97,6 @@ class Speculation(Strict):
             raise wrong("depth_static", self.depth_static, problem, f"Lower it to {self.depth_max} or raise depth_max.")
         if self.adaptive and not self.live_depth:
             raise wrong("adaptive", True, "live_depth is off", "Write live_depth: true, or adaptive: false.")
-        if self.inter_token_s_max is not None and not self.adaptive:
-            raise wrong("inter_token_s_max", self.inter_token_s_max, "nothing adapts to it", "Write adaptive: true.")
         return self
 
 
@@ -225,6 +224,14 @@ class Deployment(Strict):
         return self
 
     @model_validator(mode="after")
+    def _target_is_adapted_to(self) -> Self:
+        wanted = self.speculation.inter_token_s_max
+        if self.speculates and wanted is not None and not self.adapts:
+            fix = "Write adaptive: true." if self.speculation.live_depth else "Write live_depth: true."
+            raise wrong("speculation.inter_token_s_max", wanted, "nothing adapts to it", fix)
+        return self
+
+    @model_validator(mode="after")
     def _cpu_has_one_stage(self) -> Self:
         if self.resources.accelerator == "cpu" and self.pipeline_parallel_size > 1:
             problem = "accelerator is cpu, and there vLLM's second stage fails at the first request"
@@ -238,8 +245,12 @@ class Deployment(Strict):
 
     @property
     def adapts(self) -> bool:
-        """Whether the Router chooses its depths."""
-        return self.speculates and self.speculation.live_depth and self.speculation.adaptive
+        """Whether the Router chooses its depths: where the file does not say, those of a P-EAGLE drafter."""
+        if self.drafter is None or not self.speculates or not self.speculation.live_depth:
+            return False
+        # Other drafters take one pass for each position, and would pay for the passes that a lower K throws away.
+        asked = self.speculation.adaptive
+        return self.drafter.method == "p-eagle" if asked is None else asked
 
     @property
     def pipeline_parallel_size(self) -> int:
