@@ -101,7 +101,9 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
         f"{DEPLOYMENT}.speculation.inter_token_s_max is 0.02, and nothing adapts to it. Write live_depth: true.",
     ),
     "a target that another drafter's K does not adapt to by itself": (
-        laid_over(at(f"{DEPLOYMENT}.drafter.method", "eagle3"), at(f"{DEPLOYMENT}.speculation.inter_token_s_max", 0.02)),
+        laid_over(
+            at(f"{DEPLOYMENT}.drafter.method", "eagle3"), at(f"{DEPLOYMENT}.speculation.inter_token_s_max", 0.02)
+        ),
         f"{DEPLOYMENT}.speculation.inter_token_s_max is 0.02, and nothing adapts to it. Write adaptive: true.",
     ),
     "a label that pods are found by": (

@@ -75,9 +75,9 @@ class Drafter(Checkpoint):
 class Speculation(Strict):
     """How deep to draft. `depth_static` applies until something sets another K, and whenever nothing may.
 
-    With `adaptive` the Router chooses K for each replica and batch size, live, from what its drafts and steps yield. Left
-    out, it does so for a P-EAGLE drafter with `live_depth`. It rules out a K whose step is expected to take longer than
-    `inter_token_s_max` seconds, if any other keeps it.
+    With `adaptive` the Router chooses K for each replica and batch size, live, from what its drafts and steps yield;
+    left out, it does so for a P-EAGLE drafter with `live_depth`. It rules out a K whose step is expected to take longer
+    than `inter_token_s_max` seconds, if any other keeps it.
     Before its first request a replica times its steps at every batch size and K, for `calibration_s` seconds at most;
     with 0 it finds out while it serves.
     """
