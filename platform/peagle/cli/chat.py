@@ -194,11 +194,9 @@ def parse_event(data: str) -> Piece:
 
 def draft_counts(replicas: Rows) -> DraftCounts | None:
     """Sum what replicas verified and accepted; None where one does not say."""
-    counts = [(replica.get("drafts"), replica.get("accepted")) for replica in replicas]
-    known = [(drafts, accepted) for drafts, accepted in counts if drafts is not None and accepted is not None]
-    if not known or len(known) < len(counts):
+    if not replicas or any(replica.get("drafts") is None for replica in replicas):
         return None
-    return sum(drafts for drafts, _ in known), sum(accepted for _, accepted in known)
+    return sum(replica["drafts"] for replica in replicas), sum(replica["accepted"] for replica in replicas)
 
 
 def busiest(before: Rows, after: Rows) -> dict[str, Any] | None:
