@@ -30,10 +30,11 @@ def by_batch_size(depths: Sequence[int]) -> str:
 
 
 def gain(replica: Replica) -> str | None:
-    """Tell what speculation gains at the present load; None where the Router knows nothing of this replica yet."""
+    """Tell what speculation gains at the present load; None where nobody estimates it, as depth does not adapt."""
     ratio, low, high = (replica.get(f"speedup_{part}") for part in ("ratio", "low", "high"))
     if ratio is None or low is None or high is None:
-        return None
+        # Before it has served, or since the Router was asked in vain.
+        return "gain not known yet" if replica.get("depth_mode", "static") != "static" else None
     if replica.get("depth_planned") == 0:
         return "speculation is off at this load"
     return f"speculation gives {ratio:.2f} times the tokens/s (95 %: {low:.2f} to {high:.2f})"

@@ -40,5 +40,7 @@ def test_a_depth_of_0_has_nothing_to_be_compared_with() -> None:
 
 def test_what_is_not_known_is_not_told() -> None:
     assert depth_line({"depths": [7], "depth_reason": "as configured"}) == "K = 7 (as configured)"
+    adapting = {"depths": [7], "depth_reason": "as the replica had it", "depth_mode": "adaptive"}
+    assert depth_line(adapting) == "K = 7 (as the replica had it) · gain not known yet"
     assert depth_line({"depths": []}) is None
     assert depth_line({}) is None
