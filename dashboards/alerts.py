@@ -289,6 +289,17 @@ SPECULATION = (
         "Predictions do not hold on this replica, again and again. The replica's log has each reason. Until the cause "
         "is found, pin the K that Speculation shows to be best.",
     ),
+    Alert(
+        "PeagleSpeculationCosts",
+        "peagle_replica_speedup_high_ratio < 1 and peagle_replica_depth_planned > 0",
+        "10m",
+        "warning",
+        "{{ $labels.replica }} drafts at a loss: without speculation it would generate more.",
+        "The whole interval of the estimated gain lies below 1, and K is not 0. The rule by itself would have gone to "
+        "0, so something keeps it: an operator's pin, floor or pause, or the guard's fallback to depth_static. `peagle "
+        "status` says which. Take the limit back with DELETE /fleet/replicas/REPLICA/depth, or that of "
+        "/fleet/models/MODEL/depth; where the guard falls back again and again, pin K to 0.",
+    ),
 )
 
 OBJECTIVE_ALERTS = tuple(alert for objective in OBJECTIVES for alert in objective.alerts())

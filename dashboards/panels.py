@@ -14,7 +14,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 DATASOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _LINE = GraphThresholdsStyleMode.DASHED
 
-WHERE_ADAPTIVE = "Only where speculation.adaptive is on."
+WHERE_ADAPTIVE = "Only where depth adapts (speculation.adaptive)."
 """Of panels that show what the depth rule thinks."""
 
 

@@ -14,6 +14,11 @@ def _gauge(name: str, legend: str = "{{model}} {{replica}}") -> Query:
     return Query(f"{name}{{{OF_REPLICA}}}", legend)
 
 
+def _or_none_counted(expr: str) -> str:
+    """`expr` by replica, 0 where nothing was counted yet: an event that did not happen is a 0, and no gap."""
+    return f"{expr} or 0 * sum by ({_BY_REPLICA}) (peagle_replica_running_requests{{{OF_REPLICA}}})"
+
+
 def _per_draft(name: str) -> str:
     return ratio(name, "peagle_replica_drafts_total", OF_REPLICA, _BY_REPLICA)
 
@@ -135,7 +140,9 @@ DEPTH = (
         units.Short,
         (
             Query(
-                f"sum by (model, replica) (increase(peagle_replica_depth_fallbacks_total{{{OF_REPLICA}}}[{WINDOW}]))",
+                _or_none_counted(
+                    f"sum by ({_BY_REPLICA}) (increase(peagle_replica_depth_fallbacks_total{{{OF_REPLICA}}}[{WINDOW}]))"
+                ),
                 "{{model}} {{replica}}",
             ),
         ),
@@ -163,15 +170,28 @@ WORTH = (
     ),
     Panel(
         "Goodput over its prediction",
-        f"Lately; the guard acts when it stays under 0.97. {WHERE_ADAPTIVE}",
+        "Lately; the guard acts when it stays under 0.97. While the guard's fallback holds, of the last report. "
+        f"{WHERE_ADAPTIVE}",
         units.PercentUnit,
-        (_gauge("peagle_replica_goodput_ratio"),),
+        (
+            Query(
+                f"peagle_replica_goodput_ratio{{{OF_REPLICA}}} or "
+                f"peagle_replica_measured_tokens_per_second{{{OF_REPLICA}}} / "
+                f"peagle_replica_predicted_tokens_per_second{{{OF_REPLICA}}}",
+                "{{model}} {{replica}}",
+            ),
+        ),
     ),
     Panel(
         "Speed-up over K = 0",
-        f"Estimated by the rule from step times and acceptance; K = 0 itself is 1. {WHERE_ADAPTIVE}",
+        "What speculation gains, as the rule estimates it from step times and acceptance, and its interval of 95 %; "
+        f"K = 0 itself is 1. {WHERE_ADAPTIVE}",
         "suffix:x",
-        (_gauge("peagle_replica_speedup_ratio"),),
+        (
+            _gauge("peagle_replica_speedup_ratio"),
+            _gauge("peagle_replica_speedup_low_ratio", "{{model}} {{replica}} low"),
+            _gauge("peagle_replica_speedup_high_ratio", "{{model}} {{replica}} high"),
+        ),
     ),
 )
 

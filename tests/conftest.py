@@ -1,7 +1,7 @@
 """Fixtures that every test may use.
 
 Two platforms are started at most once for the session, each the real `peagle serve` in a process of its own on a free
-port: `served` has two replicas of the embedded model at a static K, `adaptive` has one whose K the Router chooses.
+port: `served` has two replicas of the embedded model, `adaptive` has one that times its steps before it serves.
 They yield a `Served`:
 
     served.url         http://127.0.0.1:PORT (OpenAI's base address is served.url + "/v1")
@@ -90,9 +90,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def adaptive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The platform with one replica whose depth the Router chooses."""
+    """The platform with one replica whose depth adapts, from steps that were timed before."""
     folder = tmp_path_factory.mktemp("adaptive")
-    speculation = {"adaptive": True, "calibration_s": 10.0}
+    speculation = {"calibration_s": 10.0}
     deployment = write_deployment(folder, engine={"enforce_eager": True}, speculation=speculation)
     with up(folder, deployment, stop=Stop(signal.SIGINT)) as platform:
         yield platform

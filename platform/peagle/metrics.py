@@ -375,6 +375,20 @@ REPLICA_METRICS = (
         "Estimated tokens per second under the plan over those at K = 0, at the batch sizes with the most load.",
         "speedup_ratio",
     ),
+    _gauge(
+        "peagle_replica_speedup_low_ratio",
+        Unit.RATIO,
+        OF_REPLICA,
+        "Lower end of the 95 % interval of `peagle_replica_speedup_ratio`.",
+        "speedup_low",
+    ),
+    _gauge(
+        "peagle_replica_speedup_high_ratio",
+        Unit.RATIO,
+        OF_REPLICA,
+        "Upper end of the 95 % interval of `peagle_replica_speedup_ratio`.",
+        "speedup_high",
+    ),
 )
 
 METRICS = (*INGRESS_METRICS, *FLEET_METRICS, *REPLICA_METRICS)

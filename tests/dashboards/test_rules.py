@@ -127,6 +127,13 @@ def goodput(ratio: float) -> Series:
     return {f"peagle_replica_goodput_ratio{{{R}}}": f"{ratio}x60"}
 
 
+def gain(high: float, depth: int) -> Series:
+    return {
+        f"peagle_replica_speedup_high_ratio{{{R}}}": f"{high}x60",
+        f"peagle_replica_depth_planned{{{R}}}": f"{depth}x60",
+    }
+
+
 def dispatched(reason: str) -> Series:
     """Three of four decisions for a reason."""
     decisions = f'peagle_dispatch_decisions_total{{{M},ingress="i"'
@@ -218,6 +225,9 @@ CASES = (
         {f"peagle_replica_depth_fallbacks_total{{{R}}}": "0x10 1x10 2x10 4x30"},
         {f"peagle_replica_depth_fallbacks_total{{{R}}}": "0x10 1x50"},
     ),
+    Case("PeagleSpeculationCosts", gain(0.97, 3), gain(1.02, 3)),
+    # A K of 0 costs nothing, whatever it is compared with.
+    Case("PeagleSpeculationCosts", gain(0.9, 7), gain(0.9, 0)),
     # An hour after six good ones, and ten good minutes after that; then six hours of less, and forty good minutes.
     Case(
         "PeagleTtftBudgetBurnsFast",

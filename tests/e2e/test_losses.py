@@ -49,7 +49,6 @@ class Fleet:
             folder,
             engine={"enforce_eager": True, "dtype": "float32"},
             replicas={"min": REPLICAS, "max": REPLICAS},
-            speculation={"adaptive": True},
         )
         self.deployment = load_deployment(file)
         self._cluster = Cluster()

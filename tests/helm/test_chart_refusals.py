@@ -93,7 +93,17 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
         f"{DEPLOYMENT}.speculation.adaptive is true while live_depth is false.",
     ),
     "a target that nothing adapts to": (
-        at(f"{DEPLOYMENT}.speculation.inter_token_s_max", 0.02),
+        at(f"{DEPLOYMENT}.speculation", {"adaptive": False, "inter_token_s_max": 0.02}),
+        f"{DEPLOYMENT}.speculation.inter_token_s_max is 0.02, and nothing adapts to it. Write adaptive: true.",
+    ),
+    "a target for a K that cannot change": (
+        at(f"{DEPLOYMENT}.speculation", {"live_depth": False, "inter_token_s_max": 0.02}),
+        f"{DEPLOYMENT}.speculation.inter_token_s_max is 0.02, and nothing adapts to it. Write live_depth: true.",
+    ),
+    "a target that another drafter's K does not adapt to by itself": (
+        laid_over(
+            at(f"{DEPLOYMENT}.drafter.method", "eagle3"), at(f"{DEPLOYMENT}.speculation.inter_token_s_max", 0.02)
+        ),
         f"{DEPLOYMENT}.speculation.inter_token_s_max is 0.02, and nothing adapts to it. Write adaptive: true.",
     ),
     "a label that pods are found by": (
@@ -223,6 +233,11 @@ def test_a_value_that_cannot_be_right_is_refused_by_the_schema(case: str) -> Non
 @pytest.mark.parametrize("name", READY)
 def test_a_ready_file_is_not_refused(name: str) -> None:
     render(ready_values(name))
+
+
+@pytest.mark.parametrize("speculation", [{"inter_token_s_max": 0.02}, {"live_depth": False}, {"adaptive": None}])
+def test_a_k_that_adapts_by_default_is_not_refused(speculation: dict[str, object]) -> None:
+    render(laid_over(MINIMAL, at(f"{DEPLOYMENT}.speculation", speculation)))
 
 
 def test_false_and_zero_are_values_and_not_gaps() -> None:

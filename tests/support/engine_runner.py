@@ -29,9 +29,13 @@ def held_out(count: int) -> list[str]:
 
 
 def embedded(**engine: Any) -> Deployment:
-    """The embedded deployment with engine arguments changed; `PEAGLE_TEST_DEPLOYMENT` names another file."""
+    """The embedded deployment with engine arguments changed; `PEAGLE_TEST_DEPLOYMENT` names another file.
+
+    Its depth does not adapt: it drafts `depth_max` at every step, of which a test's own tables verify some.
+    """
     deployment = load_deployment(Path(os.environ.get("PEAGLE_TEST_DEPLOYMENT", DEPLOYMENT)))
-    return deployment.model_copy(update={"engine": {**deployment.engine, **engine}})
+    static = deployment.speculation.model_copy(update={"adaptive": False})
+    return deployment.model_copy(update={"engine": {**deployment.engine, **engine}, "speculation": static})
 
 
 class Runner:

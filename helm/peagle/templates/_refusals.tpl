@@ -73,10 +73,12 @@ fix. What one field alone can have wrong is the schema's business.
 {{- if and $depth.adaptive (not $depth.live_depth) }}
 - {{ printf "%s.speculation.adaptive is true while live_depth is false. Write live_depth: true, or adaptive: false." $at | quote }}
 {{- end }}
-{{- if and $depth.inter_token_s_max (not $depth.adaptive) }}
-- {{ printf "%s.speculation.inter_token_s_max is %v, and nothing adapts to it. Write adaptive: true." $at $depth.inter_token_s_max | quote }}
-{{- end }}
 {{- if $depth.enabled }}
+{{- $method := (default dict $deployment.drafter).method | default "p-eagle" -}}
+{{- $adapts := and $depth.live_depth (ternary (eq $method "p-eagle") $depth.adaptive (kindIs "invalid" $depth.adaptive)) -}}
+{{- if and $depth.inter_token_s_max (not $adapts) }}
+- {{ printf "%s.speculation.inter_token_s_max is %v, and nothing adapts to it. Write %s: true." $at $depth.inter_token_s_max (ternary "adaptive" "live_depth" $depth.live_depth) | quote }}
+{{- end }}
 {{- if not $deployment.drafter }}
 - {{ printf "%s.drafter is missing while speculation.enabled is true. Add a drafter, or write speculation: {enabled: false}." $at | quote }}
 {{- else if gt (int $depth.depth_max) (int $deployment.drafter.trained_depth) }}

@@ -194,12 +194,18 @@ class Scrape:
     states: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
+def with_estimates(
+    rows: Iterable[Mapping[str, Any]], estimates: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Add to the replicas' answers of one model what the Router expects of each, by its id."""
+    return [{**row, **estimates.get(str(row["id"]), {})} for row in rows]
+
+
 class _Fleet(Collector):
     def __init__(self, scrape: Scrape) -> None:
         self._scrape = scrape
         self._rows = {
-            model: [{**row, **scrape.estimates.get(model, {}).get(str(row["id"]), {})} for row in rows]
-            for model, rows in scrape.replicas.items()
+            model: with_estimates(rows, scrape.estimates.get(model, {})) for model, rows in scrape.replicas.items()
         }
 
     def collect(self) -> Iterator[Family]:

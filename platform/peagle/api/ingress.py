@@ -35,12 +35,12 @@ from peagle.api.bounds.request_bounds import check_request
 from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG, take_depth_max
 from peagle.api.depth_routes import DepthRoutes
 from peagle.api.fleet_calls import ask_models, count_well
-from peagle.api.http_metrics import Exchange
+from peagle.api.http_metrics import Exchange, with_estimates
 from peagle.api.loopback import require_loopback
 from peagle.api.openai_errors import Asked, EngineError, cause_of, describe, from_engine, is_lost_replica
 from peagle.api.relay import DONE, EventStream, engine_error, finish, has_choices, relay, split_events
 from peagle.api.reply import SERVER_ERROR, ErrorReply
-from peagle.api.scraping import MetricsRoutes
+from peagle.api.scraping import LEAST_S, MetricsRoutes
 from peagle.api.tries import TriedRequestInfo, Tries
 from peagle.config import Deployment
 from peagle.errors import NotFoundError, PeagleError, ReplicaLostError, RequestError
@@ -229,13 +229,18 @@ class PeagleIngress(DepthRoutes, MetricsRoutes, OpenAiIngress):  # type: ignore[
         return JSONResponse({"version": peagle.__version__, **_installed()})
 
     async def fleet(self, request: Request) -> JSONResponse:
-        """GET /fleet: every replica's status, for callers on this machine only."""
+        """GET /fleet: every replica's status and what the Router expects of it, for callers on this machine only."""
         require_loopback(request)
         timeout_s = _settings(request).probe_timeout_s
-        answers = await ask_models(self._default_serve_handles, "replica_status", timeout_s)
-        return JSONResponse({"models": [self._fleet_row(model, answers[model]) for model in answers]})
+        answers, estimates = await asyncio.gather(
+            ask_models(self._default_serve_handles, "replica_status", timeout_s),
+            # A Router that is gone keeps nobody waiting for what replicas say.
+            self._estimates(min(timeout_s, LEAST_S)),
+        )
+        rows = {model: with_estimates(answers[model], estimates.get(model, {})) for model in answers}
+        return JSONResponse({"models": [self._fleet_row(model, rows[model]) for model in rows]})
 
-    def _fleet_row(self, model: str, replicas: list[Any]) -> dict[str, Any]:
+    def _fleet_row(self, model: str, replicas: list[dict[str, Any]]) -> dict[str, Any]:
         deployment = self._deployments.get(model)
         drafter = deployment.drafter if deployment and deployment.speculates else None
         return {

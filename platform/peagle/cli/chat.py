@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from peagle.cli.depth_words import depth_line
 from peagle.client.running_server import choose_model, key_headers, nothing_answers
 from peagle.client.server_url import base_url, heeds_proxies
 from peagle.errors import PeagleError, RequestError
@@ -22,6 +23,8 @@ HELP = "Ctrl-C stops an answer, /reset forgets the conversation, /exit or Ctrl-D
 CODE_HINT = "This small model was trained on Python source and continues it. Try: def read_json(path):"
 
 Message = dict[str, str]
+Rows = list[dict[str, Any]]
+"""The replicas of a model in `GET /fleet`."""
 DraftCounts = tuple[int, int]
 """Drafts verified, and draft tokens accepted."""
 
@@ -42,7 +45,7 @@ class Answer:
     """A finished or stopped answer. `acceptance_length` is None where nothing was drafted.
 
     It is this answer's own where the server reports it with the answer. Otherwise it is `server_wide`: counted over all
-    that the server verified meanwhile.
+    that the server verified meanwhile. `depth` says K, why, and what speculation gains, where the server tells.
     """
 
     text: str
@@ -52,9 +55,10 @@ class Answer:
     finish_reason: str | None
     acceptance_length: float | None
     server_wide: bool = False
+    depth: str | None = None
 
     def summary(self) -> str:
-        """One line of figures. Speed leaves out the first token, whose time is shown as the time to first token."""
+        """A line of figures, and one of K. Speed leaves out the first token, whose time is the time to first token."""
         if self.completion_tokens is None:
             return f"stopped after {self.total_s:.1f} s"
         parts = [f"{self.completion_tokens} tokens"]
@@ -67,7 +71,7 @@ class Answer:
             parts.append(f"acceptance length {self.acceptance_length:.2f}{scope}")
         if self.finish_reason == "length":
             parts.append("cut at the length limit")
-        return " · ".join(parts)
+        return "\n".join([" · ".join(parts), *([self.depth] if self.depth else [])])
 
 
 class ChatClient:
@@ -118,7 +122,7 @@ class ChatClient:
 
     def ask(self, messages: list[Message]) -> Answer:
         """Print an answer as it arrives and return it; Ctrl-C ends it early, on the server too."""
-        before = self._draft_counts()
+        before = self._replicas()
         start = time.perf_counter()
         first: float | None = None
         text, tokens, finish, acceptance = "", None, None, None
@@ -147,17 +151,23 @@ class ChatClient:
             stream.close()
         end = time.perf_counter()
         times = (first or end) - start, end - start
-        if acceptance is not None or tokens is None:
+        if tokens is None:
             return Answer(text, *times, tokens, finish, acceptance)
-        return Answer(text, *times, tokens, finish, acceptance_between(before, self._draft_counts()), server_wide=True)
+        after = self._replicas()
+        depth = depth_line(busiest(before, after) or {})
+        if acceptance is not None:
+            return Answer(text, *times, tokens, finish, acceptance, depth=depth)
+        wide = acceptance_between(draft_counts(before), draft_counts(after))
+        return Answer(text, *times, tokens, finish, wide, server_wide=True, depth=depth)
 
-    def _draft_counts(self) -> DraftCounts | None:
-        """Drafts verified and tokens accepted by all replicas of the model; None where the server does not say."""
+    def _replicas(self) -> Rows:
+        """What the server says of the model's replicas; nothing where it does not."""
         try:
             models = self._http.get("/fleet", timeout=10.0).raise_for_status().json()["models"]
-            return draft_counts(next(model["replicas"] for model in models if model["name"] == self.model))
+            found: Rows = next(model["replicas"] for model in models if model["name"] == self.model)
+            return found
         except (httpx.HTTPError, ValueError, KeyError, TypeError, StopIteration):
-            return None
+            return []
 
 
 def parse_event(data: str) -> Piece:
@@ -182,9 +192,18 @@ def parse_event(data: str) -> Piece:
     )
 
 
-def draft_counts(replicas: list[dict[str, Any]]) -> DraftCounts:
-    """Sum the rows of `GET /fleet`."""
+def draft_counts(replicas: Rows) -> DraftCounts | None:
+    """Sum what replicas verified and accepted; None where one does not say."""
+    if not replicas or any(replica.get("drafts") is None for replica in replicas):
+        return None
     return sum(replica["drafts"] for replica in replicas), sum(replica["accepted"] for replica in replicas)
+
+
+def busiest(before: Rows, after: Rows) -> dict[str, Any] | None:
+    """Return the replica that generated most between two reads: on a server without other clients, the one that
+    answered."""
+    then = {replica["id"]: replica["generation_tokens"] for replica in before}
+    return max(after, key=lambda each: each["generation_tokens"] - then.get(each["id"], 0), default=None)
 
 
 def acceptance_between(before: DraftCounts | None, after: DraftCounts | None) -> float | None:

@@ -172,6 +172,12 @@ def load(
     ] = "2",
     seconds: Annotated[float, typer.Option(min=1, max=86_400, help="How long at each of them.")] = 60.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 64,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            min=0, max=2, help="Of sampling; 0 as the benchmarks have it. The higher, the fewer drafts are right."
+        ),
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="Same seed, same requests at the same times.")] = 0,
 ) -> None:
     """Send requests at random times, so that there is something to look at.
@@ -183,7 +189,7 @@ def load(
     """
     from peagle.observe.request_load import run_load
 
-    run_load(url, model, per_second, seconds, max_tokens, seed)
+    run_load(url, model, per_second, seconds, max_tokens, temperature, seed)
 
 
 @app.command()

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
+from peagle.cli.depth_words import depth_line
 from peagle.client.running_server import nothing_answers
 from peagle.client.server_url import base_url, heeds_proxies
 from peagle.errors import StartupError
@@ -37,13 +39,13 @@ def run_status(url: str, *, watch: bool, interval_s: float, as_json: bool) -> No
         console = Console(width=None if sys.stdout.isatty() else 120)
         if not watch:
             time.sleep(interval_s)
-            console.print(fleet_table(before, read_fleet(client), interval_s))
+            console.print(fleet_view(before, read_fleet(client), interval_s))
             return
         with Live(console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(interval_s)
                 now = read_fleet(client)
-                live.update(fleet_table(before, now, interval_s), refresh=True)
+                live.update(fleet_view(before, now, interval_s), refresh=True)
                 before = now
 
 
@@ -61,6 +63,12 @@ def read_fleet(client: httpx.Client) -> Fleet:
             raise StartupError(f"{base} does not tell this machine of its fleet", "Ask where it runs.") from None
         raise StartupError(f"{base} answers, but not with a fleet", "Name a peagle server with --url.") from None
     return fleet
+
+
+def fleet_view(before: Fleet, now: Fleet, seconds: float) -> Group:
+    """The table of `fleet_table`, and below it why each replica's K is what it is."""
+    told = ((key[1], depth_line(replica)) for key, _, replica in _replicas(now))
+    return Group(fleet_table(before, now, seconds), *(Text(f"{name}: {line}") for name, line in told if line))
 
 
 def fleet_table(before: Fleet, now: Fleet, seconds: float) -> Table:

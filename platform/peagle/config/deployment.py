@@ -75,8 +75,9 @@ class Drafter(Checkpoint):
 class Speculation(Strict):
     """How deep to draft. `depth_static` applies until something sets another K, and whenever nothing may.
 
-    With `adaptive` the Router chooses K for each replica and batch size, live, from what its drafts and steps yield. It
-    then rules out a K whose step is expected to take longer than `inter_token_s_max` seconds, if any other keeps it.
+    With `adaptive` the Router chooses K for each replica and batch size, live, from what its drafts and steps yield;
+    left out, it does so for a P-EAGLE drafter with `live_depth`. It rules out a K whose step is expected to take longer
+    than `inter_token_s_max` seconds, if any other keeps it.
     Before its first request a replica times its steps at every batch size and K, for `calibration_s` seconds at most;
     with 0 it finds out while it serves.
 
@@ -87,7 +88,7 @@ class Speculation(Strict):
 
     enabled: bool = True
     live_depth: bool = True
-    adaptive: bool = False
+    adaptive: bool | None = None
     by_request: bool | None = None
     depth_max: int = Field(default=7, ge=1, le=64)
     depth_static: Depth = 7
@@ -101,15 +102,7 @@ class Speculation(Strict):
             raise wrong("depth_static", self.depth_static, problem, f"Lower it to {self.depth_max} or raise depth_max.")
         if self.adaptive and not self.live_depth:
             raise wrong("adaptive", True, "live_depth is off", "Write live_depth: true, or adaptive: false.")
-        if self.inter_token_s_max is not None and not self.adaptive:
-            raise wrong("inter_token_s_max", self.inter_token_s_max, "nothing adapts to it", "Write adaptive: true.")
-        if self.by_request and not self.adaptive:
-            raise wrong("by_request", True, "no K is chosen to be shared out", "Write adaptive: true.")
         return self
-
-    def shares_drafts(self, accelerator: str) -> bool:
-        """Whether each request of a step gets its own share of the drafts."""
-        return self.adaptive and (accelerator == "cpu" if self.by_request is None else self.by_request)
 
 
 class Replicas(Strict):
@@ -236,6 +229,16 @@ class Deployment(Strict):
         return self
 
     @model_validator(mode="after")
+    def _target_is_adapted_to(self) -> Self:
+        wanted = self.speculation.inter_token_s_max
+        if self.speculates and wanted is not None and not self.adapts:
+            fix = "Write adaptive: true." if self.speculation.live_depth else "Write live_depth: true."
+            raise wrong("speculation.inter_token_s_max", wanted, "nothing adapts to it", fix)
+        if self.speculation.by_request and self.speculates and not self.adapts:
+            raise wrong("speculation.by_request", True, "no K is chosen to be shared out", "Write adaptive: true.")
+        return self
+
+    @model_validator(mode="after")
     def _cpu_has_one_stage(self) -> Self:
         if self.resources.accelerator == "cpu" and self.pipeline_parallel_size > 1:
             problem = "accelerator is cpu, and there vLLM's second stage fails at the first request"
@@ -249,8 +252,18 @@ class Deployment(Strict):
 
     @property
     def adapts(self) -> bool:
-        """Whether the Router chooses its depths."""
-        return self.speculates and self.speculation.live_depth and self.speculation.adaptive
+        """Whether the Router chooses its depths: where the file does not say, those of a P-EAGLE drafter."""
+        if self.drafter is None or not self.speculates or not self.speculation.live_depth:
+            return False
+        # Other drafters take one pass for each position, and would pay for the passes that a lower K throws away.
+        asked = self.speculation.adaptive
+        return self.drafter.method == "p-eagle" if asked is None else asked
+
+    @property
+    def shares_drafts(self) -> bool:
+        """Whether a step's drafts are shared out among its requests: where the file does not say, on a CPU."""
+        asked = self.speculation.by_request
+        return self.adapts and (self.resources.accelerator == "cpu" if asked is None else asked)
 
     @property
     def pipeline_parallel_size(self) -> int:

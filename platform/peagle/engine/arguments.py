@@ -51,7 +51,7 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
     arguments["scheduler_cls"] = SCHEDULER
     if deployment.speculation.live_depth:
         speculation = deployment.speculation
-        if speculation.adaptive and arguments.get("max_num_seqs") is None:
+        if deployment.adapts and arguments.get("max_num_seqs") is None:
             # vLLM's own default differs by device, and who chooses a K for each batch size has to know the largest.
             arguments["max_num_seqs"] = MAX_NUM_SEQS
         settings = {
@@ -67,7 +67,7 @@ def _skips_drafter(deployment: Deployment) -> bool:
     # A static K may change by hand at any step; what adapts gains more by not drafting at all where K is 0. On a GPU
     # vLLM runs other drafters in its second model runner, which drafts whether it is asked to or not.
     drafter = deployment.drafter
-    return deployment.speculation.adaptive and drafter is not None and drafter.method == "p-eagle"
+    return deployment.adapts and drafter is not None and drafter.method == "p-eagle"
 
 
 def drafts_to_depth(deployment: Deployment) -> bool:

@@ -99,7 +99,9 @@ def _at(values: Sequence[float], share: float) -> str:
     return f"{values[min(int(share * len(values)), len(values) - 1)]:.3f} s" if values else "-"
 
 
-def run_load(url: str, model: str | None, rates: str, seconds: float, max_tokens: int, seed: int) -> None:
+def run_load(
+    url: str, model: str | None, rates: str, seconds: float, max_tokens: int, temperature: float, seed: int
+) -> None:
     """Send the load, then print what came of it.
 
     Raises:
@@ -107,10 +109,10 @@ def run_load(url: str, model: str | None, rates: str, seconds: float, max_tokens
         StartupError: Nothing answers at `url`, it asks for a key, or does not serve `model`.
     """
     times = arrivals(parse_rates(rates), seconds, seed)
-    asyncio.run(_run(base_url(url), model, times, max_tokens, seed))
+    asyncio.run(_run(base_url(url), model, times, {"max_tokens": max_tokens, "temperature": temperature}, seed))
 
 
-async def _run(base: str, model: str | None, times: Sequence[float], max_tokens: int, seed: int) -> None:
+async def _run(base: str, model: str | None, times: Sequence[float], asked: dict[str, Any], seed: int) -> None:
     limits = httpx.Limits(max_connections=OPEN_MAX)
     options: dict[str, Any] = {"headers": key_headers(), "timeout": TIMEOUT_S, "trust_env": heeds_proxies(base)}
     async with httpx.AsyncClient(base_url=base, limits=limits, **options) as client:
@@ -119,7 +121,7 @@ async def _run(base: str, model: str | None, times: Sequence[float], max_tokens:
         except httpx.TransportError as error:
             raise nothing_answers(base, error) from None
         name = choose_model(answer, base, model)
-        body = {"model": name, "max_tokens": max_tokens, "stream": True, "stream_options": {"include_usage": True}}
+        body = {"model": name, **asked, "stream": True, "stream_options": {"include_usage": True}}
         start = time.monotonic()
         sent = await send_all(client, body, times, seed)
     # A pipe has no width of its own.

@@ -23,6 +23,6 @@ def depth_settings(deployment: Deployment) -> DepthSettings:
         cost=cost_prior(deployment).cost,
         acceptance=AcceptancePrior.geometric(speculation.depth_max),
         inter_token_s_max=speculation.inter_token_s_max,
-        by_request=speculation.shares_drafts(deployment.resources.accelerator),
+        by_request=deployment.shares_drafts,
         drafter_skipped_at_zero=deployment.drafter is not None and deployment.drafter.method == "p-eagle",
     )

@@ -1,6 +1,7 @@
 """The depth loop on the served platform: a plan comes, operators bound and read it, and its loss loses nothing."""
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -76,6 +77,16 @@ def test_under_load_a_plan_comes_and_says_what_it_rests_on(adaptive: Served, loa
     assert sorted(map(int, seen["ranges"][0]["predicted_tokens_per_s"])) == [0, 1, 2, 3, 5, 7]
     assert seen["evidence_drafts"] > 0
     assert all(change["age_s"] >= 0 for change in seen["log"])
+
+
+def test_fleet_and_status_say_what_speculation_gains_with_its_interval(adaptive: Served, load: list[Any]) -> None:
+    eventually(lambda: replica(adaptive).get("speedup_ratio") is not None)
+    seen = replica(adaptive)
+    assert 0 < seen["speedup_low"] <= seen["speedup_ratio"] <= seen["speedup_high"]
+    command = [sys.executable, "-m", "peagle.cli", "status", "--url", adaptive.url]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert re.search(rf"^{seen['id']}: K ", said, re.MULTILINE), said
+    assert re.search(r"speculation (gives|is off)", " ".join(said.split())), said
 
 
 def test_a_pin_holds_at_once_and_outputs_stay_as_they_are(adaptive: Served, load: list[Any]) -> None:

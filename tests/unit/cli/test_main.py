@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from peagle import __version__
 from peagle.cli import main
-from peagle.cli.chat import Answer, Piece, acceptance_between, draft_counts, input_lines, parse_event
-from peagle.cli.status import fleet_table, read_fleet
+from peagle.cli.chat import Answer, Piece, acceptance_between, busiest, draft_counts, input_lines, parse_event
+from peagle.cli.status import fleet_view, read_fleet
 from peagle.client.running_server import choose_model, key_headers
 from peagle.client.server_url import heeds_proxies, http_url
 from peagle.errors import ConfigError, RequestError, StartupError
@@ -296,6 +296,20 @@ def test_acceptance_over_the_server_is_counted_between_two_reads_of_every_replic
     assert acceptance_between(before, after) == pytest.approx(1 + 60 / 30)
     assert acceptance_between(before, before) is None
     assert acceptance_between(None, after) is None
+    assert draft_counts([{"drafts": None, "accepted": None}]) is None
+    assert draft_counts([]) is None
+
+
+def test_the_replica_that_answered_is_the_one_that_generated_meanwhile() -> None:
+    before = [{"id": "a", "generation_tokens": 900}, {"id": "b", "generation_tokens": 10}]
+    after = [{"id": "a", "generation_tokens": 900}, {"id": "b", "generation_tokens": 50}]
+    assert busiest(before, after) == after[1]
+    assert busiest(before, []) is None
+
+
+def test_summary_of_an_answer_has_a_second_line_for_k() -> None:
+    answer = Answer("x", 0.5, 1.5, 101, "stop", 3.14, depth="K = 7 (as configured)")
+    assert answer.summary().splitlines()[1:] == ["K = 7 (as configured)"]
 
 
 def test_summary_says_when_the_acceptance_length_is_not_the_answers_own() -> None:
@@ -321,7 +335,7 @@ def fleet(generated: int, **changes: Any) -> dict[str, Any]:
 def shown(before: dict[str, Any], now: dict[str, Any]) -> str:
     console = Console(width=160)
     with console.capture() as capture:
-        console.print(fleet_table(before, now, 2.0))
+        console.print(fleet_view(before, now, 2.0))
     return capture.get()
 
 
@@ -329,6 +343,15 @@ def test_status_shows_depth_asked_for_and_in_effect_and_speed_between_reads() ->
     text = shown(fleet(1000), fleet(1300))
     for figure in ("7..3 / 5.5", "2.88", "25%", " 150 ", "running"):
         assert figure in text
+
+
+def test_status_says_below_its_table_why_k_is_what_it_is() -> None:
+    known = {"depth_reason": "an operator pinned K = 7", "speedup_ratio": 1.2, "speedup_low": 1.1, "speedup_high": 1.3}
+    text = shown(fleet(1), fleet(1, depths=[7, 7], **known))
+    assert (
+        "a1: K = 7 (an operator pinned K = 7) · speculation gives 1.20 times the tokens/s (95 %: 1.10 to 1.30)" in text
+    )
+    assert "a1: " not in shown(fleet(1), fleet(1, depths=[]))
 
 
 def test_status_says_who_chose_the_depths_unless_it_is_the_file() -> None:

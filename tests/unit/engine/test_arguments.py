@@ -13,7 +13,7 @@ def deployment(**changes: Any) -> Deployment:
         "name": "tiny",
         "target": {"source": "org/target", "revision": "abc"},
         "drafter": {"source": "org/head", "revision": "def", "trained_depth": 8},
-        "speculation": {"depth_max": 7, "depth_static": 5},
+        "speculation": {"depth_max": 7, "depth_static": 5, "adaptive": False},
         "engine": {"dtype": "float32", "max_num_seqs": 8},
         "resources": {"accelerator": "gpu", "tensor_parallel_size": 2},
     }
@@ -37,10 +37,16 @@ def test_live_depth_drafts_the_deepest_and_starts_at_the_static_depth() -> None:
 
 @pytest.mark.parametrize(
     ("accelerator", "adaptive", "skips", "to_depth"),
-    [("cpu", True, True, True), ("cpu", False, False, False), ("gpu", True, True, False)],
+    [
+        ("cpu", True, True, True),
+        ("cpu", None, True, True),
+        ("cpu", False, False, False),
+        ("gpu", True, True, False),
+        ("gpu", None, True, False),
+    ],
 )
 def test_what_adapts_skips_its_drafter_and_on_a_cpu_drafts_no_deeper_than_it_verifies(
-    accelerator: str, adaptive: bool, skips: bool, to_depth: bool
+    accelerator: str, adaptive: bool | None, skips: bool, to_depth: bool
 ) -> None:
     adapting = deployment(resources={"accelerator": accelerator}, speculation={"depth_max": 7, "adaptive": adaptive})
     settings = engine_arguments(adapting)["additional_config"]["peagle"]

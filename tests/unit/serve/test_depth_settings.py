@@ -54,19 +54,36 @@ def test_gpus_that_share_a_models_layers_share_its_work() -> None:
 
 @pytest.mark.parametrize(
     ("speculation", "expected"),
-    [({}, False), ({"adaptive": True}, True), ({"adaptive": True, "enabled": False}, False)],
+    [
+        ({}, True),
+        ({"adaptive": None}, True),
+        ({"adaptive": False}, False),
+        ({"live_depth": False}, False),
+        ({"enabled": False}, False),
+        ({"adaptive": True, "enabled": False}, False),
+    ],
 )
-def test_only_speculation_that_says_so_adapts(speculation: dict[str, object], expected: bool) -> None:
+def test_a_p_eagle_drafter_with_live_depth_adapts_unless_its_file_says_no(
+    speculation: dict[str, object], expected: bool
+) -> None:
     assert deployment(speculation).adapts is expected
 
 
+@pytest.mark.parametrize(("adaptive", "expected"), [(None, False), (True, True), (False, False)])
+def test_another_drafter_adapts_where_its_file_says_so(adaptive: bool | None, expected: bool) -> None:
+    eagle3 = {"source": "org/head", "method": "eagle3", "trained_depth": 7}
+    assert deployment({"adaptive": adaptive}, drafter=eagle3).adapts is expected
+
+
 def test_an_inter_token_target_reaches_the_rule_and_needs_something_that_adapts() -> None:
-    assert depth_settings(deployment({"adaptive": True, "inter_token_s_max": 0.02})).inter_token_s_max == 0.02
+    assert depth_settings(deployment({"inter_token_s_max": 0.02})).inter_token_s_max == 0.02
     with pytest.raises(ConfigError, match=r"speculation\.inter_token_s_max.*adaptive: true"):
-        deployment({"inter_token_s_max": 0.02})
+        deployment({"inter_token_s_max": 0.02, "adaptive": False})
+    with pytest.raises(ConfigError, match=r"speculation\.inter_token_s_max.*live_depth: true"):
+        deployment({"inter_token_s_max": 0.02, "live_depth": False})
 
 
-def test_adaptive_without_live_depth_is_refused() -> None:
+def test_adaptive_without_live_depth_is_refused_where_the_file_says_so() -> None:
     with pytest.raises(ConfigError, match=r"speculation\.adaptive.*live_depth"):
         deployment({"adaptive": True, "live_depth": False})
 
