@@ -171,7 +171,7 @@ def test_every_wrong_field_is_reported_at_once() -> None:
 
 def test_an_unknown_field_lists_what_its_own_section_knows() -> None:
     (line,) = problems(with_field("speculation.depth_mx", 7))
-    known = "enabled, live_depth, adaptive, depth_max, depth_static, inter_token_s_max, calibration_s"
+    known = "enabled, live_depth, adaptive, by_request, depth_max, depth_static, inter_token_s_max, calibration_s"
     assert f"Did you mean depth_max? Known in speculation: {known}." in line
     (line,) = problems(with_field("drafter.colour", "red"))
     assert "there is no such field. Known in drafter: source, revision, method, trained_depth." in line
@@ -255,3 +255,26 @@ def test_whatever_stands_in_a_field_only_a_config_error_comes_out(deployment_fil
             unclear += [problem for problem in error.problems if not (problem.problem and problem.fix)]
     assert outcomes == {"read", "refused"}
     assert not unclear
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "speculation", "shares"),
+    [
+        ("cpu", {}, True),
+        ("gpu", {}, False),
+        ("gpu", {"by_request": True}, True),
+        ("cpu", {"by_request": False}, False),
+        ("cpu", {"adaptive": False}, False),
+    ],
+)
+def test_drafts_are_shared_out_by_request_where_depth_adapts_on_a_cpu(
+    accelerator: str, speculation: dict[str, Any], shares: bool
+) -> None:
+    raw = with_field("resources", {"accelerator": accelerator}) | {"speculation": speculation}
+    assert parse_deployment(raw, "x.yaml").shares_drafts is shares
+
+
+def test_drafts_are_not_shared_out_where_no_k_is_chosen() -> None:
+    (line,) = problems(with_field("speculation", {"by_request": True, "adaptive": False}))
+    assert "speculation.by_request" in line
+    assert "Write adaptive: true." in line
