@@ -1,12 +1,16 @@
 """What an operator, a dispatcher and a metric read of a replica's depth."""
 
 from dataclasses import dataclass
+from math import exp
 
 from peagle.router.depth.ladder import depth_ladder
 from peagle.router.depth.plan import DepthChange, DepthPlan
 from peagle.router.depth.rule.state import DepthState
 from peagle.router.depth.settings import DepthSettings
 from peagle.router.snapshot import RequestRates
+
+# Of a normal distribution, 95 % lies within so many standard deviations.
+_INTERVAL_SDS = 1.96
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class DepthEstimate:
         depth_planned: K there.
         plan_version: Version of the plan's table.
         speedup_ratio: Predicted tokens/s at that K over those at K = 0, time for prompts included.
+        speedup_low, speedup_high: Its interval of 95 %; both 1 at K = 0, where nothing is compared.
         predicted_tokens_per_s: Of the whole batch at that K while it decodes.
         measured_tokens_per_s: Of the last report there.
         goodput_ratio: Measured over predicted, lately; None before any.
@@ -73,6 +78,8 @@ class DepthEstimate:
     depth_planned: int
     plan_version: int
     speedup_ratio: float
+    speedup_low: float
+    speedup_high: float
     predicted_tokens_per_s: float
     measured_tokens_per_s: float
     goodput_ratio: float | None
@@ -86,10 +93,13 @@ def estimate(state: DepthState, settings: DepthSettings, now_s: float) -> DepthE
     forecast = state.forecast(settings, now_s)
     depth = state.plan.table.depth_at(forecast.ranges[state.main].at)
     predicted = forecast.tokens_per_s(state.main, depth)
+    gain = forecast.gain(state.main, 0, depth)
     return DepthEstimate(
         depth_planned=depth,
         plan_version=state.plan.table.version,
-        speedup_ratio=forecast.gain(state.main, 0, depth).ratio + 1.0,
+        speedup_ratio=exp(gain.log_ratio),
+        speedup_low=exp(gain.log_ratio - _INTERVAL_SDS * gain.sd),
+        speedup_high=exp(gain.log_ratio + _INTERVAL_SDS * gain.sd),
         predicted_tokens_per_s=predicted,
         measured_tokens_per_s=state.measured[state.main],
         goodput_ratio=state.guard.goodput.ratio,

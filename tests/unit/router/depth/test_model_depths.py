@@ -104,3 +104,4 @@ def test_what_is_expected_of_a_replica_is_known_once_it_has_shown_a_step() -> No
     assert (seen.depth_planned, seen.goodput_ratio) == (shown.ranges[0].depth, shown.goodput_ratio)
     predicted = shown.ranges[0].predicted_tokens_per_s
     assert seen.speedup_ratio == pytest.approx(predicted[seen.depth_planned] / predicted[0])
+    assert seen.speedup_low < seen.speedup_ratio < seen.speedup_high
