@@ -182,9 +182,9 @@ def test_off_is_never_for_good() -> None:
     replica = phased([(60.0, 1, NOISE), (200.0, 1, CODE)], skips=True, tails=False)
     loop = Loop(replica, settings_for(replica)).run(60.0)
     assert loop.state.plan is not None
-    assert loop.state.ranges[0].depth == 0
-    loop.run(60.0 + SETTINGS.probe_wait_s[1] + 5.0)
-    assert loop.state.ranges[0].depth == 7
+    assert loop.state.depths[0] == 0
+    loop.run(60.0 + SETTINGS.trial_every_s + 5.0)
+    assert loop.state.depths[0] == 7
     assert any(change.cause is Cause.PROBE_ADOPTED for change in loop.state.log)
 
 
@@ -221,7 +221,7 @@ def test_requests_that_cannot_draft_again_hold_up_no_recovery() -> None:
     """After K = 0 with a skipped drafter, only new requests draft: a probe sees few drafts, and slowly."""
     replica = phased([(40.0, 2, NOISE), (140.0, 2, CODE)], skips=True, tails=False, output_tokens=800)
     loop = Loop(replica, settings_for(replica)).run(140.0)
-    assert loop.state.ranges[1].depth >= 5
+    assert loop.state.depths[1] >= 5
 
 
 def test_answers_that_all_end_together_hold_up_no_recovery() -> None:
@@ -238,9 +238,9 @@ def test_answers_that_all_end_together_hold_up_no_recovery() -> None:
 
     replica = Together(load_now, lambda _: 2, skips=True, tails=False, output_tokens=2500)
     loop = Loop(replica, settings_for(replica)).run(40.0)
-    assert loop.state.ranges[1].depth == 0
+    assert loop.state.depths[1] == 0
     loop.run(140.0)
-    assert loop.state.ranges[1].depth >= 5
+    assert loop.state.depths[1] >= 5
 
 
 @pytest.mark.parametrize(

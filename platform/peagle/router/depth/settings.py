@@ -65,13 +65,11 @@ class DepthSettings:
         drafter_skipped_at_zero: Whether K = 0 runs no drafter; else a step at K = 0 is expected to pay for it.
         by_request: Whether a step's drafts are shared out among its requests: K is then one on average.
         half_life_drafts: An observed draft counts half after this many more.
-        gain_ratio: A change must promise this much more tokens/s,
-        confirmations: in this many reports in a row. Down to half of it will do if it lasts longer.
-        dwell_s: Least time between two moves at one batch size; a climb goes on without it.
-        changes_per_minute: What is allowed at one batch size in the long run;
-        changes_at_once: how many of these may come together after a quiet time.
-        probe_wait_s: Time with load before a probe, at first; and after one that brought nothing, until prompts change.
-        probe_s_max: A probe that has seen too little by then is given up.
+        gain_ratio: A change must promise this much more tokens/s.
+        trials_at_once: Trials of another K in a row at a new batch size, or with other prompts;
+        trial_every_s: seconds of load there until one more may.
+        trial_s_max: A trial that has seen too little by then is given up.
+        blind_s: Without a draft for so long, what is known of acceptance may be of traffic that is gone.
         guard_hold_s: Least and most time at the static K after the guard; each time doubles it.
     """
 
@@ -85,13 +83,11 @@ class DepthSettings:
     drafter_skipped_at_zero: bool = True
     by_request: bool = False
     half_life_drafts: float = 2000.0
-    gain_ratio: float = 0.03
-    confirmations: int = 2
-    dwell_s: float = 2.0
-    changes_per_minute: float = 1.5
-    changes_at_once: float = 4.0
-    probe_wait_s: tuple[float, float] = (5.0, 60.0)
-    probe_s_max: float = 3.0
+    gain_ratio: float = 0.02
+    trials_at_once: float = 4.0
+    trial_every_s: float = 60.0
+    trial_s_max: float = 3.0
+    blind_s: float = 5.0
     guard_hold_s: tuple[float, float] = (30.0, 600.0)
 
     @property

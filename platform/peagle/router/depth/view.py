@@ -120,7 +120,7 @@ def view(state: DepthState, settings: DepthSettings, now_s: float) -> DepthView:
         goodput_ratio=state.guard.goodput.ratio,
         shifts=state.acceptance.shifts,
         fallbacks=state.guard.trips,
-        probing=state.probe is not None,
+        probing=state.trial is not None,
         calibrated_points=len(state.calibration),
         ranges=tuple(
             RangeView(

@@ -15,10 +15,14 @@ from peagle.router.depth.settings import DepthSettings
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The logarithm of one depth's tokens/s over another's, prompts included, and its standard deviation."""
+    """The logarithm of one depth's tokens/s over another's, prompts included, and its standard deviation.
+
+    `seconds_sd` is the part that is due to step times.
+    """
 
     log_ratio: float
     sd: float
+    seconds_sd: float
 
     @property
     def ratio(self) -> float:
@@ -98,11 +102,12 @@ class Forecast:
         """What changing from depth `before` to `after` yields; what is common to both cancels in its deviation."""
         log_ratio = self.log_yield(index, after) - self.log_yield(index, before)
         if before == after:
-            return Gain(0.0, 0.0)
-        variance = self._tokens_variance(index, before, after) + self._seconds_variance(index, before, after)
+            return Gain(0.0, 0.0, 0.0)
+        seconds_variance = self._seconds_variance(index, before, after)
+        variance = self._tokens_variance(index, before, after) + seconds_variance
         logs = ((self.log_yield(index, each), self.log_tokens_per_s(index, each)) for each in (before, after))
         decoding_ratio = max(exp(all_ - decoding) for all_, decoding in logs)
-        return Gain(log_ratio, decoding_ratio * sqrt(variance))
+        return Gain(log_ratio, decoding_ratio * sqrt(variance), decoding_ratio * sqrt(seconds_variance))
 
     def _log_step_s(self, index: int, depth: int) -> float:
         return self.cost.log_step_s(self._coefficients, self._load(index, depth), (index, depth))

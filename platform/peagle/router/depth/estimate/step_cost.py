@@ -26,7 +26,7 @@ _TOKEN = 1 + Terms._fields.index("token")
 # A cell's residual before it is measured, and of its walk over one second until it is no better known than that.
 _RESIDUAL_SD, _RESIDUAL_WALK_SD = 0.08, 0.003
 # One step, and what remains however many steps are averaged.
-_STEP_SD, _REPORT_SD = 0.2, 0.015
+_STEP_SD, _REPORT_SD = 0.1, 0.015
 # An innovation beyond this many standard deviations is cut to it, and the drift is free to follow at the next.
 _OUTLIER_SDS = 3.0
 _DT_S_MAX = 60.0

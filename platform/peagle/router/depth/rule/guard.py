@@ -7,6 +7,7 @@ from math import exp, inf, sqrt
 from peagle.router.depth.estimate.acceptance import Acceptance
 from peagle.router.depth.estimate.forecast import Forecast
 from peagle.router.depth.estimate.step_cost import cell_key, load_of
+from peagle.router.depth.ladder import range_index
 from peagle.router.depth.settings import DepthSettings
 from peagle.router.snapshot import StepCell, StepStats
 
@@ -190,7 +191,8 @@ def _with_goodput(guard: Guard, before: Forecast, cells: tuple[StepCell, ...]) -
             key = cell_key(cell, before.settings.batch_max)
             right = sum(drafted * s for drafted, s in zip(cell.drafted, before.survival, strict=True))
             if before.settings.by_request:
-                right = cell.drafts * before.right_drafts(key[0], cell.depth)
+                index = range_index(cell.batch_size, before.settings.batch_max)
+                right = (cell.sequences - cell.rested) * before.right_drafts(index, cell.depth)
             seconds += cell.seconds
             predicted_s += cell.steps * exp(
                 before.cost.log_step_s(coefficients, load_of(cell, before.settings.drafter_skipped_at_zero), key)

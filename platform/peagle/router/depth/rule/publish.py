@@ -34,7 +34,7 @@ def publish_uniform(
     """Hand out one K for every batch size; the ranges keep their own for later."""
     depths = (depth,) * len(forecast.ranges)
     causes = dict.fromkeys(range(len(depths)), Why(cause, reason))
-    return publish(replace(state, probe=None), depths, mode, reason, causes, forecast, applied)
+    return publish(replace(state, trial=None), depths, mode, reason, causes, forecast, applied)
 
 
 def publish(

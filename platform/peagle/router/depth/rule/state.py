@@ -13,8 +13,7 @@ from peagle.router.depth.estimate.step_cost import StepCost
 from peagle.router.depth.ladder import batch_ranges, range_index
 from peagle.router.depth.plan import DepthChange, DepthPlan
 from peagle.router.depth.rule.guard import Guard
-from peagle.router.depth.rule.patience import RangeState
-from peagle.router.depth.rule.probe import Probe, ProbeClock
+from peagle.router.depth.rule.trial import Trial
 from peagle.router.depth.settings import AcceptancePrior, DepthSettings
 from peagle.router.snapshot import PromptStats, StepCell, StepTime
 
@@ -22,6 +21,8 @@ LOG_MAX = 64
 """Changes that a state remembers."""
 
 _FLEET_DRAFTS = 50.0
+# What trials of K = 0 may take of the time, and the most that is saved up for them.
+_OFF_RATIO, _OFF_S_MAX = 0.005, 1.0
 # Delivered drafts are forgotten over this time, and begin as if so many had all been delivered.
 _DELIVERY_HALF_LIFE_S, _DELIVERY_PRIOR = 60.0, 50.0
 
@@ -64,9 +65,11 @@ class DepthState:
     Attributes:
         acceptance, cost, delivery, prompts, sharing: What is learned.
         guard: Whether to trust it.
-        ranges: By batch range, as `batch_ranges` lists them.
-        clocks: By batch range, how long until the next probe.
-        probe: The one under way.
+        depths: By batch range, as `batch_ranges` lists them: its K, trials aside.
+        trials_left, tried: By batch range, how many may start now, and which depths had one with these prompts.
+        off_s: Seconds of requests that may go without drafts where the plan drafts: a share of the time, less what
+            trials of K = 0 have taken, and the requests that draft no more after them.
+        trial: The one under way.
         busy: Where the load is.
         measured: Tokens/s of the last report at each batch range that has had one.
         calibration: What the replica had timed before its first request.
@@ -80,10 +83,12 @@ class DepthState:
     delivery: Delivery
     sharing: Sharing
     guard: Guard
-    ranges: tuple[RangeState, ...]
-    clocks: tuple[ProbeClock, ...]
+    depths: tuple[int, ...]
+    trials_left: tuple[float, ...]
+    tried: tuple[frozenset[int], ...]
     prompts: PromptCost = field(default_factory=PromptCost)
-    probe: Probe | None = None
+    off_s: float = 0.0
+    trial: Trial | None = None
     busy: Busy = field(default_factory=Busy)
     measured: Mapping[int, float] = field(default_factory=dict)
     calibration: tuple[StepTime, ...] = ()
@@ -110,10 +115,9 @@ def start(settings: DepthSettings, fleet: FleetPrior | None = None) -> DepthStat
         delivery=Delivery(),
         sharing=Sharing.start(settings.depth_max),
         guard=Guard(hold_s=settings.guard_hold_s[0]),
-        ranges=tuple(
-            RangeState(settings.depth_static, settings.changes_at_once) for _ in batch_ranges(settings.batch_max)
-        ),
-        clocks=tuple(ProbeClock.start(settings) for _ in batch_ranges(settings.batch_max)),
+        depths=(settings.depth_static,) * len(batch_ranges(settings.batch_max)),
+        trials_left=(settings.trials_at_once,) * len(batch_ranges(settings.batch_max)),
+        tried=(frozenset[int](),) * len(batch_ranges(settings.batch_max)),
     )
 
 
@@ -155,19 +159,36 @@ def learn(state: DepthState, cells: tuple[StepCell, ...], settings: DepthSetting
         seconds[index] = seconds.get(index, 0.0) + cell.seconds
         tokens[index] = tokens.get(index, 0) + cell.tokens
     measured = {index: tokens[index] / seconds[index] for index in seconds if seconds[index] > 0}
-    clocks = tuple(clock.ran(seconds.get(index, 0.0)) for index, clock in enumerate(state.clocks))
-    if learned.shifts != state.acceptance.shifts:
-        clocks = tuple(clock.anew(settings) for clock in clocks)
+    # Where prompts have changed, what the last trials found no longer counts.
+    anew = learned.shifts != state.acceptance.shifts
+    trials_left = tuple(
+        settings.trials_at_once
+        if anew
+        else min(max(left, 1.0), left + seconds.get(index, 0.0) / settings.trial_every_s)
+        for index, left in enumerate(state.trials_left)
+    )
     return replace(
         state,
         acceptance=learned,
         cost=step_cost.observe(state.cost, cells, settings.batch_max, settings.drafter_skipped_at_zero, now_s),
         delivery=state.delivery.observe(cells, elapsed_s),
         sharing=state.sharing.observe(cells),
-        clocks=clocks,
+        trials_left=trials_left,
+        tried=(frozenset[int](),) * len(trials_left) if anew else state.tried,
+        off_s=_off_s(state, cells, settings),
         busy=state.busy.observe({index: seconds[index] for index in measured}, now_s),
         measured={**state.measured, **measured},
     )
+
+
+def _off_s(state: DepthState, cells: tuple[StepCell, ...], settings: DepthSettings) -> float:
+    left_s = state.off_s
+    for cell in cells:
+        left_s += _OFF_RATIO * cell.seconds
+        if state.depths[range_index(cell.batch_size, settings.batch_max)]:
+            off = cell.rested / max(1, cell.sequences) if cell.depth else 1.0
+            left_s -= off * cell.seconds
+    return min(left_s, _OFF_S_MAX)
 
 
 def unlearned(state: DepthState, settings: DepthSettings, now_s: float) -> DepthState:

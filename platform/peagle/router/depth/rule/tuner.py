@@ -7,12 +7,12 @@ from peagle.router.depth.estimate.forecast import Forecast
 from peagle.router.depth.ladder import batch_ranges, range_index
 from peagle.router.depth.plan import Cause, DepthChange, DepthPlan, Mode
 from peagle.router.depth.rule import guard as guards
-from peagle.router.depth.rule import patience
-from peagle.router.depth.rule.probe import PROBE_CHANGES, Probe, ProbeKind, next_probe, proves_better
-from peagle.router.depth.rule.publish import WITH_THE_LOAD, Causes, Why, by_batch_size, publish, publish_uniform
+from peagle.router.depth.rule.choice import together, wish
+from peagle.router.depth.rule.publish import WITH_THE_LOAD, Why, by_batch_size, publish, publish_uniform
 from peagle.router.depth.rule.state import DepthState, calibrate, learn, learn_prompts, unlearned
+from peagle.router.depth.rule.trial import Trial, next_trial
 from peagle.router.depth.settings import DepthSettings
-from peagle.router.snapshot import DepthTable, StepCell, StepReport
+from peagle.router.snapshot import DepthTable, PromptStats, StepCell, StepReport
 
 # Batch ranges without load follow their wish in every so many reports.
 _TURNS = 3
@@ -63,7 +63,7 @@ def step(state: DepthState, report: StepReport, settings: DepthSettings, now_s: 
         )
         return replace(unlearned(told, settings, now_s), plan=plan), plan
     state = _within_limits(state, settings)
-    return _decide(state, cells, settings, now_s, report.added.table)
+    return _decide(state, cells, report.added.prompts, settings, now_s, report.added.table)
 
 
 def _until(wrong: str, settings: DepthSettings, left_s: float) -> str:
@@ -71,7 +71,12 @@ def _until(wrong: str, settings: DepthSettings, left_s: float) -> str:
 
 
 def _decide(
-    state: DepthState, cells: tuple[StepCell, ...], settings: DepthSettings, now_s: float, applied: DepthTable
+    state: DepthState,
+    cells: tuple[StepCell, ...],
+    prompts: PromptStats,
+    settings: DepthSettings,
+    now_s: float,
+    applied: DepthTable,
 ) -> tuple[DepthState, DepthPlan]:
     """Choose by what governs: an operator's pin or pause, the guard, or what is learned."""
     forecast = state.forecast(settings, now_s)
@@ -84,24 +89,23 @@ def _decide(
     if state.guard.reason is not None:
         reason = _until(state.guard.reason, settings, state.guard.until_s - now_s)
         return publish_uniform(state, _static(settings), Mode.FALLBACK, reason, Cause.GUARD, forecast, applied)
-    causes: Causes = {}
-    state, causes = _judge_probe(state, forecast, cells, causes)
-    if cells:
+    causes: dict[int, Why] = {}
+    state, ended = _watch_trial(state, forecast, cells, causes)
+    if cells or prompts.cells:
         loaded = {range_index(cell.batch_size, settings.batch_max) for cell in cells}
-        state, causes = _move(state, forecast, loaded, causes)
-        state, causes = _start_probe(state, forecast, loaded, causes)
-    own = tuple(one.depth for one in state.ranges)
-    tried = own
+        state = _move(state, forecast, loaded, ended, causes)
+        state = _start_trial(state, forecast, loaded, causes)
+    tried = state.depths
     mode, reason = Mode.ADAPTIVE, "the depths that promise the most tokens/s"
-    if state.probe is not None:
-        tried = _with(own, state.probe.index, state.probe.depth)
-        mode, reason = Mode.PROBING, f"trying K = {state.probe.depth} at batch {forecast.ranges[state.probe.index]}"
-    depths = patience.together(forecast, tried, state.main)
+    if state.trial is not None:
+        tried = _with(tried, state.trial.index, state.trial.depth)
+        mode, reason = Mode.PROBING, f"trying K = {state.trial.depth} at batch {forecast.ranges[state.trial.index]}"
+    depths = together(forecast, tried, state.main)
     with_the_load = (index for index, depth in enumerate(depths) if depth != tried[index])
-    causes = {**causes, **dict.fromkeys(with_the_load, WITH_THE_LOAD)}
+    causes |= dict.fromkeys(with_the_load, WITH_THE_LOAD)
     state, plan = publish(state, depths, mode, reason, causes, forecast, applied)
-    if state.probe is not None:
-        untried = patience.together(forecast, own, state.main)
+    if state.trial is not None:
+        untried = together(forecast, state.depths, state.main)
         plan = replace(plan, untried=by_batch_size(untried, settings.batch_max))
         state = replace(state, plan=plan)
     drafting = (change for change in plan.changes if change.depth_before and change.depth_after)
@@ -118,7 +122,7 @@ def _paused(state: DepthState, forecast: Forecast) -> tuple[DepthState, tuple[in
     held = [table.depth_at(batches.at) for batches in forecast.ranges]
     rungs = forecast.settings.rungs
     kept = tuple(min(max(depth, rungs[0]), rungs[-1]) for depth in held)
-    return replace(state, probe=None), kept
+    return replace(state, trial=None), kept
 
 
 def _holds(change: DepthChange, index: int | None, forecast: Forecast) -> bool:
@@ -126,122 +130,86 @@ def _holds(change: DepthChange, index: int | None, forecast: Forecast) -> bool:
     return index is not None and change.batch_first <= forecast.ranges[index].at <= change.batch_last
 
 
-def _judge_probe(
-    state: DepthState, forecast: Forecast, cells: tuple[StepCell, ...], causes: Causes
-) -> tuple[DepthState, Causes]:
-    """Keep the probed depth, return from it, or look on."""
-    if state.probe is None:
-        return state, causes
-    settings, now_s = forecast.settings, forecast.now_s
-    index = state.probe.index
-    trial = state.probe.saw(cells, forecast.ranges[index], now_s)
-    present = state.ranges[index]
+def _watch_trial(
+    state: DepthState, forecast: Forecast, cells: tuple[StepCell, ...], causes: dict[int, Why]
+) -> tuple[DepthState, Trial | None]:
+    """Look on, or end the trial, which is then returned: the rule chooses with what it brought."""
+    if state.trial is None:
+        return state, None
+    index = state.trial.index
+    trial = state.trial.saw(cells, forecast.ranges[index], forecast.now_s)
     if state.main != index:
         # Nothing more to be learned here, and nothing against the depth.
-        return replace(state, probe=None), {**causes, index: Why(Cause.PROBE_REVERTED, "the load has moved on")}
-    judged = bool(cells) and trial.saw_enough
-    better = judged and proves_better(forecast, index, present.depth, trial.depth)
-    trial = replace(trial, confirmations=trial.confirmations - 1) if better else trial
-    if better and trial.confirmations > 0:
-        return replace(state, probe=trial), causes
-    if better:
-        ranges = _with(state.ranges, index, patience.moved(present, trial.depth, settings, trial.started_s))
-        clocks = _with(state.clocks, index, state.clocks[index].after(trial, True, settings))
-        why = Why(Cause.PROBE_ADOPTED, "it proved better while it was tried", before=present.depth)
-        return replace(state, probe=None, ranges=ranges, clocks=clocks), {**causes, index: why}
-    if judged or trial.has_lasted(present.depth, settings, now_s):
-        clocks = _with(state.clocks, index, state.clocks[index].after(trial, False, settings))
-        if trial.kind is ProbeKind.WISHED:
-            # Else a wish that each trial disappoints would start one trial after the other.
-            state = replace(state, ranges=_with(state.ranges, index, patience.charged(present, 1.0, settings, now_s)))
+        causes[index] = Why(Cause.PROBE_REVERTED, "the load has moved on")
+    elif trial.saw_enough or trial.has_lasted(state.depths[index], forecast.settings, forecast.now_s):
         said = "it is not better" if trial.saw_enough else "too little was drafted to tell"
-        return replace(state, probe=None, clocks=clocks), {**causes, index: Why(Cause.PROBE_REVERTED, said)}
-    return replace(state, probe=trial), causes
+        causes[index] = Why(Cause.PROBE_REVERTED, said)
+    else:
+        return replace(state, trial=trial), None
+    return replace(state, trial=None), trial
 
 
-def _move(state: DepthState, forecast: Forecast, loaded: set[int], causes: Causes) -> tuple[DepthState, Causes]:
-    """Let every batch range that is not being probed follow its wish, if it may."""
-    settings, now_s = forecast.settings, forecast.now_s
-    ranges = list(state.ranges)
-    for index, before in enumerate(ranges):
+def _move(
+    state: DepthState, forecast: Forecast, loaded: set[int], ended: Trial | None, causes: dict[int, Why]
+) -> DepthState:
+    """Give every batch range that is not on trial the depth that it should have."""
+    depths, trials_left = list(state.depths), list(state.trials_left)
+    for index, before in enumerate(depths):
         # Where the load is, every report counts; elsewhere ranges take turns, which bounds the work.
         idle = index not in loaded and (index + state.reports) % _TURNS
-        probed = state.probe is not None and state.probe.index == index
-        if idle or probed or _just_adopted(index, causes):
+        if idle or (state.trial is not None and state.trial.index == index):
             continue
-        wished = patience.wish(forecast, index, before.depth)
-        noted = ranges[index] = patience.note(before, wished)
-        if wished is None:
+        if (wished := wish(forecast, index, before)) is None:
             continue
-        # A target that is broken now does not wait for a change to be due.
-        at_once = wished.forced and wished.depth < before.depth
-        if not (at_once or patience.may_move(noted, settings, now_s)):
-            continue
-        if before.depth == 0 and wished.depth > 0 and index == state.main:
-            # Off a K of 0 by a trial, since rung by rung the first ones cost a draft and win little.
-            if state.probe is None and index in loaded:
-                state, causes = _probing(state, Probe(index, wished.depth, 1, now_s, ProbeKind.WISHED), causes)
-            continue
-        # One that drafts with the load goes on from there.
-        handed_out = state.plan.table.depth_at(forecast.ranges[index].at) if state.plan and before.depth == 0 else 0
-        depth = min(wished.depth, handed_out) or patience.next_depth(forecast, index, before.depth, wished.depth)
-        ranges[index] = patience.moved(noted, depth, settings, now_s)
-        why = Why(Cause.GAIN, f"{wished.gain.ratio:.1%} more tokens/s predicted at K = {wished.depth}")
+        depths[index] = wished.depth
+        if wished.depth == 0:
+            # Nothing more is seen of acceptance from here on, so it is looked at again soon.
+            trials_left[index] = max(1.0, trials_left[index])
+        causes[index] = Why(Cause.GAIN, f"{wished.gain.ratio:.1%} more tokens/s predicted at K = {wished.depth}")
         if wished.forced:
-            why = Why(Cause.LATENCY, "the step takes longer than the inter-token target")
-        causes = {**causes, index: why}
-    return replace(state, ranges=tuple(ranges)), causes
+            causes[index] = Why(Cause.LATENCY, "the step takes longer than the inter-token target")
+        elif ended is not None and (ended.index, ended.depth) == (index, wished.depth):
+            causes[index] = Why(Cause.PROBE_ADOPTED, "it proved better while it was tried", before=before)
+    return replace(state, depths=tuple(depths), trials_left=tuple(trials_left))
 
 
-def _start_probe(state: DepthState, forecast: Forecast, loaded: set[int], causes: Causes) -> tuple[DepthState, Causes]:
-    """Try another depth where the load is, if it is time and one is worth it."""
-    index, settings, now_s = state.main, forecast.settings, forecast.now_s
-    if state.probe is not None or index is None or index not in loaded:
-        return state, causes
-    present = patience.refilled(state.ranges[index], settings, now_s)
-    settled = state.cost.measured((index, present.depth)) and not present.seen
-    if not settled or _just_adopted(index, causes):
-        return state, causes
-    trial = next_probe(forecast, index, present.depth, state.clocks[index], present.allowance)
+def _start_trial(state: DepthState, forecast: Forecast, loaded: set[int], causes: dict[int, Why]) -> DepthState:
+    """Try another depth where the load is, if one is worth it."""
+    index = state.main
+    if state.trial is not None or index not in loaded or index is None or index in causes:
+        return state
+    present, left, tried = state.depths[index], state.trials_left[index], state.tried[index]
+    if left < 1.0:
+        return state
+    if (trial := next_trial(forecast, index, present, state.off_s, tried)) is None:
+        # What was tried already may be again, but at leisure.
+        trial, left = next_trial(forecast, index, present, state.off_s), 1.0
     if trial is None:
-        return state, causes
-    if trial.kind in (ProbeKind.DUE, ProbeKind.DOUBTED):
-        paid = patience.charged(present, PROBE_CHANGES, settings, now_s)
-        state = replace(state, ranges=_with(state.ranges, index, paid))
-    return _probing(state, trial, causes)
-
-
-def _just_adopted(index: int, causes: Causes) -> bool:
-    return index in causes and causes[index].cause is Cause.PROBE_ADOPTED
-
-
-def _probing(state: DepthState, trial: Probe, causes: Causes) -> tuple[DepthState, Causes]:
-    timed = state.cost.measured((trial.index, trial.depth))
-    return replace(state, probe=replace(trial, timed=timed)), {
-        **causes,
-        trial.index: Why(Cause.PROBE, f"to see what K = {trial.depth} yields"),
-    }
+        return state
+    # To K = 0 and from it they are dear: who runs at K = 0 drafts no more, and only those who come will.
+    left = max(0.0, left - (1.0 if present else 2.0)) if trial.depth else 0.0
+    causes[index] = Why(Cause.PROBE, f"to see what K = {trial.depth} yields")
+    return replace(
+        state,
+        trial=trial,
+        trials_left=_with(state.trials_left, index, left),
+        tried=_with(state.tried, index, tried | {trial.depth}),
+    )
 
 
 def _adopted(state: DepthState, report: StepReport, settings: DepthSettings) -> DepthState:
     """Start from what the replica applies now, trials aside: a tuner that was lost and comes back changes no plan."""
     table = report.added.table
     own = table if report.untried is None else replace(table, depths=report.untried)
-    ranges = tuple(
-        replace(one, depth=_on_ladder(own.depth_at(batches.at), settings))
-        for one, batches in zip(state.ranges, batch_ranges(settings.batch_max), strict=True)
-    )
+    depths = tuple(_on_ladder(own.depth_at(batches.at), settings) for batches in batch_ranges(settings.batch_max))
     plan = DepthPlan(table, Mode.ADAPTIVE, "as the replica had it")
-    return replace(state, ranges=ranges, plan=plan)
+    return replace(state, depths=depths, plan=plan)
 
 
 def _within_limits(state: DepthState, settings: DepthSettings) -> DepthState:
-    ranges = tuple(
-        one if (depth := _on_ladder(one.depth, settings)) == one.depth else replace(one, depth=depth, wanted=0, seen=0)
-        for one in state.ranges
-    )
-    lost = state.probe is not None and _on_ladder(state.probe.depth, settings) != state.probe.depth
-    return replace(state, ranges=ranges, probe=None if lost else state.probe)
+    lost = state.trial is not None and _on_ladder(state.trial.depth, settings) != state.trial.depth
+    depths = tuple(_on_ladder(depth, settings) for depth in state.depths)
+    return replace(state, depths=depths, trial=None if lost else state.trial)
 
 
 def _on_ladder(depth: int, settings: DepthSettings) -> int:

@@ -7,10 +7,9 @@ import pytest
 
 from peagle.router.depth import Cause, DepthLimits, DepthSettings, DepthState, Mode, batch_ranges, start, step
 from peagle.router.depth.estimate.busy import Busy
-from peagle.router.depth.rule.patience import RangeState, next_depth, together
-from peagle.router.depth.rule.probe import Probe, ProbeKind
-from peagle.router.depth.rule.state import calibrate
-from peagle.router.snapshot import DepthTable, StepTime
+from peagle.router.depth.rule.choice import together
+from peagle.router.depth.rule.trial import Trial
+from peagle.router.snapshot import DepthTable
 from support.depth_reports import SETTINGS, good_cell, report
 
 RANGES = [batches.at for batches in batch_ranges(SETTINGS.batch_max)]
@@ -20,9 +19,8 @@ FOUR, SIX, EIGHT = (RANGES.index(batch_size) for batch_size in (4, 6, 8))
 def with_depths(depths: Sequence[int], main: int | None = None, settings: DepthSettings = SETTINGS) -> DepthState:
     """A rule that has heard of `main`, whose ranges have these depths as if it had chosen them."""
     state, _ = step(start(settings), report(), settings, 0.0)
-    ranges = tuple(RangeState(depth, settings.changes_at_once) for depth in depths)
     busy = Busy().observe({main: 1.0}, 0.0) if main is not None else Busy()
-    return replace(state, ranges=ranges, busy=busy)
+    return replace(state, depths=tuple(depths), busy=busy)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +69,12 @@ def test_a_range_that_drafts_with_the_load_goes_on_from_there_when_it_wishes_to_
         state, plan = step(state, report(predictable, table=table), SETTINGS, 0.5 * number)
         table = plan.table
         assert table.depth_at(6) >= 5
-    assert state.ranges[SIX].depth >= 5
+    assert state.depths[SIX] >= 5
 
 
 def test_a_pause_in_the_middle_of_a_trial_ends_it_beside_the_load_too() -> None:
-    trial = Probe(EIGHT, 5, 2, 0.0, ProbeKind.DUE)
-    state = replace(with_depths([0] * len(RANGES), EIGHT), probe=trial)
+    trial = Trial(EIGHT, 5, 0.0)
+    state = replace(with_depths([0] * len(RANGES), EIGHT), trial=trial)
     state, plan = step(state, report(), SETTINGS, 0.5)
     assert {plan.table.depth_at(RANGES[index]) for index in (EIGHT - 1, EIGHT, EIGHT + 1)} == {5}
     paused = replace(SETTINGS, limits=DepthLimits(paused=True))
@@ -86,7 +84,7 @@ def test_a_pause_in_the_middle_of_a_trial_ends_it_beside_the_load_too() -> None:
 
 def test_a_trial_from_no_drafts_waits_for_the_first_one_through_steps_and_through_silence() -> None:
     state = with_depths([0] * len(RANGES), EIGHT)
-    state = replace(state, probe=Probe(EIGHT, 5, 2, 0.0, ProbeKind.DUE))
+    state = replace(state, trial=Trial(EIGHT, 5, 0.0))
     rested = replace(good_cell(batch_size=8, depth=0, seconds=0.5), drafts=0, drafted=(0,) * 7, accepted=(0,) * 7)
     table, now_s = DepthTable(0, (5,)), 0.0
     for cells in [(rested,)] * 20 + [()] * 400:
@@ -100,26 +98,18 @@ def test_a_trial_from_no_drafts_waits_for_the_first_one_through_steps_and_throug
         table = plan.table
         if plan.mode is not Mode.PROBING:
             break
-    assert state.probe is None
+    assert state.trial is None
 
 
-@pytest.mark.parametrize(("timed", "steps", "enough"), [(True, 3, False), (True, 4, True), (False, 4, False)])
+@pytest.mark.parametrize(("timed", "steps", "enough"), [(True, 1, False), (True, 2, True), (False, 2, False)])
 def test_where_a_step_was_timed_before_a_trial_needs_only_drafts(timed: bool, steps: int, enough: bool) -> None:
     batches = batch_ranges(SETTINGS.batch_max)[-1]
-    trial = Probe(len(RANGES) - 1, 3, 2, 0.0, ProbeKind.DUE, timed=timed)
+    trial = Trial(len(RANGES) - 1, 3, 0.0, timed=timed)
     assert trial.saw((good_cell(batches.at, 3, steps),), batches, 0.5).saw_enough is enough
 
 
-@pytest.mark.parametrize("timed", [True, False])
-def test_a_range_goes_straight_up_to_a_k_that_was_timed_and_else_by_one_rung(timed: bool) -> None:
-    times = tuple(StepTime(size, depth, 1000, 9.0) for size in RANGES for depth in SETTINGS.rungs)
-    state = calibrate(start(SETTINGS), times if timed else (), SETTINGS, 0.0)
-    assert next_depth(state.forecast(SETTINGS, 0.0), FOUR, 1, 7) == (7 if timed else 2)
-    assert next_depth(state.forecast(SETTINGS, 0.0), FOUR, 7, 1) == 1
-
-
 def test_a_router_that_was_lost_in_the_middle_of_a_trial_does_not_take_it_for_its_plan() -> None:
-    state = replace(with_depths([0] * len(RANGES), EIGHT), probe=Probe(EIGHT, 5, 2, 0.0, ProbeKind.DUE))
+    state = replace(with_depths([0] * len(RANGES), EIGHT), trial=Trial(EIGHT, 5, 0.0))
     _, plan = step(state, report(), SETTINGS, 0.5)
     assert set(plan.table.depths) == {0, 5}
     told = replace(report(table=plan.table), untried=plan.untried)
