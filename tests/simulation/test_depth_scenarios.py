@@ -155,7 +155,7 @@ def test_over_all_it_yields_more_than_the_small_rule() -> None:
 def test_drafts_shared_out_by_request_beat_the_best_single_k_on_mixed_traffic(
     cost: str, load: int, least: float
 ) -> None:
-    """By each request's own hits and misses alone, as on a GPU. Where the deepest K is best for all, nothing is gained."""
+    """By each request's own hits and misses alone, as on a GPU; where the deepest K is best for all, nothing is."""
     (ratio,), _ = served(mixed(cost, "HumanEval", load, by_request=True), 0, WholeRule)
     assert ratio >= least
 

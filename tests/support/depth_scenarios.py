@@ -177,7 +177,7 @@ class Served:
         answer_tokens, prompt_tokens: Of each request.
         prompt_token_s: What the target takes for a token of a prompt; the drafter takes 0.4 of it on top.
         pace: Factor on all step times, at a time.
-        mixed: Whether every second request's drafts are right in 0.4 of the cases at each position: as noise beside code.
+        mixed: Whether every second request's drafts are right 0.4 times as often at each position: noise beside code.
         by_request: Whether the engine shares drafts out, by what became of each request's last ones.
     """
 
