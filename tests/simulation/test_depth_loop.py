@@ -364,4 +364,4 @@ def test_a_calibrated_replica_finds_its_depth_though_the_prior_is_of_another_mac
         for change in plan.changes
         if change.cause is Cause.PROBE and plan.mode is Mode.PROBING
     ]
-    assert len(first_sight) <= 2, "only trials that the clock asks for"
+    assert len(first_sight) <= SETTINGS.trials_at_once

@@ -85,7 +85,7 @@ class DepthSettings:
     half_life_drafts: float = 2000.0
     gain_ratio: float = 0.02
     trials_at_once: float = 4.0
-    trial_every_s: float = 60.0
+    trial_every_s: float = 75.0
     trial_s_max: float = 3.0
     blind_s: float = 5.0
     guard_hold_s: tuple[float, float] = (30.0, 600.0)

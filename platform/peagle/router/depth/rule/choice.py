@@ -7,8 +7,9 @@ from peagle.router.depth.estimate.forecast import Forecast, Gain
 
 # A depth that an inter-token target rules out comes back only if it keeps this much distance.
 _LATENCY_MARGIN = 0.95
-# A change must promise the least gain by so many standard deviations.
-_SURE_SDS = 0.25
+# A change must promise the least gain by so many standard deviations; more for a deeper one, of which acceptance and
+# cost are known less.
+_SURE_SDS, _SURE_SDS_DEEPER = 0.1, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ def wish(forecast: Forecast, index: int, present: int) -> Wish | None:
         return None
     least = log1p(forecast.settings.gain_ratio)
     gains = {rung: forecast.gain(index, present, rung) for rung in rungs if rung != present}
-    surely = [rung for rung, gain in gains.items() if gain.log_ratio - _SURE_SDS * gain.sd > least]
+    sds = {rung: _SURE_SDS_DEEPER if rung > present else _SURE_SDS for rung in gains}
+    surely = [rung for rung, gain in gains.items() if gain.log_ratio - sds[rung] * gain.sd > least]
     if not surely:
         return None
     best = max(surely, key=lambda rung: gains[rung].log_ratio)

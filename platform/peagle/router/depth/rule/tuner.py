@@ -168,7 +168,7 @@ def _move(
         causes[index] = Why(Cause.GAIN, f"{wished.gain.ratio:.1%} more tokens/s predicted at K = {wished.depth}")
         if wished.forced:
             causes[index] = Why(Cause.LATENCY, "the step takes longer than the inter-token target")
-        elif ended is not None and (ended.index, ended.depth) == (index, wished.depth):
+        elif ended is not None and ended.index == index:
             causes[index] = Why(Cause.PROBE_ADOPTED, "it proved better while it was tried", before=before)
     return replace(state, depths=tuple(depths), trials_left=tuple(trials_left))
 
