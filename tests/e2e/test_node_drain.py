@@ -1,12 +1,12 @@
-"""A Kubernetes node is cordoned under load: two real Ray nodes, the real ingress, both request routers, replicas
-that stream what a prompt asks for, and the drain watcher between them and a Kubernetes API over HTTP.
+"""A Kubernetes node is cordoned under load: two real Ray nodes, the real ingress and routers, replicas that stream what
+a prompt asks for, and the drain watcher between them and a Kubernetes API over HTTP.
 """
 
 import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -35,10 +35,7 @@ REQUEST_TIMEOUT_S = 30.0
 # What is promised; the rest of the test gives a busy machine time.
 QUIET_AFTER_S = 5.0
 LOAD_S, SHORT_S, LONG_S = 10.0, 0.5, 12.0
-CLIENTS = 4
-"""Of each model."""
-POLICIES = ("soonest", "power-of-two")
-"""Each of a model of its own: the dispatcher's request router, and Serve's."""
+CLIENTS = 6
 
 
 class Streaming(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
@@ -70,9 +67,8 @@ class Streaming(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer: whose, which Ray node gave it, when it began there (Unix time), and whether it came whole."""
+    """One answer: which Ray node gave it, when it began there (Unix time), and whether it came whole."""
 
-    model: str
     ray_node: str
     began_s: float
     is_whole: bool
@@ -81,32 +77,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class Platform:
-    """Two Ray nodes, in pods named `head` and `w-a`, with a replica of each model on each."""
+    """Two Ray nodes, in pods named `head` and `w-a`, with a replica on each."""
 
     url: str
     gcs: str
     ray_nodes: dict[str, str]
 
 
-def served_by(policy: str, options: Mapping[str, Any]) -> Any:
-    """A pair of replicas behind one of the request routers."""
-    from ray import serve
-
-    raw = {"target": {"source": "none"}, "speculation": {"enabled": False}, "routing": {"policy": policy}}
-    pair = parse_deployment({"name": policy, "replicas": {"min": 2, "max": 2}, **raw}, origin="test")
-    return serve.deployment(
-        Streaming,
-        name=policy,
-        num_replicas=2,
-        max_ongoing_requests=50,
-        ray_actor_options={"num_cpus": 0, "resources": {policy: 1}},
-        **options,
-        **routing_options(pair),
-    ).bind()
-
-
-@pytest.fixture(scope="module")
-def platform() -> Iterator[Platform]:
+@pytest.fixture(scope="module", params=["soonest", "power-of-two"])
+def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
+    """A pair of replicas behind either request router."""
     import ray
     from ray import cloudpickle, serve
     from ray.cluster_utils import Cluster
@@ -119,23 +99,33 @@ def platform() -> Iterator[Platform]:
         try:
             for pod in ("head", "w-a"):
                 cluster.add_node(
-                    num_cpus=1,
-                    resources=dict.fromkeys(POLICIES, 2),
-                    env_vars={"RAY_CLOUD_INSTANCE_ID": pod},
-                    include_dashboard=False,
+                    num_cpus=1, resources={"room": 2}, env_vars={"RAY_CLOUD_INSTANCE_ID": pod}, include_dashboard=False
                 )
             ray.init(address=cluster.address, log_to_driver=False)
             port = free_port()
             # In the cluster each pod has an address of its own; here two proxies would share one, and clients stay.
             serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
             settings = ApiSettings(request_timeout_s=REQUEST_TIMEOUT_S)
-            options = {"health_check_period_s": 60, **parting_options(settings)}
-            ingress = make_fastapi_ingress(PeagleIngress, endpoint_map=ENDPOINTS, app=build_http(settings))
-            cards = {
-                name: ModelCard(id=name, object="model", owned_by="x", permission=[], metadata={}) for name in POLICIES
+            raw = {
+                "target": {"source": "none"},
+                "speculation": {"enabled": False},
+                "routing": {"policy": request.param},
             }
+            pair = parse_deployment({"name": "pair", "replicas": {"min": 2, "max": 2}, **raw}, origin="test")
+            options = {"health_check_period_s": 60, **parting_options(settings)}
+            server = serve.deployment(
+                Streaming,
+                name="pair",
+                num_replicas=2,
+                max_ongoing_requests=50,
+                ray_actor_options={"num_cpus": 0, "resources": {"room": 1}},
+                **options,
+                **routing_options(pair),
+            )
+            ingress = make_fastapi_ingress(PeagleIngress, endpoint_map=ENDPOINTS, app=build_http(settings))
+            card = ModelCard(id="pair", object="model", owned_by="x", permission=[], metadata={})
             wired = serve.deployment(ingress, max_ongoing_requests=100, **options, **DRAIN_AWARE)
-            serve.run(wired.bind({policy: served_by(policy, options) for policy in POLICIES}, cards))
+            serve.run(wired.bind({"pair": server.bind()}, {"pair": card}))
             gcs = cluster.address
             yield Platform(f"http://127.0.0.1:{port}", gcs, {each.pod: each.id for each in Gcs(gcs).nodes()})
         finally:
@@ -155,29 +145,19 @@ async def server() -> AsyncGenerator[KubernetesApi, None]:
         yield serving
 
 
-async def ask(http: httpx.AsyncClient, model: str, seconds: float) -> Answer:
-    answer = await http.post("/v1/completions", json={"model": model, "prompt": str(seconds), "stream": True})
+async def ask(http: httpx.AsyncClient, seconds: float) -> Answer:
+    answer = await http.post("/v1/completions", json={"model": "pair", "prompt": str(seconds), "stream": True})
     first = answer.text.partition("\n\n")[0].removeprefix("data: ")
     try:
         ray_node, began = json.loads(first)["choices"][0]["text"].split()
     except (ValueError, LookupError):
-        return Answer(model, "nowhere", time.time(), False, answer.text)
-    is_whole = answer.status_code == 200 and answer.text.endswith(DONE)
-    return Answer(model, ray_node, float(began), is_whole, answer.text[-300:])
+        return Answer("nowhere", time.time(), False, answer.text)
+    return Answer(ray_node, float(began), answer.status_code == 200 and answer.text.endswith(DONE), answer.text[-300:])
 
 
-async def keep_asking(http: httpx.AsyncClient, model: str, answers: list[Answer], enough: asyncio.Event) -> None:
+async def keep_asking(http: httpx.AsyncClient, answers: list[Answer], enough: asyncio.Event) -> None:
     while not enough.is_set():
-        answers.append(await ask(http, model, SHORT_S))
-
-
-def of(model: str, answers: list[Answer]) -> list[Answer]:
-    return [each for each in answers if each.model == model]
-
-
-def are_enough(answers: list[Answer]) -> bool:
-    """Whether they have come from both nodes."""
-    return len(answers) >= 20 and len({each.ray_node for each in answers}) == 2
+        answers.append(await ask(http, SHORT_S))
 
 
 async def test_a_node_cordoned_under_load_gets_nothing_new_loses_nothing_and_is_released(
@@ -193,10 +173,9 @@ async def test_a_node_cordoned_under_load_gets_nothing_new_loses_nothing_and_is_
         asyncio.TaskGroup() as tasks,
     ):
         watcher = asyncio.create_task(Drainer(api, "r", policy, lambda _: Gcs(platform.gcs)).run())
-        models = POLICIES * CLIENTS
-        clients = [tasks.create_task(keep_asking(http, model, answers, enough)) for model in models]
-        await until(lambda: all(are_enough(of(model, answers)) for model in POLICIES), within_s=60)
-        long = [tasks.create_task(ask(http, model, LONG_S)) for model in models]
+        clients = [tasks.create_task(keep_asking(http, answers, enough)) for _ in range(CLIENTS)]
+        await until(lambda: len(answers) >= 20 and len({each.ray_node for each in answers}) == 2, within_s=60)
+        long = [tasks.create_task(ask(http, LONG_S)) for _ in range(CLIENTS)]
         await asyncio.sleep(1.0)
         cordoned_s = time.time()
         await server.merge("nodes", "left", {"spec": {"unschedulable": True}})
@@ -210,13 +189,11 @@ async def test_a_node_cordoned_under_load_gets_nothing_new_loses_nothing_and_is_
             await watcher
 
     assert [each.text for each in answers if not each.is_whole] == []
-    for model in POLICIES:
-        there = [each for each in of(model, answers) if each.ray_node == left]
-        late_s = [each.began_s - cordoned_s for each in there if each.began_s > cordoned_s + QUIET_AFTER_S]
-        assert late_s == [], model
-        assert [each for each in there if each.began_s < cordoned_s], f"nothing of {model} ran there before"
-        kept = [each for each in of(model, answers) if each.ray_node == platform.ray_nodes["head"]]
-        since = [each for each in kept if cordoned_s + QUIET_AFTER_S < each.began_s < released_s]
-        assert since, f"nothing was asked of {model} since"
+    there = [each for each in answers if each.ray_node == left]
+    late_s = [each.began_s - cordoned_s for each in there if each.began_s > cordoned_s + QUIET_AFTER_S]
+    assert late_s == []
+    assert [each for each in there if each.began_s < cordoned_s], "nothing ran there before"
+    kept = [each for each in answers if each.ray_node == platform.ray_nodes["head"]]
+    assert [each for each in kept if cordoned_s + QUIET_AFTER_S < each.began_s < released_s], "nothing was asked since"
     assert released_s < cordoned_s + policy.patience_s + policy.finish_s, "it was taken away at its deadline, not empty"
     assert [each.pod for each in Gcs(platform.gcs).nodes()] == ["head"]
