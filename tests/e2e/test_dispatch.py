@@ -1,6 +1,5 @@
 """The real request router and Router deployment on real Ray Serve, over replicas that take an engine's time."""
 
-import signal
 import sys
 import threading
 import time
@@ -8,17 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
 import pytest
 import ray
 from ray import cloudpickle, serve
 
 from peagle.bench.dispatch.dispatchers import APP, FleetPlan, run, start
 from peagle.bench.dispatch.fleet_load import Sample, burst, mixed_arrivals
-from peagle.host import processes
 from peagle.router.dispatch import DispatcherReport
-from peagle.serve.launch import ray_cluster
 from peagle.serve.routing import router_deployment
+from support.local_ray import local_ray
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
 
@@ -31,17 +28,8 @@ PATIENCE_S = 60.0
 def callers() -> Iterator[list[Any]]:
     """Four processes that dispatch to four equal replicas."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    others = set(processes.descendants())  # such as a platform that tests of this session share
-    ray_cluster.prepare_environment()
-    processes.adopt_orphans()
-    ray.init(address="local", include_dashboard=False, object_store_memory=ray_cluster.OBJECT_STORE_BYTES)
-    try:
+    with local_ray():
         yield start(FleetPlan([1.0] * REPLICAS, CALLERS, policies=(SOONEST,)))
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        _, left = psutil.wait_procs(set(processes.descendants()) - others, timeout=10.0)
-        processes.send(left, signal.SIGKILL)
 
 
 def decisions(callers: list[Any]) -> Counter[str]:

@@ -1,52 +1,36 @@
 """Several ingress processes on real Ray Serve: one scrape speaks for all of them. No engine is needed for that."""
 
 import re
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
 
 import httpx
-import psutil  # type: ignore[import-untyped]
 import pytest
-import ray
 from ray import serve
 from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
 
 from peagle.api.api_settings import ApiSettings
 from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
-from peagle.host import processes
-from peagle.serve.launch import ray_cluster
+from support.local_ray import local_ray
 from support.served import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
 
-ASKED = 20
+INGRESSES, ASKED = 2, 20
 PATIENCE_S = 60.0
 _COUNTED = re.compile(r'^peagle_http_requests_total\{ingress="([^"]+)",[^}]*route="/version"[^}]*\} (\S+)$', re.M)
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    others = set(processes.descendants())  # such as a platform that tests of this session share
-    ray_cluster.prepare_environment()
-    processes.adopt_orphans()
     port = free_port()
-    ray.init(address="local", include_dashboard=False, object_store_memory=ray_cluster.OBJECT_STORE_BYTES)
-    try:
+    with local_ray():
         serve.start(http_options={"host": "127.0.0.1", "port": port})
+        ingress = make_fastapi_ingress(PeagleIngress, endpoint_map=ENDPOINTS, app=build_http(ApiSettings()))
+        serve.run(serve.deployment(ingress, name="Ingress", num_replicas=INGRESSES).bind({}, {}), name="ingresses")
         yield f"http://127.0.0.1:{port}"
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        _, left = psutil.wait_procs(set(processes.descendants()) - others, timeout=10.0)
-        processes.send(left, signal.SIGKILL)
-
-
-def run_ingresses(count: int) -> None:
-    ingress = make_fastapi_ingress(PeagleIngress, endpoint_map=ENDPOINTS, app=build_http(ApiSettings()))
-    serve.run(serve.deployment(ingress, name="Ingress", num_replicas=count).bind({}, {}), name="ingresses")
 
 
 def counted(url: str) -> Counter[str]:
@@ -55,20 +39,18 @@ def counted(url: str) -> Counter[str]:
     return Counter({ingress: int(float(count)) for ingress, count in found})
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_scrape_hears_every_ingress_process(url: str, count: int) -> None:
-    run_ingresses(count)
+def test_a_scrape_hears_every_ingress_process(url: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     before = counted(url)
     for _ in range(ASKED):
         httpx.get(f"{url}/version").raise_for_status()
-    while not (len(after := counted(url)) == count and (after - before).total() == ASKED):
+    while not (len(after := counted(url)) == INGRESSES and (after - before).total() == ASKED):
         assert time.monotonic() < deadline, (before, after)
         time.sleep(0.5)
     assert all(counted(url) == after for _ in range(8))
 
     paused = httpx.put(f"{url}/fleet/metrics", json={"counting": False}).raise_for_status().json()
-    assert paused == {"counting": False, "ingresses": count, "replicas": {}}
+    assert paused == {"counting": False, "ingresses": INGRESSES, "replicas": {}}
     for _ in range(ASKED):
         httpx.get(f"{url}/version").raise_for_status()
     assert counted(url) == after

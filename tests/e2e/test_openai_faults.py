@@ -264,7 +264,7 @@ async def test_with_several_models_one_has_to_be_named(http: httpx.AsyncClient) 
     assert [model["id"] for model in (await http.get("/v1/models")).json()["data"]] == ["pair", "narrow"]
 
 
-# The tests below end replicas, so they come last.
+# The tests below end replicas, so they come last; only the last one needs both.
 
 
 async def test_a_replica_lost_before_the_first_token_is_not_noticed(http: httpx.AsyncClient, marks: Path) -> None:
@@ -274,7 +274,7 @@ async def test_a_replica_lost_before_the_first_token_is_not_noticed(http: httpx.
 
 
 async def test_a_replica_lost_midway_is_told(http: httpx.AsyncClient, marks: Path) -> None:
-    await whole_again(http)
+    """The other one takes it: the replica lost in the test before need not be back."""
     body = {"model": "pair", "prompt": "die midway", "stream": True}
     async with http.stream("POST", "/v1/completions", json=body) as answer:
         pieces = answer.aiter_text()

@@ -8,6 +8,7 @@ import shutil
 import tarfile
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,9 +78,14 @@ SWITCHES: Mapping[str, Mapping[str, Any]] = {
 CASES = {**{name: ready_values(name) for name in READY}, **{k: laid_over(MINIMAL, v) for k, v in SWITCHES.items()}}
 
 
+@cache
+def case(name: str) -> Rendered:
+    return render(CASES[name])
+
+
 @pytest.fixture(params=CASES)
 def rendered(request: pytest.FixtureRequest) -> Rendered:
-    return render(CASES[request.param])
+    return case(request.param)
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
@@ -103,7 +109,7 @@ def test_every_pod_inside_a_custom_object_is_one_that_kubernetes_takes(rendered:
 
 @pytest.mark.parametrize("kind", sorted(CUSTOM))
 def test_every_custom_object_fits_its_definition(kind: str) -> None:
-    found = [(found["apiVersion"], found) for case in CASES.values() for found in render(case).all(kind)]
+    found = [(found["apiVersion"], found) for name in CASES for found in case(name).all(kind)]
     assert found
     validator = validator_of(found[0][0], kind)
     for _, each in found:

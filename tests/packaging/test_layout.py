@@ -174,6 +174,14 @@ def test_what_decides_and_what_checks_loads_no_heavy_library(package: str) -> No
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.parametrize("module", ["peagle.serve.routing.request_router", "peagle.bench.dispatch.dispatchers"])
+def test_a_process_that_only_dispatches_loads_no_engine(module: str) -> None:
+    """vLLM takes a core for 15 s to import: Serve's controller loads the request router before anything else starts."""
+    code = f"import sys, {module}; print(sorted({{'vllm', 'torch'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
 def test_nothing_published_names_a_machine_or_an_index() -> None:
     """Paths of a developer's machine and hosts of package indexes have no place in what others clone."""
     words = (

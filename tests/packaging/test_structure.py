@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 import pytest
 
@@ -54,9 +55,8 @@ def test_a_folder_can_be_taken_in_at_a_glance(folder: object) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(UNIT_TESTS.rglob("test_*.py")), ids=lambda path: path.stem)
-def test_a_unit_test_lies_where_its_module_does(path: object) -> None:
+def test_a_unit_test_lies_where_its_module_does(path: Path) -> None:
     """`unit/ROOM/test_MODULE.py`, or `test_MODULE_ASPECT.py` where one module has several."""
-    assert hasattr(path, "parent")
     room = PACKAGE / path.parent.relative_to(UNIT_TESTS)
     subject = path.stem.removeprefix("test_")
     modules = [module.stem for module in MODULES if module.parent == room]

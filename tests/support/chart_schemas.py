@@ -17,6 +17,8 @@ CRDS = Path(os.environ.get("PEAGLE_CRDS", REPOSITORY.parent / "shared" / "crds")
 CUSTOM = {"RayService", "PodMonitor", "PrometheusRule"}
 # The Gateway API's own schemas are not at hand; the knobs' tests hold the fields of the one object.
 WITHOUT_SCHEMA = {"HTTPRoute"}
+# It reads all of a Kubernetes' definitions anew for each object.
+kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 
 def strict(node: Any) -> Any:

@@ -1,9 +1,13 @@
-"""What one row of a P-EAGLE head costs, whole or partitioned: prints one JSON object. Run each in a process of its own.
+"""What one row of a P-EAGLE head costs, whole or partitioned: prints one JSON object for each number of partitions.
 
-python tests/support/partition_cost.py TARGET PARTITIONS [LENGTH]
+Each is measured in a process of its own, since a peak cannot be taken back; they are forks of one that has imported
+what takes long.
+
+python tests/support/partition_cost.py TARGET LENGTH PARTITIONS...
 """
 
 import json
+import os
 import re
 import sys
 import time
@@ -56,4 +60,9 @@ def cost(target: Path, partitions: int, length: int) -> dict[str, float]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(cost(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 4096)))
+    for asked in sys.argv[3:]:
+        if (child := os.fork()) == 0:
+            print(json.dumps(cost(Path(sys.argv[1]), int(asked), int(sys.argv[2]))), flush=True)
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"it could not be measured with {asked} partitions")

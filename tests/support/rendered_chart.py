@@ -14,6 +14,8 @@ from support.paths import REPOSITORY
 
 CHART = REPOSITORY / "helm" / "peagle"
 READY = {path.stem: path for path in sorted((CHART / "values").glob("*.yaml"))}
+# Eight times as fast as PyYAML's own, where the machine has libyaml.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 RELEASE, NAMESPACE, FULLNAME = "demo", "serving", "demo-peagle"
 
 # A model of one's own, and the part of the chart that a release of it should not do without.
@@ -84,7 +86,7 @@ class Rendered:
     @cached_property
     def objects(self) -> list[dict[str, Any]]:
         texts = [text for path, text in self.texts.items() if not path.endswith("NOTES.txt")]
-        return [found for text in texts for found in yaml.safe_load_all(text) if found]
+        return [found for text in texts for found in yaml.load_all(text, LOADER) if found]
 
     @property
     def notes(self) -> str:
@@ -110,7 +112,7 @@ class Rendered:
     @property
     def serve(self) -> dict[str, Any]:
         """The Serve configuration."""
-        config: dict[str, Any] = yaml.safe_load(self.service["serveConfigV2"])
+        config: dict[str, Any] = yaml.load(self.service["serveConfigV2"], LOADER)
         return config
 
     @property

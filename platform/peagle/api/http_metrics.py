@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from peagle import metrics
-from peagle.api.relay import any_choices
+from peagle.api.reply import any_choices
 from peagle.metrics import FLEET_METRICS, INGRESS_METRICS, REPLICA_METRICS, Kind, Metric
 from peagle.router.dispatch import DECISION_REASONS
 

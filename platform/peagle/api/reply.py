@@ -20,6 +20,12 @@ LEFT = 499
 MAX_MESSAGE_CHARS = 1000
 
 
+def any_choices(packet: bytes) -> bool:
+    """Whether any event of a packet has choices: `relay` sends what came together as one."""
+    # Once for each token: JSON escapes a quote inside a string, so what an answer says cannot be taken for this.
+    return b'"choices":[{' in packet
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
     """One error as the client sees it."""

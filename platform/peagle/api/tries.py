@@ -2,14 +2,16 @@
 
 Ray Serve makes the request router by itself and hands it what the replica is called with, before that is pickled. So
 an argument of the call carries the ingress's own object to it, and travels on to the replica without it.
+
+Whoever imports the request router imports this, such as Serve's controller. Nothing here may import vLLM: that takes a
+core for 15 s.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ray.llm._internal.serve.core.protocol import RawRequestInfo
-
-from peagle.api.ledger import Ledger
+if TYPE_CHECKING:
+    from peagle.api.ledger import Ledger
 
 
 class Tries:
@@ -19,7 +21,7 @@ class Tries:
         failed: The replicas that were lost with it.
     """
 
-    def __init__(self, model: str, ledger: Ledger | None = None) -> None:
+    def __init__(self, model: str, ledger: "Ledger | None" = None) -> None:
         self._model, self._ledger = model, ledger
         self._asked: str | None = None
         self.failed: frozenset[str] = frozenset()
@@ -44,17 +46,7 @@ class Tries:
             self.failed |= {self._asked}
 
 
-class TriedRequestInfo(RawRequestInfo):  # type: ignore[misc]  # Ray ships no types
-    """A request's headers for its replica, and for this process its tries."""
-
-    def __init__(self, headers: dict[str, str], tries: Tries) -> None:
-        super().__init__(headers=headers)
-        self.tries = tries
-
-    def __reduce__(self) -> Any:
-        return RawRequestInfo, (self.headers,)
-
-
 def tries_of(arguments: Sequence[Any], model: str) -> Tries:
-    """The tries of a call with these arguments; of nobody's where an ingress did not make it."""
-    return next((each.tries for each in arguments if isinstance(each, TriedRequestInfo)), Tries(model))
+    """The `tries` that one of a call's arguments carries; nobody's unless an ingress made the call."""
+    carried = (getattr(argument, "tries", None) for argument in arguments)
+    return next((tries for tries in carried if isinstance(tries, Tries)), Tries(model))

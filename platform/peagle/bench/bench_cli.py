@@ -125,6 +125,7 @@ def depth(
     Example: peagle bench depth deployments/embedded.yaml --concurrency 1,8 --prompts 24
     """
     from peagle.bench.engines.engine_session import EngineJob
+    from peagle.engine.cost_prior import cost_prior
 
     deployment = load_deployment(file)
     if deployment.drafter is None or deployment.drafter.method != PEAGLE or not deployment.speculation.live_depth:
@@ -135,6 +136,8 @@ def depth(
     asked = _numbers("--depths", depths or usual, least=0), _numbers("--concurrency", concurrency)
     if not any(asked[0]):
         raise ConfigError("--depths", depths, "the deepest of them is what is drafted", "Add one above 0.")
+    for stand_in in cost_prior(deployment).stand_ins.values():
+        typer.echo(f"The rule begins from a guess: {stand_in}", err=True)
     job = EngineJob.of(
         deployment,
         None,
@@ -152,11 +155,11 @@ def depth(
 
 @app.command()
 def dispatch(
-    replicas: Annotated[int, typer.Option(min=1, help="Replicas of each policy's fleet.")] = 8,
+    replicas: Annotated[int, typer.Option(min=1, help="Replicas of each policy's fleet.")] = 4,
     slow: Annotated[int, typer.Option(min=0, help="How many of them run at half speed.")] = 1,
     callers: Annotated[int, typer.Option(min=1, help="Processes that dispatch, as ingresses do.")] = 2,
-    requests: Annotated[int, typer.Option(min=1, help="Requests in each run.")] = 400,
-    per_second: Annotated[float, typer.Option(min=0.1, help="Requests each second, on average.")] = 14.0,
+    requests: Annotated[int, typer.Option(min=1, help="Requests in each run.")] = 200,
+    per_second: Annotated[float, typer.Option(min=0.1, help="Requests each second, on average.")] = 6.5,
     repeats: Annotated[int, typer.Option(min=1, help="Measured repeats; the report has their median.")] = 5,
     policies: Annotated[str, typer.Option(help=f"Some of {','.join(COMPARED)}; by default all.")] = "",
     out: Out = None,
@@ -167,7 +170,7 @@ def dispatch(
     many fit on a small machine. Short and long requests, half of which begin like others. In each repeat every policy
     gets the same requests. Writes result.json, report.md and the cluster's log.
 
-    Example: peagle bench dispatch --replicas 8 --slow 1
+    Example: peagle bench dispatch --replicas 8 --slow 1 --requests 400 --per-second 14
     """
     if slow > replicas:
         raise ConfigError("--slow", slow, f"there are {replicas} replicas", "Name at most as many.")

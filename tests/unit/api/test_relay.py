@@ -8,7 +8,8 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from peagle.api.openai_errors import Asked, describe
-from peagle.api.relay import DONE, EventStream, any_choices, relay
+from peagle.api.relay import DONE, EventStream, relay
+from peagle.api.reply import any_choices
 from peagle.errors import RequestError
 
 ASKED = Asked("prompt")

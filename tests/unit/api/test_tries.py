@@ -4,8 +4,9 @@ import pytest
 from ray import cloudpickle
 from ray.llm._internal.serve.core.protocol import RawRequestInfo
 
+from peagle.api.ingress import TriedRequestInfo
 from peagle.api.ledger import Ledger
-from peagle.api.tries import TriedRequestInfo, Tries, tries_of
+from peagle.api.tries import Tries, tries_of
 
 
 def test_a_replica_that_was_lost_has_failed_and_one_that_was_only_full_has_not() -> None:

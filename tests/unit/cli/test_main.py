@@ -97,8 +97,8 @@ def test_help_loads_no_heavy_library() -> None:
     ],
 )
 def test_every_help_text_has_an_example(command: str) -> None:
-    done = peagle(*command.split(), "--help")
-    assert done.returncode == 0
+    done = CliRunner().invoke(main.app, [*command.split(), "--help"], prog_name="peagle")
+    assert done.exit_code == 0
     assert "Example:" in done.stdout
     assert f"peagle {command}" in " ".join(done.stdout.partition("Example:")[2].split())
 

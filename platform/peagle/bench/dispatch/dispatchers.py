@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from peagle.api.ledger import Ledger
-from peagle.api.tries import TriedRequestInfo, Tries
+from peagle.api.tries import Tries
 from peagle.bench.dispatch.compared_policies import COMPARED, ROUND_ROBIN
 from peagle.bench.dispatch.fleet_load import Arrival, Sample
 from peagle.bench.dispatch.timed_server import TimedRequest, TimedServer
@@ -61,6 +61,16 @@ class Front:
         self._fleets = fleets
 
 
+class _Tried:
+    """Carries a request's tries to the request router of this process, and nothing to the replica."""
+
+    def __init__(self, tries: Tries | None = None) -> None:
+        self.tries = tries
+
+    def __reduce__(self) -> Any:
+        return _Tried, ()
+
+
 @ray.remote(num_cpus=0)
 class Caller:
     """A process that dispatches, as an ingress does, and counts what was decided."""
@@ -86,8 +96,7 @@ class Caller:
         await asyncio.sleep(max(0.0, starts_at_s + arrival.at_s - time.time()))
         # From when it was due: a late sender must not make a slow answer look quick.
         due_s, came_s = starts_at_s + arrival.at_s, []
-        info = TriedRequestInfo({}, tries)
-        async for said in handle.completions.remote(body, info):  # noqa: B007  # the last one is read after the loop
+        async for said in handle.completions.remote(body, _Tried(tries)):  # noqa: B007  # the last one is read after the loop
             came_s.append(time.time() - due_s)
         return Sample(arrival.at_s, came_s[0], came_s[-1], said["tokens"], said["replica"])
 

@@ -3,9 +3,18 @@
 from peagle.router.dispatch.decision import ShedReason
 from peagle.router.dispatch.policies import POLICIES
 
+FAILED = "failed"
+"""Where no decision could be made, and the request went to any replica."""
+
+
+def of_waiting(reason: ShedReason) -> str:
+    """What a request is counted by for which no replica had a place at once."""
+    return f"wait-{reason}"
+
+
 DECISION_REASONS = frozenset(
     {reason for policy in POLICIES.values() for reason in policy.reasons}
-    | {f"wait-{reason}" for reason in ShedReason}
-    | {"failed"}
+    | {of_waiting(reason) for reason in ShedReason}
+    | {FAILED}
 )
-"""Of every policy in the table; `wait-` where no replica could take the request; `failed` where none was decided."""
+"""Of every policy in the table, of waiting, and of no decision."""

@@ -16,6 +16,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, R
 
 from peagle.api.tries import Tries, tries_of
 from peagle.router.dispatch import POLICIES, Dispatcher, DispatcherReport, FleetNews, Route, Shed, ShedReason
+from peagle.router.dispatch.reasons import FAILED, of_waiting
 from peagle.router.snapshot import RouteRequest
 from peagle.serve.replica.reporting import TIMEOUT_S, keep_reporting
 from peagle.serve.routing import router_deployment
@@ -89,7 +90,7 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             ranked = self._dispatch(pending_request)
         except Exception:  # raised in here, it would leave the request waiting for ever
             logger.exception("No decision; the request goes to any replica.")
-            tries_of(pending_request.args, self._model).decided("failed")
+            tries_of(pending_request.args, self._model).decided(FAILED)
             ranked = tuple(random.sample(list(candidates), len(candidates)))
         return [[candidates[name]] for name in ranked]
 
@@ -152,7 +153,7 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         if isinstance(decision, Shed):
             tries.waits(decision.retry_after_s)
         if isinstance(decision, Route) or request.request_id not in self._open:
-            tries.decided(f"{'wait-' if isinstance(decision, Shed) else ''}{decision.reason}")
+            tries.decided(of_waiting(decision.reason) if isinstance(decision, Shed) else decision.reason)
         self._remember(_Open(request, pending.future, decision.reason), tries)
         return decision.ranked if isinstance(decision, Route) else ()
 

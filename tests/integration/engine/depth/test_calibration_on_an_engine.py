@@ -15,6 +15,8 @@ from support.engine_runner import KV_CACHE_GIB, embedded
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SIZES, DEPTHS = (1, 2, 4), (0, 3, 7)
+# It ends once each point is timed, however long that takes a busy machine.
+ENOUGH_S = 300.0
 
 
 class Watched:
@@ -52,7 +54,7 @@ async def test_each_point_is_timed_and_nothing_is_left_behind(engine: Watched) -
     from vllm import SamplingParams
 
     await live_depth.set_depths(engine, DepthTable(5, (3, 3, 1)))
-    times = await calibrate(engine, SIZES, DEPTHS, 30.0)
+    times = await calibrate(engine, SIZES, DEPTHS, ENOUGH_S)
     assert {(each.batch_size, each.depth) for each in times} == {(size, k) for size in SIZES for k in DEPTHS}
     assert all(each.steps >= 3 and each.seconds > 0 for each in times)
 
@@ -77,5 +79,5 @@ async def test_each_point_is_timed_and_nothing_is_left_behind(engine: Watched) -
     few = await calibrate(engine, (1, 8, 16, 24, 32), tuple(range(8)), 1.0)
     assert len(few) < 40
     assert engine.ended == 0
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(ENOUGH_S):
         assert await engine.reset_prefix_cache()

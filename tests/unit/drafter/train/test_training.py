@@ -225,7 +225,8 @@ def test_a_head_without_a_markov_head_is_given_one_and_none_loses_its_own(target
         prepare(replace(job, plan=plan, out=tmp_path / "third"))
 
 
-def test_a_start_head_says_how_it_is_shaped(target: Path, tmp_path: Path) -> None:
+def test_a_start_head_says_how_it_is_shaped(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peagle.drafter.train.prepare.standard_library", lambda: CORPUS)
     rows = GeneratedText(np.random.default_rng(1).integers(2, 300, (4, 24)).astype(np.int32), np.full(4, 8, np.int32))
     rows.save(tmp_path / "rows.npz")
     run_head(target, tmp_path / "first", "p-eagle", markov_rank=8)

@@ -11,8 +11,9 @@ import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
 from ray.serve.request_router import PendingRequest
 
+from peagle.api.ingress import TriedRequestInfo
 from peagle.api.ledger import Ledger
-from peagle.api.tries import TriedRequestInfo, Tries
+from peagle.api.tries import Tries
 from peagle.router.snapshot import ReplicaSnapshot, ReplicaState, RequestRates
 from peagle.serve.routing.lost_nodes import OpenCalls
 from peagle.serve.routing.request_router import PolicyRouter
