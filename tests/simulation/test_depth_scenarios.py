@@ -16,9 +16,6 @@ from peagle.router.depth.rule.state import calibrate
 from peagle.router.snapshot import DepthTable, StepReport, StepTime
 from support.depth_scenarios import (
     BATCH_MAX,
-    COSTS,
-    CURVES,
-    DEPTHS,
     LOADS,
     Scenario,
     Served,
@@ -26,6 +23,7 @@ from support.depth_scenarios import (
     served,
     settings_of,
 )
+from support.step_costs import COSTS, CURVES, DEPTHS
 
 
 class WholeRule:
