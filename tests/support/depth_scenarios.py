@@ -43,7 +43,7 @@ class _Sums:
         self.rested += rested
         verified, depth, right = depths[:, None] > _POSITIONS, depths[:, None], guessed[:, None]
         matched = right > _POSITIONS
-        self.drafts += int((depths > 0).sum())
+        self.drafts += len(depths)
         self.drafted += verified.sum(axis=0)
         self.accepted += (verified & matched).sum(axis=0)
         self.whole += ((depth == _POSITIONS + 1) & matched).sum(axis=0)
@@ -56,7 +56,7 @@ class _Sums:
     def cell(self, batch_size: int, depth: int, tails: bool) -> StepCell:
         counts = [self.drafted, self.accepted, self.reached * tails, self.matched * tails]
         return StepCell(
-            batch_size, depth, self.steps, self.seconds, self.tokens, self.drafts,
+            batch_size, depth, self.steps, self.seconds, self.tokens, self.drafts if depth else 0,
             *(tuple(each.tolist()) for each in counts),
             rested=self.rested if depth else 0,
             whole=tuple(self.whole.tolist()),

@@ -45,7 +45,8 @@ class StepCell:
 
     `ended` sums over the steps how many of their requests had ended by the time that the output came: where the next
     step is scheduled before the last one's output is known, these are computed and get nothing. `rested` sums how many
-    of the others drafted no more, because steps had run without the drafter.
+    of the others drafted no more, because steps had run without the drafter. `spared` sums by how many tokens the clients'
+    own bounds lie below K.
     """
 
     batch_size: int
@@ -60,6 +61,7 @@ class StepCell:
     tail_matched: tuple[int, ...]
     rested: int = 0
     ended: int = 0
+    spared: int = 0
     whole: tuple[int, ...] = ()
     equal_right: tuple[float, ...] = ()
     shared_right: tuple[float, ...] = ()
@@ -160,7 +162,7 @@ class StepStats:
     @property
     def requested(self) -> int:
         """Draft tokens that would have been verified, had each of the `drafting_steps` had a draft as deep as asked."""
-        return sum(cell.depth * (cell.sequences - cell.rested) for cell in self.cells)
+        return sum(cell.depth * (cell.sequences - cell.rested) - cell.spared for cell in self.cells)
 
     @property
     def drafting_steps(self) -> int:
@@ -251,6 +253,7 @@ def _minus(cell: StepCell, before: StepCell) -> StepCell:
         tail_matched=each(cell.tail_matched, before.tail_matched),
         rested=cell.rested - before.rested,
         ended=cell.ended - before.ended,
+        spared=cell.spared - before.spared,
         whole=each(cell.whole, before.whole),
         equal_right=each(cell.equal_right, before.equal_right),
         shared_right=each(cell.shared_right, before.shared_right),

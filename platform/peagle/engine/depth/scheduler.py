@@ -174,6 +174,10 @@ class LiveDepthScheduler(DraftTakingScheduler):
             if decodes_only:
                 cell = self._sums.cell(len(output.num_scheduled_tokens), 0 if none_drafts else depth)
                 cell.add_expected(expected)
+                # Who got no share of the drafts had a draft all the same, of no tokens.
+                cell.drafts += [*depths.values()].count(0) if depth else 0
+                bounds = (bound_of(self.requests[one]) for one in output.num_scheduled_tokens)
+                cell.spared += sum(depth - bound for bound in bounds if bound and bound < depth)
                 self._keep_tails(whole_drafts, output, cell)
             else:
                 prompts = self._count_prompts(output, decoding)

@@ -40,6 +40,7 @@ class CellSums:
     tail_matched: list[int] = field(init=False)
     rested: int = 0
     ended: int = 0
+    spared: int = 0
     whole: list[int] = field(init=False)
     equal_right: list[float] = field(init=False)
     shared_right: list[float] = field(init=False)
@@ -103,6 +104,7 @@ class CellSums:
             "tail_matched": list(self.tail_matched),
             "rested": self.rested,
             "ended": self.ended,
+            "spared": self.spared,
             "whole": list(self.whole),
             "equal_right": list(self.equal_right),
             "shared_right": list(self.shared_right),

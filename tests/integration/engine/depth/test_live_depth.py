@@ -159,6 +159,7 @@ def test_shared_out_by_request_as_many_drafts_are_verified_and_more_of_them_are_
         cells = [cell for cell in runner.stats().since(before).cells if cell.batch_size == 8]
         (cell,) = cells
         assert sum(cell.drafted) == depth * cell.sequences
+        assert cell.drafts == cell.sequences
         right[by_request] = sum(cell.accepted) / cell.sequences
         if by_request:
             assert len({*cell.drafted[:depth]}) > 1 or cell.drafted[depth] > 0

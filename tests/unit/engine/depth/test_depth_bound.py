@@ -91,6 +91,7 @@ def test_counts_of_a_bounded_request_are_what_was_verified(folder: Path, overlap
     run(core, [0, 2])
     for cell in stats_of(core).cells:
         assert sum(cell.drafted[2:]) == sum(cell.tail_reached) == 0
+        assert cell.spared == (0 if cell.depth == 0 else cell.steps * (cell.depth - 2))
         assert cell.rested == (cell.steps if cell.batch_size == 2 or cell.depth == 0 else 0)
         # As often as the other's turn came, of which the last may have no room for a draft.
         assert cell.drafts <= cell.steps

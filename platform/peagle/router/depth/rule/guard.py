@@ -192,7 +192,7 @@ def _with_goodput(guard: Guard, before: Forecast, cells: tuple[StepCell, ...]) -
             right = sum(drafted * s for drafted, s in zip(cell.drafted, before.survival, strict=True))
             if before.settings.by_request:
                 index = range_index(cell.batch_size, before.settings.batch_max)
-                right = (cell.sequences - cell.rested) * before.right_drafts(index, cell.depth)
+                right = cell.drafts * before.right_drafts(index, cell.depth)
             seconds += cell.seconds
             predicted_s += cell.steps * exp(
                 before.cost.log_step_s(coefficients, load_of(cell, before.settings.drafter_skipped_at_zero), key)
