@@ -45,7 +45,7 @@ class StepCell:
 
     `ended` sums over the steps how many of their requests had ended by the time that the output came: where the next
     step is scheduled before the last one's output is known, these are computed and get nothing. `rested` sums how many
-    of the others drafted no more, because steps had run without the drafter. `spared` sums by how many tokens the clients'
+    of the others drafted no more, because steps had run without the drafter. `spared` sums by how many tokens clients'
     own bounds lie below K.
     """
 

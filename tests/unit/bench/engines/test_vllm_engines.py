@@ -24,11 +24,19 @@ class Core:
         self.version = self.readings = 0
         self.engine_core = self
 
-    async def call_utility_async(self, method: str, version: int = 0, _depths: Any = None) -> Any:
+    async def call_utility_async(
+        self, method: str, version: int = 0, _depths: Any = None, by_request: bool = False
+    ) -> Any:
         if method == live_depth.STEP_STATS:
             prompts = {"cells": [], "ended_prompt_tokens": 0, "ended_output_tokens": 0}
             self.readings += 1
-            told = {"reading": self.readings, "version": self.version, "depths": [7], "depth_max": 7}
+            told = {
+                "reading": self.readings,
+                "version": self.version,
+                "depths": [7],
+                "by_request": by_request,
+                "depth_max": 7,
+            }
             return {**told, "cells": [], "prompts": prompts}
         if version <= self.version:
             return ["depth table version", version, "it is applied already", "Send a later one."]

@@ -91,7 +91,9 @@ def _decide(
         return publish_uniform(state, _static(settings), Mode.FALLBACK, reason, Cause.GUARD, forecast, applied)
     causes: dict[int, Why] = {}
     state, ended = _watch_trial(state, forecast, cells, causes)
-    if cells or prompts.cells:
+    # A Router that was lost and comes back does not change a replica's table by its first report, on a guess.
+    adopted = state.reports == 1 and applied.version > 0
+    if (cells or prompts.cells) and not adopted:
         loaded = {range_index(cell.batch_size, settings.batch_max) for cell in cells}
         state = _move(state, forecast, loaded, ended, causes)
         state = _start_trial(state, forecast, loaded, causes)
