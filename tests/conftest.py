@@ -10,7 +10,7 @@ They yield a `Served`:
     served.log         the file that holds Ray's and vLLM's logs
     served.pid         the process of `peagle serve`
 
-When the session ends each ends in one of the ways in which they do, and no process may be left. A test that
+When the session ends each is stopped in one of the ways in which users stop it, and no process may be left. A test that
 uses one is `slow`. `PEAGLE_TEST_DEPLOYMENT` names another deployment file to serve; eager mode and replicas are set
 here.
 
@@ -94,5 +94,5 @@ def adaptive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("adaptive")
     speculation = {"calibration_s": 10.0}
     deployment = write_deployment(folder, engine={"enforce_eager": True}, speculation=speculation)
-    with up(folder, deployment, stop=Stop(signal.SIGINT, whole_group=True)) as platform:
+    with up(folder, deployment, stop=Stop(signal.SIGINT)) as platform:
         yield platform

@@ -1,7 +1,7 @@
 """Starts, stops and accidents of the real `peagle serve`.
 
-That an end leaves the machine as it was is checked where each shared platform ends: by SIGTERM (`served`), by a
-terminal's SIGINT to its whole group (`adaptive`) and by the launcher's being killed (`traced` in test_spans.py).
+That an orderly stop leaves the machine as it was is checked where each shared platform ends: by SIGTERM (`served`), by
+SIGINT to the launcher (`adaptive`) and by a terminal's SIGINT to its whole group (`traced` in test_spans.py).
 """
 
 import signal
@@ -18,8 +18,10 @@ from support.served import START_TIMEOUT_S, Served, free_port, start, write_depl
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
 
-def _deployment(folder: Path) -> Path:
-    return write_deployment(folder, engine={"enforce_eager": True}, resources={"cpus": 1})
+def _deployment(folder: Path, replicas: int = 1) -> Path:
+    return write_deployment(
+        folder, engine={"enforce_eager": True}, replicas={"min": replicas, "max": replicas}, resources={"cpus": 1}
+    )
 
 
 @pytest.fixture
@@ -35,6 +37,14 @@ def running(tmp_path: Path) -> Iterator[list[Served]]:
                 process.kill()
 
 
+def _all_gone(platform: Served, timeout_s: float) -> list[str]:
+    """What the platform has left after `timeout_s` at most."""
+    deadline = time.monotonic() + timeout_s
+    while (left := platform.left_behind()) and time.monotonic() < deadline:
+        time.sleep(1)
+    return left
+
+
 def test_a_stop_while_it_still_starts_is_clean(tmp_path: Path, running: list[Served]) -> None:
     platform = start(tmp_path, _deployment(tmp_path))
     running.append(platform)
@@ -42,6 +52,16 @@ def test_a_stop_while_it_still_starts_is_clean(tmp_path: Path, running: list[Ser
     time.sleep(5)
     assert platform.stop(signal.SIGINT) == 0, platform.said()
     assert platform.left_behind() == []
+
+
+def test_a_killed_launcher_takes_its_cluster_with_it(tmp_path: Path, running: list[Served]) -> None:
+    platform = start(tmp_path, _deployment(tmp_path))
+    running.append(platform)
+    platform.wait_until_ready()
+    platform.process.kill()
+    platform.process.wait()
+    # Ray's agents try for a minute to tell the head that their node has died, and only then end.
+    assert _all_gone(platform, timeout_s=90) == []
 
 
 def _refused(deployment: Path, port: int, folder: Path) -> str:

@@ -2,13 +2,14 @@
 
 import json
 import secrets
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from support.served import KILLED, Served, up, write_deployment
+from support.served import Served, Stop, up, write_deployment
 from support.trace_collector import Collector, Span, collecting
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
@@ -24,13 +25,11 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Served]:
-    """A platform that traces whatever its client does not decline, and whose dispatcher may have a choice.
-
-    In the end its launcher is killed, and takes its cluster with it.
-    """
+    """A platform that traces whatever its client does not decline, and whose dispatcher may have a choice."""
     folder = tmp_path_factory.mktemp("traced")
     deployment = write_deployment(folder, engine={"enforce_eager": True}, replicas={"min": 1, "max": 2})
-    with up(folder, deployment, arguments=["--traces-to", collector.url], stop=KILLED) as platform:
+    stop = Stop(signal.SIGINT, whole_group=True)
+    with up(folder, deployment, arguments=["--traces-to", collector.url], stop=stop) as platform:
         yield platform
 
 

@@ -168,33 +168,22 @@ def start(
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """How it ends: a terminal interrupts every process of its group, others signal the one process.
-
-    A launcher that is killed cannot wait for the processes below it: they have `patience_s` to find that out.
-    """
+    """How a user stops it: a terminal interrupts every process of its group, others signal the one process."""
 
     number: signal.Signals = signal.SIGTERM
     whole_group: bool = False
-    patience_s: float = 0.0
-
-
-KILLED = Stop(signal.SIGKILL, patience_s=90.0)
-"""Ray's agents try for a minute to tell the head that their node has died, and only then end."""
 
 
 @contextmanager
 def up(
     folder: Path, deployment: Path, replicas: int = 1, arguments: Sequence[str] = (), stop: Stop = Stop()
 ) -> Iterator[Served]:
-    """Yield a platform that is ready. End it by `stop`, and check that it ends as it should and leaves no process."""
+    """Yield a platform that is ready. Stop it by `stop`, and check that it ends well and leaves no process."""
     platform = start(folder, deployment, replicas=replicas, arguments=arguments)
     try:
         platform.wait_until_ready()
         yield platform
     finally:
         status = platform.stop(stop.number, stop.whole_group)
-    assert status == (-signal.SIGKILL if stop.number is signal.SIGKILL else 0), platform.said()
-    deadline = time.monotonic() + stop.patience_s
-    while (left := platform.left_behind()) and time.monotonic() < deadline:
-        time.sleep(1)
-    assert left == []
+    assert status == 0, platform.said()
+    assert platform.left_behind() == []
