@@ -92,7 +92,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def adaptive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The platform with one replica whose depth adapts, from steps that were timed before."""
     folder = tmp_path_factory.mktemp("adaptive")
-    speculation = {"calibration_s": 10.0}
+    speculation = {"calibration_s": 15.0}
     deployment = write_deployment(folder, engine={"enforce_eager": True}, speculation=speculation)
     with up(folder, deployment, stop=Stop(signal.SIGINT)) as platform:
         yield platform
