@@ -89,6 +89,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
         # By request, the drafter's probability of each token of its draft.
         self._confidences: dict[str, list[float]] = {}
         self._steps_untold = 0
+        self._bounds: dict[str, int] = {}  # of the running requests that have one
         # Steps overlap under asynchronous scheduling and pipeline parallelism; they end in the order of their start.
         self._steps: deque[_Step] = deque(maxlen=self.vllm_config.max_concurrent_batches + 1)
         self._ended_s = 0.0
@@ -165,7 +166,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
             rested = self._gaps.among(output.num_scheduled_tokens)
             if decodes_only:
                 undrafted = output.num_scheduled_tokens.keys() - output.scheduled_spec_decode_tokens.keys()
-                rested |= {one for one in undrafted if bound_of(self.requests[one]) == 0}
+                rested |= {one for one in undrafted if self._bounds.get(one) == 0}
             none_drafts = len(rested) == len(output.num_scheduled_tokens)
             if self._may_skip and (none_drafts or (depth if decodes_only else prompts_depth) == 0):
                 self._skip_drafter(output)
@@ -176,8 +177,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
                 cell.add_expected(expected)
                 # Who got no share of the drafts had a draft all the same, of no tokens.
                 cell.drafts += [*depths.values()].count(0) if depth else 0
-                bounds = (bound_of(self.requests[one]) for one in output.num_scheduled_tokens)
-                cell.spared += sum(depth - bound for bound in bounds if bound and bound < depth)
+                cell.spared += sum(depth - bound for bound in self._bounds.values() if 0 < bound < depth)
                 self._keep_tails(whole_drafts, output, cell)
             else:
                 prompts = self._count_prompts(output, decoding)
@@ -276,29 +276,32 @@ class LiveDepthScheduler(DraftTakingScheduler):
         return computed
 
     def take_confidences(self, confidences: dict[str, list[float]]) -> None:
-        self._confidences = confidences
+        # Who has ended by this step drafts no more.
+        self._confidences = {each: told for each, told in confidences.items() if each in self.requests}
 
     def _depths_of_drafts(self, depth: int) -> tuple[dict[str, int], list[tuple[float, float]]]:
         """How much of each draft to verify, by request id; and now and then what each K would bring, see `StepCell`.
 
         What is beyond a request's own bound goes at once.
         """
+        self._bounds = {}
         drafts = {}
         for request in self.running:
             if (bound := bound_of(request)) is not None:
+                self._bounds[request.request_id] = bound
                 request.spec_token_ids = request.spec_token_ids[:bound]
             if request.spec_token_ids and request.request_id not in self._gaps:
                 drafts[request.request_id] = len(request.spec_token_ids)
         if not self._table.by_request or depth == 0 or len(drafts) < 2:
             return dict.fromkeys(drafts, depth), []
         chances = [self._chances.survival(each, size, self._confidences.get(each)) for each, size in drafts.items()]
-        depths = dict(zip(drafts, shared(chances, depth * len(drafts)), strict=True))
+        in_all = sum(min(depth, size) for size in drafts.values())
+        depths = dict(zip(drafts, shared(chances, in_all), strict=True))
         self._steps_untold += 1
         if min(drafts.values()) < self.num_spec_tokens or self._steps_untold < _WHOLE_DRAFT_EVERY:
             return depths, []
         self._steps_untold = 0
-        every = range(1, self.num_spec_tokens + 1)
-        return depths, [expected_right(chances, each, self._drafted_for(each)) for each in every]
+        return depths, [expected_right(chances, k, self._drafted_for(k)) for k in range(1, self.num_spec_tokens + 1)]
 
     def _drafted_for(self, depth: int) -> int:
         """How much a step drafts whose next one verifies K = `depth` of several requests."""

@@ -15,7 +15,6 @@ from support.scheduler_core import (
     continuation,
     scheduler_of,
     stats_of,
-    write_models,
 )
 
 # torch says this of itself while vLLM imports it.
@@ -23,11 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is dep
 
 BOTH = pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
 PROMPT = [1, 2, 3]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_models(tmp_path_factory.mktemp("model"))
 
 
 def run(core: Core, bounds: Sequence[int | None], tokens: int = 60) -> dict[int | None, set[int]]:
@@ -73,6 +67,16 @@ def test_each_request_is_verified_to_its_own_bound(
 def test_the_lower_of_the_table_and_the_bound_holds(folder: Path, overlapped: bool) -> None:
     core = Core(scheduler_of(folder, overlapped, blocks=200, depth_static=3), overlapped, random.Random(1))
     assert run(core, [None, 1, 5]) == {None: {3}, 1: {1}, 5: {3}}
+
+
+@BOTH
+def test_what_a_bound_leaves_of_a_shared_step_is_nobody_elses(folder: Path, overlapped: bool) -> None:
+    core = Core(scheduler_of(folder, overlapped, blocks=200), overlapped, random.Random(1))
+    core.scheduler.set_depths(1, [3], by_request=True)
+    run(core, [None, 1])
+    cells = [cell for cell in stats_of(core).cells if cell.batch_size == 2]
+    assert sum(sum(cell.drafted) for cell in cells) <= sum(cell.steps * (3 + 1) for cell in cells)
+    assert [cell.spared for cell in cells] == [cell.steps * (3 - 1) for cell in cells]
 
 
 @BOTH

@@ -13,16 +13,10 @@ from support.scheduler_core import (
     continuation,
     scheduler_of,
     stats_of,
-    write_models,
 )
 
 # torch says this of itself while vLLM imports it.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_models(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])

@@ -119,8 +119,13 @@ class Forecast:
     def _drafts(self, depth: int) -> bool:
         return depth > 0 or not self.settings.drafter_skipped_at_zero
 
+    @property
+    def shares_drafts(self) -> bool:
+        """Whether drafts are shared out by request. A K that an operator has pinned is one for each."""
+        return self.settings.by_request and self.settings.limits.pin is None
+
     def _shared(self, index: int, depth: int) -> float:
-        if not self.settings.by_request:
+        if not self.shares_drafts:
             return 1.0
         return self.sharing.gain_ratio(self.ranges[index].at, depth)
 

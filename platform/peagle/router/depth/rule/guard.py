@@ -190,7 +190,7 @@ def _with_goodput(guard: Guard, before: Forecast, cells: tuple[StepCell, ...]) -
         if cell.steps and cell.seconds > 0:
             key = cell_key(cell, before.settings.batch_max)
             right = sum(drafted * s for drafted, s in zip(cell.drafted, before.survival, strict=True))
-            if before.settings.by_request:
+            if before.shares_drafts:
                 index = range_index(cell.batch_size, before.settings.batch_max)
                 right = cell.drafts * before.right_drafts(index, cell.depth)
             seconds += cell.seconds

@@ -53,8 +53,7 @@ def publish(
     assert state.plan is not None
     batch_max, held = forecast.settings.batch_max, state.plan.table
     table = held
-    # One K that somebody has set is a K for each request.
-    by_request = forecast.settings.by_request and mode not in (Mode.PINNED, Mode.FALLBACK)
+    by_request = forecast.shares_drafts and mode is not Mode.FALLBACK
     wanted = by_batch_size(depths, batch_max), by_request
     if wanted != _whole(held, batch_max):
         table = DepthTable(max(held.version, applied.version) + 1, *wanted)
