@@ -15,6 +15,7 @@ from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
 from peagle.engine.depth.live_depth import step_stats_from_plain
 from peagle.engine.patches.step_drafts import DRAFTS
 from peagle.engine.plugin import scheduler
+from peagle.engine.shared_steps import FLOW_ARG
 from peagle.router.snapshot import StepStats
 
 DEPTH_MAX = 7
@@ -67,6 +68,7 @@ def scheduler_of(
     skips_drafter: bool = False,
     drafts_to_depth: bool = False,
     is_live: bool = True,
+    step_tokens: int = 96,
 ) -> Any:
     import torch
     from vllm.engine.arg_utils import EngineArgs
@@ -75,6 +77,7 @@ def scheduler_of(
     from vllm.v1.structured_output import StructuredOutputManager
 
     settings = {"depth_static": depth_static, "skips_drafter": skips_drafter, "drafts_to_depth": drafts_to_depth}
+    live = {"live_depth": settings} if is_live else {}
     config = EngineArgs(
         model=str(folder / "target"),
         skip_tokenizer_init=True,
@@ -89,7 +92,7 @@ def scheduler_of(
             "num_speculative_tokens": DEPTH_MAX,
             "parallel_drafting": True,
         },
-        additional_config={"peagle": settings} if is_live else {},
+        additional_config={"peagle": {"step_tokens_shared": step_tokens, **live}},
     ).create_engine_config()
     config.scheduler_config.async_scheduling = overlapped
     config.cache_config.num_gpu_blocks = blocks
@@ -126,12 +129,15 @@ class Worker:
         # who took part in a step without the drafter, and has a gap in its cache
         self.gapped: set[str] = set()
         self.rested = 0
+        # tokens of the last step, by request
+        self.last_step: dict[str, int] = {}
 
     def run(self, output: Any) -> tuple[Any, Any]:
         from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
         self._adopt(output)
         assert output.total_num_scheduled_tokens == sum(output.num_scheduled_tokens.values())
+        self.last_step = dict(output.num_scheduled_tokens)
         if output.num_scheduled_tokens:
             self.drafted.append(output.num_spec_tokens_to_schedule)
         sampled = [self._step(request_id, output) for request_id in output.num_scheduled_tokens]
@@ -225,17 +231,26 @@ class Core:
 
 
 def add(
-    core: Core, request_id: str, prompt: list[int], max_tokens: int, stop: list[int], depth_max: int | None = None
+    core: Core,
+    request_id: str,
+    prompt: list[int],
+    max_tokens: int,
+    stop: list[int],
+    depth_max: int | None = None,
+    flow: tuple[str, float, bool] | None = None,
 ) -> None:
     from vllm import SamplingParams
     from vllm.v1.request import Request
 
+    extra: dict[str, Any] = {} if depth_max is None else {DEPTH_MAX_ARG: depth_max}
+    if flow is not None:
+        extra[FLOW_ARG] = list(flow)
     params = SamplingParams(
         temperature=0,
         max_tokens=max_tokens,
         ignore_eos=True,
         stop_token_ids=stop,
-        extra_args=None if depth_max is None else {DEPTH_MAX_ARG: depth_max},
+        extra_args=extra or None,
     )
     params.update_from_generation_config({}, eos_token_id=VOCABULARY)
     core.scheduler.add_request(Request(request_id, prompt, params, None, block_hasher=core.scheduler.test_block_hasher))

@@ -10,6 +10,10 @@ from peagle.import_paths import EXECUTOR, SCHEDULER, WORKER_EXTENSION
 MAX_NUM_SEQS = 256
 # The key under vLLM's `additional_config` that carries settings to the scheduler in the engine core process.
 SETTINGS_KEY = "peagle"
+LIVE_DEPTH = "live_depth"
+STEP_TOKENS = "step_tokens_shared"
+# A small batch takes a CPU as long as a larger one takes a GPU, whose steps gain from more requests at once.
+_STEP_TOKENS = {"cpu": 96, "gpu": 1024}
 
 
 def engine_arguments(deployment: Deployment) -> dict[str, Any]:
@@ -27,7 +31,12 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
         "disable_log_stats": False,
         # With and without a drafter, so that a seed gives one text.
         "worker_extension_cls": WORKER_EXTENSION,
+        "scheduler_cls": SCHEDULER,
     }
+    settings: dict[str, Any] = {
+        STEP_TOKENS: deployment.routing.step_tokens_shared or _STEP_TOKENS[deployment.resources.accelerator]
+    }
+    arguments["additional_config"] = {**(arguments.get("additional_config") or {}), SETTINGS_KEY: settings}
     if deployment.resources.accelerator == "cpu":
         # One worker: a CPU has neither tensors split nor stages.
         arguments.setdefault("distributed_executor_backend", EXECUTOR)
@@ -48,19 +57,23 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
         "num_speculative_tokens": depth,
         "parallel_drafting": drafter.method == "p-eagle",
     }
-    arguments["scheduler_cls"] = SCHEDULER
     if deployment.speculation.live_depth:
         speculation = deployment.speculation
         if deployment.adapts and arguments.get("max_num_seqs") is None:
             # vLLM's own default differs by device, and who chooses a K for each batch size has to know the largest.
             arguments["max_num_seqs"] = MAX_NUM_SEQS
-        settings = {
+        settings[LIVE_DEPTH] = {
             "depth_static": speculation.depth_static,
             "skips_drafter": _skips_drafter(deployment),
             "drafts_to_depth": drafts_to_depth(deployment),
         }
-        arguments["additional_config"] = {**(arguments.get("additional_config") or {}), SETTINGS_KEY: settings}
     return arguments
+
+
+def settings_of(vllm_config: Any) -> dict[str, Any]:
+    """The settings that `engine_arguments` put into an engine's configuration."""
+    settings: dict[str, Any] = vllm_config.additional_config[SETTINGS_KEY]
+    return settings
 
 
 def _skips_drafter(deployment: Deployment) -> bool:

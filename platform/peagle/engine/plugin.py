@@ -1,12 +1,11 @@
 """The way into vLLM's engine core process: which scheduler to build, and which calls it answers.
 
-vLLM resolves `scheduler` by name while it builds an engine core, so a process without a drafter never runs any of this.
-Importing this module imports no vllm.
+vLLM resolves `scheduler` by name while it builds an engine core. Importing this module imports no vllm.
 """
 
 from typing import Any
 
-from peagle.engine.arguments import SETTINGS_KEY
+from peagle.engine.arguments import LIVE_DEPTH, settings_of
 from peagle.engine.patches.patch_table import install_patches
 from peagle.engine.versions import is_known, require_known_vllm
 from peagle.errors import ConfigError
@@ -14,30 +13,40 @@ from peagle.upstream import Process
 
 
 def scheduler(**arguments: Any) -> Any:
-    """Build the scheduler of an engine core that drafts; the value of `scheduler_cls`. Takes vLLM's own arguments.
+    """Build the scheduler of an engine core; the value of `scheduler_cls`. Takes vLLM's own arguments.
 
     Raises:
         StartupError: Live depth is asked for and does not know the installed vLLM.
     """
     from vllm import __version__ as version
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
 
     config = arguments["vllm_config"]
-    overlapped, is_live = config.scheduler_config.async_scheduling, SETTINGS_KEY in config.additional_config
-    if is_live:
+    overlapped = config.scheduler_config.async_scheduling
+    if LIVE_DEPTH in settings_of(config):
         require_known_vllm()
     elif not is_known(version):
-        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-        from vllm.v1.core.sched.scheduler import Scheduler
-
         return (AsyncScheduler if overlapped else Scheduler)(**arguments)
+    from peagle.engine.shared_steps import AsyncSharingScheduler, SharingScheduler
+
+    drafts = _drafting_scheduler(config) if config.speculative_config is not None else None
+    kind = drafts or (AsyncScheduler if overlapped else Scheduler)
+    sharing = AsyncSharingScheduler if overlapped else SharingScheduler
+    return type(kind.__name__, (sharing, kind), {})(**arguments)
+
+
+def _drafting_scheduler(config: Any) -> Any:
+    """The class that schedules drafts, live or of one depth."""
     install_patches(Process.CORE)
-    if not is_live:
+    overlapped = config.scheduler_config.async_scheduling
+    if LIVE_DEPTH not in settings_of(config):
         from peagle.engine.depth.depth_bound import AsyncStaticDepthScheduler, StaticDepthScheduler
 
-        return (AsyncStaticDepthScheduler if overlapped else StaticDepthScheduler)(**arguments)
+        return AsyncStaticDepthScheduler if overlapped else StaticDepthScheduler
     from peagle.engine.depth.scheduler import AsyncLiveDepthScheduler, LiveDepthScheduler
 
-    return (AsyncLiveDepthScheduler if overlapped else LiveDepthScheduler)(**arguments)
+    return AsyncLiveDepthScheduler if overlapped else LiveDepthScheduler
 
 
 def register() -> None:

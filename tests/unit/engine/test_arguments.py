@@ -30,8 +30,10 @@ def test_live_depth_drafts_the_deepest_and_starts_at_the_static_depth() -> None:
         "parallel_drafting": True,
     }
     assert arguments["scheduler_cls"] == "peagle.engine.plugin.scheduler"
-    assert arguments["additional_config"] == {
-        "peagle": {"depth_static": 5, "skips_drafter": False, "drafts_to_depth": False}
+    assert arguments["additional_config"]["peagle"]["live_depth"] == {
+        "depth_static": 5,
+        "skips_drafter": False,
+        "drafts_to_depth": False,
     }
 
 
@@ -49,7 +51,7 @@ def test_what_adapts_skips_its_drafter_and_on_a_cpu_drafts_no_deeper_than_it_ver
     accelerator: str, adaptive: bool | None, skips: bool, to_depth: bool
 ) -> None:
     adapting = deployment(resources={"accelerator": accelerator}, speculation={"depth_max": 7, "adaptive": adaptive})
-    settings = engine_arguments(adapting)["additional_config"]["peagle"]
+    settings = engine_arguments(adapting)["additional_config"]["peagle"]["live_depth"]
     assert (settings["skips_drafter"], settings["drafts_to_depth"]) == (skips, to_depth)
 
 
@@ -80,15 +82,15 @@ def test_each_answer_tells_what_its_drafts_were_worth_unless_told_otherwise() ->
 def test_without_live_depth_the_static_depth_is_drafted_and_no_table_is_kept() -> None:
     arguments = engine_arguments(deployment(speculation={"live_depth": False, "depth_max": 7, "depth_static": 5}))
     assert arguments["speculative_config"]["num_speculative_tokens"] == 5
-    assert "additional_config" not in arguments
+    assert "live_depth" not in arguments["additional_config"]["peagle"]
 
 
 @pytest.mark.parametrize("speculation", [{"enabled": False}, {"live_depth": False, "depth_max": 7, "depth_static": 0}])
 def test_an_engine_that_never_speculates_starts_without_a_drafter(speculation: dict[str, Any]) -> None:
     off = deployment(speculation=speculation)
     assert drafted_depth(off) == 0
-    only_speculating = {"speculative_config", "scheduler_cls", "additional_config", "per_request_spec_decode_metrics"}
-    assert not only_speculating & engine_arguments(off).keys()
+    assert not {"speculative_config", "per_request_spec_decode_metrics"} & engine_arguments(off).keys()
+    assert engine_arguments(off)["additional_config"]["peagle"].keys() == {"step_tokens_shared"}
 
 
 def test_an_autoregressive_head_drafts_one_token_at_a_time() -> None:
@@ -98,12 +100,19 @@ def test_an_autoregressive_head_drafts_one_token_at_a_time() -> None:
 
 def test_a_deployments_own_additional_config_is_kept() -> None:
     mine = deployment(engine={"additional_config": {"mine": 1}})
-    assert engine_arguments(mine)["additional_config"] == {
-        "mine": 1,
-        "peagle": {"depth_static": 5, "skips_drafter": False, "drafts_to_depth": False},
-    }
+    assert engine_arguments(mine)["additional_config"] | {"peagle": None} == {"mine": 1, "peagle": None}
     assert mine.engine == {"additional_config": {"mine": 1}}
     assert engine_arguments(deployment(engine={"additional_config": None}))["additional_config"].keys() == {"peagle"}
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "given", "tokens"), [("cpu", None, 96), ("gpu", None, 1024), ("cpu", 32, 32), ("gpu", 32, 32)]
+)
+def test_a_shared_step_computes_what_the_file_says_or_what_suits_the_machine(
+    accelerator: str, given: int | None, tokens: int
+) -> None:
+    shared = deployment(resources={"accelerator": accelerator}, routing={"step_tokens_shared": given})
+    assert engine_arguments(shared)["additional_config"]["peagle"]["step_tokens_shared"] == tokens
 
 
 IN_PROCESS = "peagle.engine.executor.InProcessExecutor"

@@ -40,7 +40,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from peagle.engine.arguments import SETTINGS_KEY
+from peagle.engine.arguments import LIVE_DEPTH, settings_of
 from peagle.engine.depth.depth_bound import bound_of
 from peagle.engine.depth.depth_table import next_table
 from peagle.engine.depth.draft_chances import DraftChances
@@ -80,7 +80,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        settings = self.vllm_config.additional_config[SETTINGS_KEY]
+        settings = settings_of(self.vllm_config)[LIVE_DEPTH]
         self._table = DepthTable(version=0, depths=(settings["depth_static"],))
         self._sums = StepSums(self.num_spec_tokens)
         self._prompts = PromptSums()

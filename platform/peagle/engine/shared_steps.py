@@ -1,0 +1,121 @@
+"""An engine's steps, shared out among the clients that ask it; see `router/fairness/step_sharing.py`.
+
+While one client asks, vLLM schedules as it always does. While several do, requests that have no part in a step are out
+of the scheduler's sight for that step: those that run keep their blocks and their drafts, those that wait their place.
+So a client with hundreds of running requests makes room for another within one step, without computing anything anew.
+Only where blocks run out does the latest of those that rest start again from its prompt, as vLLM's preemption has it.
+
+To a worker a request that rests looks like one for which a step's token budget had no room: it leaves the batch and
+comes back, which vLLM's model runners know. Outputs do not change.
+"""
+
+from itertools import chain
+from time import monotonic
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+from peagle.engine.arguments import STEP_TOKENS, settings_of
+from peagle.router.fairness.step_sharing import Flow, StepShares, Work
+
+FLOW_ARG = "peagle_flow"
+"""Where a request's flow travels: in vLLM's `SamplingParams.extra_args`, by this name, as a list of its fields."""
+_NOBODY = Flow("")
+
+
+def flow_of(request: Request) -> Flow:
+    """Whose request it is; all requests without a name are one client's."""
+    params = request.sampling_params
+    extra = params.extra_args if params is not None else None
+    told = extra.get(FLOW_ARG) if extra else None
+    return Flow(*told) if told else _NOBODY
+
+
+def _left(request: Request) -> int:
+    """Tokens that are not computed, drafts among them."""
+    left: int = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
+    return left
+
+
+class SharingScheduler(Scheduler):  # type: ignore[misc]
+    """Adds shares to whatever scheduler stands behind it in the order of classes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._shares = StepShares(settings_of(self.vllm_config)[STEP_TOKENS])
+        self._flows: dict[str, Flow] = {}
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        if request.request_id not in self._flows:
+            self._flows[request.request_id] = flow = flow_of(request)
+            self._shares.enter(flow)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        if (flow := self._flows.pop(request.request_id, None)) is not None:
+            self._shares.leave(flow, monotonic())
+        return super()._free_request(request, *args, **kwargs)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        # When sharing ends, more requests may run than a batch has places for.
+        if not self._shares.are_needed(monotonic()) and len(self.running) <= self.max_num_running_reqs:
+            return super().schedule(*args, **kwargs)
+        work = {each.request_id: each for each in self._work()}
+        chosen = self._shares.share(work.values(), self.max_num_running_reqs)
+        order = list(self.running)
+        resting = [request for request in order if request.request_id not in chosen]
+        self.running = [request for request in order if request.request_id in chosen]
+        self._make_room(resting, sum(self._blocks(self.requests[each]) for each in chosen))
+        held = []
+        for queue in (self.waiting, self.skipped_waiting):
+            out = [each for each in queue if each.request_id in work and each.request_id not in chosen]
+            queue.remove_requests(out)
+            held.append((queue, out))
+        for request in resting:
+            self._rest(request)
+        output = super().schedule(*args, **kwargs)
+        for queue, out in held:
+            for request in out:
+                queue.add_request(request)
+        places = {request.request_id: place for place, request in enumerate(order)}
+        self.running = sorted([*self.running, *resting], key=lambda each: places.get(each.request_id, len(places)))
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            self._shares.charge(self._flows[request_id], tokens)
+        return output
+
+    def _work(self) -> list[Work]:
+        """What a step would compute for each request, those that run first, in the order in which they came."""
+        largest = self.scheduler_config.max_num_batched_tokens
+        ready = (each for each in chain(self.skipped_waiting, self.waiting) if not self._waits_for_others(each))
+        return [
+            Work(each.request_id, self._flows[each.request_id], max(1, min(_left(each), largest)))
+            for each in chain(self.running, ready)
+        ]
+
+    def _waits_for_others(self, request: Request) -> bool:
+        """Whether it could not be scheduled yet, such as one whose grammar is being compiled."""
+        return bool(self._is_blocked_waiting_status(request.status))
+
+    def _blocks(self, request: Request) -> int:
+        """The most blocks that it takes from now on: a prompt comes in only where there is room for the whole of it."""
+        return -(-(_left(request) + self.num_lookahead_tokens) // self.block_size) + 1
+
+    def _make_room(self, resting: list[Request], blocks: int) -> None:
+        """See that a step finds its blocks: who rests gives back its own, the latest first."""
+        pool = self.kv_cache_manager.block_pool
+        while resting and pool.get_num_free_blocks() < blocks:
+            self._preempt_request(resting.pop(), monotonic())
+
+    def _rest(self, request: Request) -> None:
+        """A request is left out of the next step."""
+
+
+class AsyncSharingScheduler(SharingScheduler, AsyncScheduler):  # type: ignore[misc]
+    """The same where the next step is scheduled before the last one's output is known."""
+
+    def _rest(self, request: Request) -> None:
+        # Its draft is on the device, where only those of the step before are found.
+        request.spec_token_ids = []

@@ -1,0 +1,105 @@
+"""Whose requests take part in an engine's next step, while several clients ask it.
+
+Start-time fair queueing (Goyal, Vin and Cheng, 1996) over the tokens of steps. Each flow has a virtual time: the tokens
+that were computed for it, divided by its weight. A step is filled in the order of virtual times until its tokens are
+used up; requests that are left out rest where they are and come to their turn in a later step. A flow that begins to
+ask starts at the virtual time of the one that was served least, so nobody saves up shares while idle; one that pauses
+for less than a second goes on where it was.
+
+A step's tokens bound how long a client waits for the step before its own. They cost throughput only where an engine
+gains from larger batches than that, and are bounded only while several flows ask or have just asked.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+BATCH_SHARE = 1 / 16
+"""The weight of the batch class beside the interactive one: next to nothing, so that it yields, but never nothing."""
+HELD_S = 1.0
+"""A flow that asked so recently is expected to ask again: others do not fill the engine in its pauses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """The requests of one client and class, which share what the client's `weight` gives them."""
+
+    client: str
+    weight: float = 1.0
+    is_batch: bool = False
+
+    @property
+    def pace(self) -> float:
+        """Tokens per unit of virtual time."""
+        return self.weight * (BATCH_SHARE if self.is_batch else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One request, and how many tokens the next step would compute for it."""
+
+    request_id: str
+    flow: Flow
+    tokens: int
+
+
+class StepShares:
+    """Virtual times of the flows of one engine. Times are seconds of any one clock.
+
+    Args:
+        step_tokens: How many tokens a shared step computes, at least one request's.
+    """
+
+    def __init__(self, step_tokens: int) -> None:
+        self._step_tokens = step_tokens
+        self._times: dict[Flow, float] = {}
+        self._open: Counter[Flow] = Counter()
+        self._left_s: dict[Flow, float] = {}
+
+    def enter(self, flow: Flow) -> None:
+        """A request of `flow` has come."""
+        if flow not in self._times:
+            self._times[flow] = min((self._times[each] for each in self._open), default=0.0)
+        self._left_s.pop(flow, None)
+        self._open[flow] += 1
+
+    def leave(self, flow: Flow, now_s: float) -> None:
+        """A request of `flow` has ended."""
+        self._open[flow] -= 1
+        if not self._open[flow]:
+            del self._open[flow]
+            self._left_s[flow] = now_s
+
+    def are_needed(self, now_s: float) -> bool:
+        """Whether more than one flow asks, or has just asked."""
+        if len(self._open) > 1:
+            return True
+        for flow in [flow for flow, left_s in self._left_s.items() if now_s - left_s >= HELD_S]:
+            del self._left_s[flow], self._times[flow]
+        return len(self._open) + len(self._left_s) > 1
+
+    def share(self, work: Iterable[Work], most: int) -> set[str]:
+        """The ids of the requests that take part in the next step, at most `most`, of `work` in the order of arrival."""
+        queues: dict[Flow, deque[Work]] = {}
+        for each in work:
+            queues.setdefault(each.flow, deque()).append(each)
+        # At the same time the one with fewer requests goes first, such as one that begins to ask.
+        heap = [(self._times[flow], flow.is_batch, self._open[flow], place, flow) for place, flow in enumerate(queues)]
+        heapify(heap)
+        chosen: set[str] = set()
+        left = self._step_tokens
+        while heap and left > 0 and len(chosen) < most:
+            time, *ties, flow = heappop(heap)
+            if chosen and queues[flow][0].tokens > left:
+                continue  # its time has not passed, so that it comes first in a later step, whatever its size
+            each = queues[flow].popleft()
+            chosen.add(each.request_id)
+            left -= each.tokens
+            if queues[flow]:
+                heappush(heap, (time + each.tokens / flow.pace, *ties, flow))
+        return chosen
+
+    def charge(self, flow: Flow, tokens: int) -> None:
+        """A step computes `tokens` for `flow`."""
+        self._times[flow] += tokens / flow.pace

@@ -1,0 +1,129 @@
+"""Shares of steps, over engines in virtual time that compute what they are told to."""
+
+from collections import Counter
+
+import pytest
+
+from peagle.router.fairness.step_sharing import HELD_S, Flow, StepShares, Work
+
+A, B, C = Flow("a"), Flow("b"), Flow("c", weight=3.0)
+BATCH = Flow("a", is_batch=True)
+
+
+def entered(shares: StepShares, **flows: tuple[Flow, int, int]) -> list[Work]:
+    """`count` requests of `tokens` each for every `(flow, count, tokens)`."""
+    work = []
+    for name, (flow, count, tokens) in flows.items():
+        for index in range(count):
+            shares.enter(flow)
+            work.append(Work(f"{name}{index}", flow, tokens))
+    return work
+
+
+def served(shares: StepShares, work: list[Work], steps: int, most: int = 1000) -> Counter[Flow]:
+    """Tokens by flow over so many steps, in which nobody comes or ends."""
+    tokens: Counter[Flow] = Counter()
+    by_id = {each.request_id: each for each in work}
+    for _ in range(steps):
+        for request_id in shares.share(work, most):
+            each = by_id[request_id]
+            shares.charge(each.flow, each.tokens)
+            tokens[each.flow] += each.tokens
+    return tokens
+
+
+def test_one_client_shares_with_nobody() -> None:
+    shares = StepShares(96)
+    entered(shares, a=(A, 200, 8))
+    assert not shares.are_needed(0.0)
+
+
+def test_a_client_with_one_request_is_in_each_step_beside_one_with_many() -> None:
+    shares = StepShares(96)
+    work = entered(shares, a=(A, 200, 8), b=(B, 1, 8))
+    assert shares.are_needed(0.0)
+    for _ in range(50):
+        chosen = shares.share(work, 1000)
+        assert "b0" in chosen
+        assert len(chosen) == 12
+        for each in work:
+            if each.request_id in chosen:
+                shares.charge(each.flow, each.tokens)
+
+
+def test_of_one_client_those_who_came_first_go_first() -> None:
+    shares = StepShares(32)
+    work = entered(shares, a=(A, 10, 8), b=(B, 1, 8))
+    assert shares.share(work, 1000) == {"b0", "a0", "a1", "a2"}
+
+
+@pytest.mark.parametrize("counts", [(100, 100), (200, 40), (40, 200)])
+def test_tokens_are_as_the_weights(counts: tuple[int, int]) -> None:
+    shares = StepShares(96)
+    work = entered(shares, a=(A, counts[0], 8), c=(C, counts[1], 8))
+    tokens = served(shares, work, 400)
+    assert tokens[C] / tokens[A] == pytest.approx(3.0, rel=0.03)
+
+
+def test_a_prompt_of_one_who_asks_little_is_computed_before_others_go_on() -> None:
+    shares = StepShares(96)
+    many = entered(shares, a=(A, 50, 8))
+    work = many + entered(shares, b=(B, 1, 500))
+    assert shares.share(work, 1000) == {"b0"}
+
+
+def test_a_long_prompt_waits_its_turn_and_comes_to_it() -> None:
+    shares = StepShares(96)
+    work = entered(shares, a=(A, 1, 8), b=(B, 1, 2048))
+    tokens = served(shares, work, 2 * 2048 // 8)
+    assert tokens[B] / tokens[A] == pytest.approx(1.0, rel=0.6)
+    assert tokens[B] >= 2048
+
+
+def test_the_batch_class_yields_and_does_not_starve() -> None:
+    shares = StepShares(96)
+    work = entered(shares, a=(BATCH, 100, 8), b=(B, 100, 8))
+    tokens = served(shares, work, 400)
+    assert tokens[BATCH] / tokens[B] == pytest.approx(1 / 16, rel=0.1)
+
+
+def test_the_batch_class_takes_what_is_left() -> None:
+    shares = StepShares(96)
+    work = entered(shares, a=(BATCH, 100, 8), b=(B, 1, 8))
+    assert len(shares.share(work, 1000)) == 12
+
+
+def test_who_was_away_has_saved_nothing_up() -> None:
+    shares = StepShares(8)
+    work = entered(shares, a=(A, 1, 8), c=(C, 1, 8))
+    served(shares, work, 1000)
+    shares.enter(B)
+    tokens = served(shares, [*work, Work("b", B, 8)], 500)
+    assert tokens[B] == pytest.approx(tokens[A], rel=0.05)
+
+
+def test_who_pauses_for_a_moment_goes_on_where_it_was() -> None:
+    shares = StepShares(96)
+    work = entered(shares, a=(A, 50, 8), b=(B, 1, 8))
+    served(shares, work, 50)  # of which the other one had most
+    shares.leave(B, 0.0)
+    assert shares.are_needed(0.5)
+    served(shares, work[:50], 10)
+    shares.enter(B)
+    for _ in range(5):
+        assert "b" in shares.share([*work[:50], Work("b", B, 90)], 1000)
+        shares.charge(B, 90)
+
+
+def test_who_has_just_asked_is_expected_again() -> None:
+    shares = StepShares(96)
+    entered(shares, a=(A, 2, 8), b=(B, 1, 8))
+    shares.leave(B, 10.0)
+    assert shares.are_needed(10.0 + 0.9 * HELD_S)
+    assert not shares.are_needed(10.0 + HELD_S)
+
+
+def test_no_more_take_part_than_a_batch_has_places() -> None:
+    shares = StepShares(10_000)
+    work = entered(shares, a=(A, 300, 8), b=(B, 300, 8))
+    assert len(shares.share(work, 256)) == 256
