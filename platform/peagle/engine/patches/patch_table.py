@@ -28,6 +28,7 @@ _drafts = partial(_in_worker, installed_by="peagle.engine.patches.step_drafts:in
 _overrides = partial(Seam, kind=Kind.OVERRIDES, versions=KNOWN_VERSIONS)
 _reads = partial(Seam, kind=Kind.READS, versions=KNOWN_VERSIONS)
 
+_NO_FAIR_SHARES = "vLLM shares its steps out among clients"
 _NO_WAY_TO_THE_SCHEDULER = "vLLM has a public call that changes the depth of a running engine"
 _SEEDS_DEPEND_ON_DEPTH = "vLLM draws seeded tokens independently of drafts"
 _NO_CALL_FOR_DRAFTS = "vLLM sends drafts with the step's output"
@@ -152,6 +153,7 @@ _NOT_INSTALLED = (
             ("set_pause_state", "A pause with work left is no part of a step's time.", _NO_WAY_TO_THE_SCHEDULER),
             ("reset_prefix_cache", "An empty prefix cache has no gaps of the drafter's.", _NO_SKIPPED_DRAFTER),
             ("_free_request", "Every way for a request to end passes here.", _NO_WAY_TO_THE_SCHEDULER),
+            ("add_request", "A request joins those of its client.", _NO_FAIR_SHARES),
             ("_free_request_blocks", "Every way for a request to give up its blocks does.", _NO_SKIPPED_DRAFTER),
             (
                 "_get_local_prefix_cache_hit",
@@ -187,6 +189,16 @@ _NOT_INSTALLED = (
             "RayPrometheusStatLogger._spec_decoding_cls",
             "RayPrometheusStatLogger._kv_connector_cls",
             "RayPrometheusStatLogger._perf_metrics_cls",
+        )
+    ),
+    *(
+        _reads(f"{_SCHEDULER}.{attribute}", why=why, removed_when=_NO_FAIR_SHARES)
+        for attribute, why in (
+            ("running", "Requests that rest are out of its sight for a step."),
+            ("waiting", "Those that have no part in a step wait behind those that have."),
+            ("skipped_waiting", "Those whose grammar is ready wait here."),
+            ("_is_blocked_waiting_status", "Who waits for a grammar takes no part in a step."),
+            ("_preempt_request", "Who rests gives back its blocks where others have none."),
         )
     ),
     _reads(

@@ -8,6 +8,7 @@ from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 
 from peagle import tracing
 from peagle.engine.patches.patch_table import install_patches
+from peagle.serve.replica.asking_flow import named
 from peagle.serve.replica.draft_usage import count_drafts, tell_drafts
 from peagle.upstream import Process
 
@@ -30,6 +31,7 @@ class PeagleEngine(VLLMEngine):  # type: ignore[misc]  # Ray ships no types
 
     async def start(self) -> None:
         await super().start()
+        self._engine_client.generate = named(self._engine_client.generate)
         if self._engine_client.vllm_config.speculative_config is not None:
             install_patches(Process.FRONT)
             self._engine_client.generate = count_drafts(self._engine_client.generate)

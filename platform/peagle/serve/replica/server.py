@@ -16,6 +16,7 @@ from ray.serve.llm.deployment import LLMServer
 from ray.util import get_node_ip_address
 
 from peagle import tracing
+from peagle.api.client_header import CLIENT_HEADER, flow_in
 from peagle.api.openai_errors import told
 from peagle.config import Deployment
 from peagle.engine.depth.live_depth import StepStatsReader, set_depths
@@ -24,6 +25,7 @@ from peagle.router.depth import DepthPlan, StandingLimits
 from peagle.router.rates import EngineRates
 from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats, StepTime
 from peagle.serve.depth_settings import calibration_points, depth_settings
+from peagle.serve.replica.asking_flow import FLOW
 from peagle.serve.replica.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 
 # Below Ray Serve's own, which a replica prints from the level of information on.
@@ -197,11 +199,12 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
     async def _run_request(
         self, *args: Any, raw_request_info: RawRequestInfo | None = None, **options: Any
     ) -> AsyncGenerator[Any, None]:
+        headers = dict(raw_request_info.headers) if raw_request_info else {}
+        FLOW.set(flow_in(headers))
+        headers.pop(CLIENT_HEADER, None)
         if tracing.is_on():
-            headers = dict(raw_request_info.headers) if raw_request_info else {}
             tracing.continue_in(headers)  # Serve's span of this replica, rather than the request's first one
-            raw_request_info = RawRequestInfo(headers=headers)
-        options["raw_request_info"] = raw_request_info
+        options["raw_request_info"] = RawRequestInfo(headers=headers)
         return self._while_alive(await super()._run_request(*args, **options))
 
     async def _while_alive(self, replies: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:

@@ -9,11 +9,12 @@ occur. vLLM's own tests of speculation compare in float32 for the same reason.
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from peagle.engine.shared_steps import FLOW_ARG
 from peagle.errors import ConfigError
 from peagle.router.snapshot import DepthTable, StepCell
 from support.engine_runner import Runner, embedded, held_out, running
@@ -52,28 +53,34 @@ TURNS: tuple[dict[str, Any], ...] = (
     {"min_p": 0.3, "temperature": 1.2, "seed": 5},
     {"logit_bias": BIAS, "min_p": 0.1, "temperature": 0.9, "seed": 6},
 )
+# By turns: three requests of one client, one of another; a shared step has room for three.
+CLIENTS = tuple({"extra_args": {FLOW_ARG: [name, 1.0, False]}} for name in ("many", "many", "few", "many"))
+STEP_TOKENS = 3 * (DEPTH_MAX + 1)
 OnStep = Callable[[list[str]], None] | None
+Turns = Sequence[Mapping[str, Any]]
 
 
-def lossless(runner: Runner, batch_size: int, on_step: OnStep = None) -> list[tuple[int, ...]]:
-    outputs = runner.generate(held_out(PROMPTS[batch_size]), batch_size, on_step, max_tokens=TOKENS, ignore_eos=True)
+def lossless(runner: Runner, batch_size: int, on_step: OnStep = None, by_turns: Turns = ({},)) -> list[tuple[int, ...]]:
+    prompts = held_out(PROMPTS[batch_size])
+    outputs = runner.generate(prompts, batch_size, on_step, by_turns, max_tokens=TOKENS, ignore_eos=True)
     return [tuple(output.token_ids) for output in outputs]
 
 
-def preempting(runner: Runner, on_step: OnStep = None) -> list[tuple[int, ...]]:
+def preempting(runner: Runner, on_step: OnStep = None, by_turns: Turns = ({},)) -> list[tuple[int, ...]]:
     """Eight requests that outgrow the KV cache together."""
     prompts = [prompt * 2 for prompt in held_out(8)]
-    outputs = runner.generate(prompts, 8, on_step, max_tokens=320, ignore_eos=True)
+    outputs = runner.generate(prompts, 8, on_step, by_turns, max_tokens=320, ignore_eos=True)
     return [tuple(output.token_ids) for output in outputs]
 
 
-def structured(runner: Runner, on_step: OnStep = None) -> list[str]:
+def structured(runner: Runner, on_step: OnStep = None, by_turns: Turns = ({},)) -> list[str]:
     from vllm.sampling_params import StructuredOutputsParams
 
     outputs = runner.generate(
         held_out(8),
         4,
         on_step,
+        by_turns,
         max_tokens=160,
         structured_outputs=StructuredOutputsParams(json=SCHEMA),
     )
@@ -115,7 +122,9 @@ def truth() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def runner(truth: dict[str, Any]) -> Iterator[Runner]:
     """One engine with live depth; started after the one without has gone."""
-    with running(embedded(**ENGINE)) as runner:
+    deployment = embedded(**ENGINE)
+    routing = deployment.routing.model_copy(update={"step_tokens_shared": STEP_TOKENS})
+    with running(deployment.model_copy(update={"routing": routing})) as runner:
         yield runner
 
 
@@ -145,6 +154,17 @@ def test_output_equals_the_targets_own_while_depth_changes(
     before = runner.stats()
     assert lossless(runner, batch_size, runner.restless(seed=batch_size)) == truth[f"lossless at {batch_size}"]
     assert len({cell.depth for cell in runner.stats().since(before).cells}) == DEPTH_MAX + 1
+
+
+def test_output_equals_the_targets_own_while_clients_share_steps(runner: Runner, truth: dict[str, Any]) -> None:
+    runner.set_depths(DEPTH_MAX)
+    before = runner.stats()
+    assert lossless(runner, 8, by_turns=CLIENTS) == truth["lossless at 8"]
+    steps = {cell.batch_size: cell.steps for cell in runner.stats().since(before).cells}
+    assert sum(count for size, count in steps.items() if size <= 3) > 0.8 * sum(steps.values())
+    assert lossless(runner, 8, runner.restless(seed=19), CLIENTS) == truth["lossless at 8"]
+    assert preempting(runner, runner.restless(seed=23), CLIENTS) == truth["preempting"]
+    assert structured(runner, runner.restless(seed=29), CLIENTS) == truth["structured"]
 
 
 @pytest.mark.parametrize("depth", [1, 3])

@@ -1,0 +1,23 @@
+"""The internal header by which an ingress tells a replica whose request it is. No client's own header becomes it."""
+
+import json
+from collections.abc import Mapping
+
+from peagle.router.fairness.step_sharing import Flow
+
+CLIENT_HEADER = "x-peagle-client"
+INTERACTIVE, BATCH = "interactive", "batch"
+
+
+def told(flow: Flow) -> str:
+    """The header's value."""
+    kind = BATCH if flow.is_batch else INTERACTIVE
+    return json.dumps({"client": flow.client, "weight": flow.weight, "class": kind})
+
+
+def flow_in(headers: Mapping[str, str]) -> Flow | None:
+    """Whose request the headers say it is; None where they do not say."""
+    if (value := headers.get(CLIENT_HEADER)) is None:
+        return None
+    fields = json.loads(value)
+    return Flow(fields["client"], fields["weight"], fields["class"] == BATCH)

@@ -1,0 +1,26 @@
+"""Whose request an engine is being asked: from the replica's call to the scheduler, through vLLM's handlers."""
+
+import functools
+from collections.abc import AsyncGenerator, Callable
+from contextvars import ContextVar
+from dataclasses import astuple
+from typing import Any
+
+from peagle.router.fairness.step_sharing import Flow
+
+FLOW: ContextVar[Flow | None] = ContextVar("whose request the engine is asked", default=None)
+"""Set in the context in which vLLM's handler runs."""
+
+
+def named(generate: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., AsyncGenerator[Any, None]]:
+    """Wrap an engine client's `generate`: what it is asked for carries the flow of `FLOW` to the scheduler."""
+    # Imported here: only a replica has vLLM.
+    from peagle.engine.shared_steps import FLOW_ARG
+
+    @functools.wraps(generate)
+    def asked(prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        if (flow := FLOW.get()) is not None:
+            sampling_params.extra_args = {**(sampling_params.extra_args or {}), FLOW_ARG: list(astuple(flow))}
+        return generate(prompt, sampling_params, *args, **kwargs)
+
+    return asked
