@@ -160,9 +160,9 @@ class Resources(Strict):
 class Routing(Strict):
     """How a request finds its replica, and bounds on what one, and the queue before it (-1: no bound), may hold.
 
-    While requests with several API keys ask a replica, the keys share each step of its engine fairly, and one step
-    computes about `step_tokens_shared` tokens: the fewer, the shorter the wait of a key that asks little. Left out, it is
-    96 on a CPU and 1,024 on a GPU.
+    While several API keys ask a replica, they share its engine's steps, and one step computes about
+    `step_tokens_shared` tokens: the fewer, the shorter the wait of a key that asks little, and the fewer tokens/s in
+    all. Left out, it is 96 on a CPU and 1,024 on a GPU.
     """
 
     policy: str = Field(

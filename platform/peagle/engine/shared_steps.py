@@ -10,6 +10,7 @@ comes back, which vLLM's model runners know. Outputs do not change.
 """
 
 from itertools import chain
+from math import ceil
 from time import monotonic
 from typing import Any
 
@@ -42,6 +43,8 @@ def _left(request: Request) -> int:
 
 class SharingScheduler(Scheduler):  # type: ignore[misc]
     """Adds shares to whatever scheduler stands behind it in the order of classes."""
+
+    running: list[Request]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -101,7 +104,7 @@ class SharingScheduler(Scheduler):  # type: ignore[misc]
 
     def _blocks(self, request: Request) -> int:
         """The most blocks that it takes from now on: a prompt comes in only where there is room for the whole of it."""
-        return -(-(_left(request) + self.num_lookahead_tokens) // self.block_size) + 1
+        return ceil((_left(request) + self.num_lookahead_tokens) / self.block_size) + 1
 
     def _make_room(self, resting: list[Request], blocks: int) -> None:
         """See that a step finds its blocks: who rests gives back its own, the latest first."""

@@ -80,7 +80,7 @@ class StepShares:
         return len(self._open) + len(self._left_s) > 1
 
     def share(self, work: Iterable[Work], most: int) -> set[str]:
-        """The ids of the requests that take part in the next step, at most `most`, of `work` in the order of arrival."""
+        """The ids of the requests that take part in the next step, at most `most`; `work` is in order of arrival."""
         queues: dict[Flow, deque[Work]] = {}
         for each in work:
             queues.setdefault(each.flow, deque()).append(each)
@@ -90,14 +90,14 @@ class StepShares:
         chosen: set[str] = set()
         left = self._step_tokens
         while heap and left > 0 and len(chosen) < most:
-            time, *ties, flow = heappop(heap)
+            time, is_batch, requests, place, flow = heappop(heap)
             if chosen and queues[flow][0].tokens > left:
                 continue  # its time has not passed, so that it comes first in a later step, whatever its size
             each = queues[flow].popleft()
             chosen.add(each.request_id)
             left -= each.tokens
             if queues[flow]:
-                heappush(heap, (time + each.tokens / flow.pace, *ties, flow))
+                heappush(heap, (time + each.tokens / flow.pace, is_batch, requests, place, flow))
         return chosen
 
     def charge(self, flow: Flow, tokens: int) -> None:

@@ -16,7 +16,7 @@ from ray.serve.llm.deployment import LLMServer
 from ray.util import get_node_ip_address
 
 from peagle import tracing
-from peagle.api.client_header import CLIENT_HEADER, flow_in
+from peagle.api.clients.client_header import CLIENT_HEADER, flow_in
 from peagle.api.openai_errors import told
 from peagle.config import Deployment
 from peagle.engine.depth.live_depth import StepStatsReader, set_depths

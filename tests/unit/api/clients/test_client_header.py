@@ -1,6 +1,6 @@
 """The internal header that says whose request it is."""
 
-from peagle.api.client_header import CLIENT_HEADER, flow_in, told
+from peagle.api.clients.client_header import CLIENT_HEADER, flow_in, told
 from peagle.router.fairness.step_sharing import Flow
 
 

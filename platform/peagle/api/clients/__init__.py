@@ -1,0 +1,1 @@
+"""Whose requests they are, and what each may ask."""
