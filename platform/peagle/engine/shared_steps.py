@@ -104,7 +104,8 @@ class SharingScheduler(Scheduler):  # type: ignore[misc]
 
     def _blocks(self, request: Request) -> int:
         """The most blocks that it takes from now on: a prompt comes in only where there is room for the whole of it."""
-        return ceil((_left(request) + self.num_lookahead_tokens) / self.block_size) + 1
+        blocks: int = ceil((_left(request) + self.num_lookahead_tokens) / self.block_size)
+        return blocks + 1
 
     def _make_room(self, resting: list[Request], blocks: int) -> None:
         """See that a step finds its blocks: who rests gives back its own, the latest first."""
