@@ -119,6 +119,15 @@ CAUSE = Label(
 )
 PART = Label("part", "what a first guess of step times is derived from", frozenset({"target", "device"}))
 DISPATCH = Label("reason", "why a replica is chosen, or none is yet: `peagle.router.dispatch.DECISION_REASONS`")
+CLIENT = Label("client", "names of API keys, 256 for each ingress process; `other` for more")
+TOKEN_KIND = Label(
+    "kind", "what a request's tokens are", frozenset({"prompt", "cached", "output", "drafted", "accepted"})
+)
+LIMIT = Label(
+    "limit",
+    "limits of an API key",
+    frozenset({"requests_per_minute", "tokens_per_minute", "requests_at_once", "tokens_waiting"}),
+)
 STATE = Label(
     "state",
     "Ray Serve's states of a replica",
@@ -187,6 +196,21 @@ LOOP_STALL = _seconds(
     (INGRESS,),
     "How late the event loop of an ingress process came to a timer: meanwhile it relayed nothing.",
 )
+CLIENT_REQUESTS = _counter(
+    "peagle_client_requests",
+    Unit.REQUESTS,
+    (INGRESS, CLIENT, MODEL),
+    "Requests of an API key that were admitted and are over.",
+)
+CLIENT_TOKENS = _counter(
+    "peagle_client_tokens",
+    Unit.TOKENS,
+    (INGRESS, CLIENT, MODEL, TOKEN_KIND),
+    "Tokens of those, as engines count them; cached ones are prompt tokens too, and accepted ones drafted and output.",
+)
+CLIENT_REFUSALS = _counter(
+    "peagle_client_refusals", Unit.REQUESTS, (INGRESS, CLIENT, LIMIT), "Requests beyond a limit of their API key."
+)
 INGRESS_METRICS = (
     HTTP_REQUESTS,
     HTTP_REQUEST,
@@ -198,6 +222,9 @@ INGRESS_METRICS = (
     RETRIES,
     DECISIONS,
     LOOP_STALL,
+    CLIENT_REQUESTS,
+    CLIENT_TOKENS,
+    CLIENT_REFUSALS,
 )
 
 # What the whole fleet is.

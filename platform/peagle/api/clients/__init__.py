@@ -1,0 +1,8 @@
+"""Clients: who a request's API key is, what its limits leave, and what it has used.
+
+keys.py          the middleware that asks for a key; the file is read again while the server runs
+keys_file.py     the file's two forms
+request_charge.py  what one request takes: what is expected of it, and what it really used
+client_limits.py asks the Router whether a request is within its client's limits
+usage_counts.py  the totals by client and model
+"""

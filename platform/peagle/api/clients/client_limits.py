@@ -1,0 +1,173 @@
+"""Asks whether a request is within its client's limits: the Router, which decides for all ingress processes.
+
+One question is on its way at a time, and has all that came meanwhile. Without a Router that answers, each process goes
+on with its share of what it heard last.
+"""
+
+import asyncio
+import logging
+import math
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from peagle.api.clients.request_charge import Charge
+from peagle.errors import LimitError
+from peagle.router.fairness.client import Client
+from peagle.router.fairness.limit_book import Ask, Held, Levels, LimitAnswer, LimitBook, LimitReport, Refusal, Verdict
+from peagle.router.fairness.limit_headers import limit_headers
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 0.25
+"""So often a process tells what has ended, where no request comes that would tell it sooner."""
+PATIENCE_S = 0.25
+"""For an answer of the Router's."""
+AWAY_S = 1.0
+"""A Router that did not answer is not asked again for so long."""
+LEVELS_KEPT = 10_000
+"""Clients whose levels are remembered."""
+
+Exchange = Callable[[LimitReport], Awaitable[LimitAnswer]]
+
+
+class ClientLimits:
+    """An ingress process's side of the book. Everything runs on one event loop, whose clock is read."""
+
+    def __init__(self) -> None:
+        self._name = uuid.uuid4().hex
+        self._asks: list[tuple[Charge, asyncio.Future[Verdict]]] = []
+        self._open: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()
+        self._returned: Counter[str] = Counter()
+        self._heard: dict[str, tuple[Levels, float]] = {}
+        self._ingresses = 1
+        self._alone: LimitBook | None = None
+        self._away_until_s = -math.inf
+        self._woken = asyncio.Event()
+        self._telling: asyncio.Task[None] | None = None
+
+    async def admit(self, charge: Charge, exchange: Exchange) -> None:
+        """Wait for the verdict on a request; whoever is admitted calls `end` in the end.
+
+        Args:
+            charge: What is expected of it.
+            exchange: How the Router is asked.
+
+        Raises:
+            LimitError: It is beyond a limit.
+        """
+        if not charge.client.limits:
+            return
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Verdict] = loop.create_future()
+        self._asks.append((charge, future))
+        self._woken.set()
+        if self._telling is None:
+            self._telling = loop.create_task(self._keep_telling(exchange), name="limits")
+        verdict = await future
+        if verdict.refusal is not None:
+            raise _refused(charge.client, verdict.refusal)
+
+    def begin(self, charge: Charge) -> None:
+        """Note that a request's answer has begun."""
+        if charge.is_open and charge.is_waiting:
+            self._waiting[charge.client.name] -= charge.tokens
+        charge.is_waiting = False
+
+    def end(self, charge: Charge) -> None:
+        """Note that a request is over, and what it has used. A second call does nothing."""
+        if not charge.is_open:
+            return
+        self.begin(charge)
+        charge.is_open = False
+        name = charge.client.name
+        self._open[name] -= 1
+        if charge.used is not None:
+            self._returned[name] += charge.tokens - (charge.used.prompt + charge.used.output)
+        if charge.client.limits.requests_at_once is not None:
+            self._woken.set()  # the client may be about to send its next, to whichever process
+
+    def headers(self, client: Client) -> dict[str, str]:
+        """What an answer to `client` says of its limits."""
+        now_s = asyncio.get_running_loop().time()
+        levels, at_s = self._heard.get(client.name, (Levels(), now_s))
+        return limit_headers(client.limits, levels, now_s - at_s)
+
+    async def _keep_telling(self, exchange: Exchange) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(PERIOD_S):
+                    await self._woken.wait()
+            except TimeoutError:
+                pass
+            self._woken.clear()
+            self._open, self._waiting = +self._open, +self._waiting
+            if self._asks or self._open or self._returned:
+                asked, self._asks = self._asks, []
+                try:
+                    await self._tell(asked, exchange)
+                except Exception as error:  # whoever waits must not wait for ever
+                    logger.exception("Limits could not be looked up.")
+                    for _, future in asked:
+                        if not future.done():
+                            future.set_exception(error)
+
+    async def _tell(self, asked: list[tuple[Charge, asyncio.Future[Verdict]]], exchange: Exchange) -> None:
+        loop = asyncio.get_running_loop()
+        held = {name: Held(count, self._waiting[name]) for name, count in self._open.items()}
+        returned, self._returned = self._returned, Counter()
+        asks = tuple(self._ask(charge, loop.time()) for charge, _ in asked)
+        report = LimitReport(self._name, held, dict(returned), asks)
+        answer, share = None, 1
+        if loop.time() >= self._away_until_s:
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    answer = await exchange(report)
+                self._ingresses, self._alone = answer.ingresses, None
+            except Exception as error:
+                if self._alone is None:
+                    logger.warning("Limits go by what was known: the Router does not answer: %r", error)
+                self._away_until_s = loop.time() + AWAY_S
+        if answer is None:
+            share = self._ingresses
+            answer = self._decide_alone(report, loop.time())
+        for (charge, future), verdict in zip(asked, answer.verdicts, strict=True):
+            self._hear(charge, future, verdict, share)
+
+    def _ask(self, charge: Charge, now_s: float) -> Ask:
+        heard, _ = self._heard.get(charge.client.name, (Levels(), now_s))
+        return Ask(charge.client.name, charge.client.limits, charge.tokens, heard)
+
+    def _decide_alone(self, report: LimitReport, now_s: float) -> LimitAnswer:
+        """Give this process's share of each limit, and of what was left of it."""
+        if self._alone is None:
+            self._alone = LimitBook()
+        count = self._ingresses
+        asks = (Ask(a.client, a.limits.share(count), a.tokens, a.known.times(1 / count)) for a in report.asks)
+        alone = LimitReport(report.ingress, report.held, report.returned, tuple(asks))
+        return self._alone.exchange(alone, now_s)
+
+    def _hear(self, charge: Charge, future: "asyncio.Future[Verdict]", verdict: Verdict, share: int) -> None:
+        client = charge.client
+        if client.name not in self._heard and len(self._heard) >= LEVELS_KEPT:
+            del self._heard[next(iter(self._heard))]
+        self._heard[client.name] = verdict.levels.times(share), asyncio.get_running_loop().time()
+        if verdict.refusal is None:
+            charge.is_open = True
+            self._open[client.name] += 1
+            self._waiting[client.name] += charge.tokens
+        if not future.cancelled():
+            future.set_result(verdict)
+        elif verdict.refusal is None:
+            self.end(charge)  # its client has left
+
+
+def _refused(client: Client, refusal: Refusal) -> LimitError:
+    limit = f"{refusal.limit} of the API key {client.name} is {refusal.value}"
+    if refusal.retry_after_s == math.inf:
+        problem = f"Request too large: {limit}, and this request alone may take {refusal.needed}."
+        return LimitError(f"{problem} Shorten the prompt, or lower max_tokens.", None, refusal.limit)
+    wait_s = refusal.retry_after_s or 0.0
+    after = f"Try again in {max(0.001, wait_s):.3g} s." if wait_s else "Try again when a request has ended."
+    return LimitError(f"Rate limit reached: {limit}. {after}", wait_s, refusal.limit)
