@@ -40,6 +40,7 @@ class ClientLimits:
         self._open: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()
         self._returned: Counter[str] = Counter()
+        self._has_news = False
         self._heard: dict[str, tuple[Levels, float]] = {}
         self._ingresses = 1
         self._alone: LimitBook | None = None
@@ -83,6 +84,7 @@ class ClientLimits:
         charge.is_open = False
         name = charge.client.name
         self._open[name] -= 1
+        self._has_news = True
         if charge.used is not None:
             self._returned[name] += charge.tokens - (charge.used.prompt + charge.used.output)
         if charge.client.limits.requests_at_once is not None:
@@ -103,7 +105,8 @@ class ClientLimits:
                 pass
             self._woken.clear()
             self._open, self._waiting = +self._open, +self._waiting
-            if self._asks or self._open or self._returned:
+            if self._asks or self._open or self._has_news:
+                self._has_news = False
                 asked, self._asks = self._asks, []
                 try:
                     await self._tell(asked, exchange)

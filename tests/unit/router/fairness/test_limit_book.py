@@ -7,6 +7,8 @@ import pytest
 from peagle.router.fairness.client import Limits
 from peagle.router.fairness.limit_book import GONE_AFTER_S, Ask, Held, Levels, LimitBook, LimitReport, Refusal, Verdict
 
+UNKNOWN = Levels()
+
 
 def asked(
     book: LimitBook,
@@ -16,7 +18,7 @@ def asked(
     ingress: str = "i",
     held: Held | None = None,
     returned: int = 0,
-    known: Levels = Levels(),
+    known: Levels = UNKNOWN,
 ) -> Verdict:
     report = LimitReport(
         ingress,
