@@ -34,7 +34,8 @@ from peagle.api.api_settings import ApiSettings
 from peagle.api.body import read_request, validate
 from peagle.api.bounds.request_bounds import check_request
 from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG, take_depth_max
-from peagle.api.clients.request_charge import CLIENT_HEADER, Usage, ask_for_usage
+from peagle.api.clients.metered_replies import ask_for_usage
+from peagle.api.clients.request_charge import CLIENT_HEADER, Usage
 from peagle.api.clients.usage_routes import UsageRoutes
 from peagle.api.depth_routes import DepthRoutes
 from peagle.api.fleet_calls import ask_models, count_well

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from peagle.api.clients.request_charge import Charge
 from peagle.errors import LimitError
-from peagle.router.fairness.client import Client
+from peagle.router.fairness.client_terms import Client
 from peagle.router.fairness.limit_book import Ask, Held, Levels, LimitAnswer, LimitBook, LimitReport, Refusal, Verdict
 from peagle.router.fairness.limit_headers import limit_headers
 

@@ -17,7 +17,7 @@ from peagle.api.clients.request_charge import Charge
 from peagle.api.ledger import Ledger
 from peagle.api.reply import INVALID_REQUEST, ErrorReply
 from peagle.errors import ConfigError
-from peagle.router.fairness.client import Client
+from peagle.router.fairness.client_terms import Client
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from peagle.config.schema import Strict, parse, wrong
 from peagle.config.yaml_file import lines_of, parse_mapping
 from peagle.errors import CombinedConfigError, ConfigError
-from peagle.router.fairness.client import WEIGHT_MAX, WEIGHT_MIN, Client, ClientClass, Limits
+from peagle.router.fairness.client_terms import WEIGHT_MAX, WEIGHT_MIN, Client, ClientClass, Limits
 
 MAX_BYTES = 2**20
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -1,17 +1,11 @@
 """What one request takes of its client's limits: first what is expected of it, in the end what it really used."""
 
 import json
-import re
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, get_args
-
-from pydantic import BaseModel
+from typing import Any
 
 from peagle.api.bounds.request_bounds import MEDIA_FIELDS, count_chars
-from peagle.api.relay import DONE, split_events
-from peagle.router.fairness.client import Client, ClientClass
+from peagle.router.fairness.client_terms import Client, ClientClass
 
 # Usual for prose and code: no tokenizer is at hand, and what is wrong is corrected at the end.
 CHARS_PER_TOKEN = 4
@@ -21,10 +15,6 @@ OUTPUT_TOKENS, MEAN_OVER = 128.0, 64
 _PROMPT_PARTS = ("messages", "tools", "documents", "input", "instructions", "system")
 # What an answer is limited to, under whatever name the request's API has for it.
 _OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-# A part of an event of vLLM's. Text cannot look so: JSON escapes a quote inside a string.
-_USAGE = re.compile(r',"usage":(\{(?:[^{}]|\{[^{}]*\})*\})')
-_INDEX = re.compile(r'"index":(\d+)')
-_USAGE_ALONE = '"choices":[]'
 
 # How an engine learns whose a request is. The ingress sets it; a client's own header of the name goes no further.
 CLIENT_HEADER = "x-peagle-client"
@@ -133,64 +123,3 @@ def charge_of(client: Client, model: str, body: Any, usual_output_tokens: float 
 
 def _are_ids(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)
-
-
-async def metered(
-    replies: AsyncGenerator[Any, None], body: Any, charge: Charge, begin: Callable[[], None], end: Callable[[], None]
-) -> AsyncGenerator[Any, None]:
-    """Pass a replica's replies on, and read in them what was used; take out what of that the client did not ask for.
-
-    Args:
-        replies: Of one try; closed at the end.
-        body: The request as the client made it; `ask_for_usage` makes what is sent.
-        charge: Gets `used`.
-        begin: Called before the first reply is passed on, whatever it says.
-        end: Called before the last one is, so that a client that has it may ask again.
-    """
-    options = getattr(body, "stream_options", None)
-    wanted = bool(options and options.include_usage)
-    each_wanted = wanted and bool(options and options.continuous_usage_stats)
-    choices: dict[int, Usage] = {}
-    async with aclosing(replies):
-        async for reply in replies:
-            begin()
-            if isinstance(reply, BaseModel):
-                usage = getattr(reply, "usage", None)
-                charge.used = Usage.of(usage.model_dump()) if usage is not None else Usage()
-                end()
-                yield reply
-                continue
-            kept = []
-            for event in split_events(reply):
-                found = _USAGE.search(event)
-                alone = found is not None and _USAGE_ALONE in event
-                if found is not None:
-                    _note(charge, choices, event, found.group(1), alone)
-                if found is None or (wanted if alone else each_wanted):
-                    kept.append(event)
-                elif not alone:
-                    kept.append(event[: found.start()] + event[found.end() :])
-            if kept:
-                if kept[-1].endswith(DONE):
-                    end()
-                yield kept
-
-
-def _note(charge: Charge, choices: dict[int, Usage], event: str, usage: str, whole: bool) -> None:
-    """Take what a stream used so far: of one choice, or at its end of all."""
-    counts = Usage.of(json.loads(usage))
-    if whole:
-        charge.used = counts
-        return
-    index = _INDEX.search(event)
-    choices[int(index.group(1)) if index else 0] = counts
-    charge.used = Usage(prompt=counts.prompt, output=sum(each.output for each in choices.values()))
-
-
-def ask_for_usage(body: Any) -> Any:
-    """The request to send for a client's `body`: each event of a stream says what was used, in case nobody reads on."""
-    field = type(body).model_fields.get("stream_options")
-    if field is None or not getattr(body, "stream", False):
-        return body
-    options = get_args(field.annotation)[0]  # vLLM moves the class about
-    return body.model_copy(update={"stream_options": options(include_usage=True, continuous_usage_stats=True)})

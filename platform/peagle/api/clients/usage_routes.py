@@ -10,14 +10,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from peagle import metrics
-from peagle.api.clients.request_charge import Charge, charge_of, metered
+from peagle.api.clients.metered_replies import metered
+from peagle.api.clients.request_charge import Charge, charge_of
 from peagle.api.http_metrics import Value
 from peagle.api.ledger import Ledger
 from peagle.api.loopback import require_loopback
 from peagle.api.scraping import MetricsRoutes, counting_settings
 from peagle.errors import LimitError, RouterLostError
 from peagle.metrics import Metric
-from peagle.router.fairness.client import Client
+from peagle.router.fairness.client_terms import Client
 from peagle.router.fairness.limit_book import LimitAnswer, LimitReport
 
 

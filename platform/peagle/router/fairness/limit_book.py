@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from peagle.router.fairness.client import Limits
+from peagle.router.fairness.client_terms import Limits
 from peagle.router.fairness.rate_bucket import Bucket
 
 GONE_AFTER_S = 5.0

@@ -9,7 +9,7 @@ import pytest
 from peagle.api.clients.client_limits import AWAY_S, PATIENCE_S, PERIOD_S, ClientLimits
 from peagle.api.clients.request_charge import Charge, Usage
 from peagle.errors import LimitError
-from peagle.router.fairness.client import Client, Limits
+from peagle.router.fairness.client_terms import Client, Limits
 from peagle.router.fairness.limit_book import LimitAnswer, LimitBook, LimitReport
 from support.virtual_time import in_virtual_time, now_s
 

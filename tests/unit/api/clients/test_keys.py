@@ -11,7 +11,7 @@ from peagle.api.api_settings import ApiSettings
 from peagle.api.clients.keys import REREAD_S, Keys, check_keys
 from peagle.api.http_app import build_http
 from peagle.errors import ConfigError
-from peagle.router.fairness.client import Client
+from peagle.router.fairness.client_terms import Client
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from peagle.api.clients.keys_file import Clients, digest_of, parse_clients, read_clients
 from peagle.errors import ConfigError
-from peagle.router.fairness.client import Client, ClientClass, Limits
+from peagle.router.fairness.client_terms import Client, ClientClass, Limits
 
 SECRET = "sk-4f9c"
 YAML = f"""

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from peagle.router.fairness.client import Limits
+from peagle.router.fairness.client_terms import Limits
 from peagle.router.fairness.limit_book import GONE_AFTER_S, Ask, Held, Levels, LimitBook, LimitReport, Refusal, Verdict
 
 UNKNOWN = Levels()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from peagle.router.fairness.client import Limits
+from peagle.router.fairness.client_terms import Limits
 from peagle.router.fairness.limit_book import Levels
 from peagle.router.fairness.limit_headers import NAMES, duration, limit_headers
 
