@@ -10,6 +10,7 @@ import math
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from peagle.api.clients.request_charge import Charge
 from peagle.errors import LimitError
@@ -21,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.25
 """So often a process tells what has ended, where no request comes that would tell it sooner."""
-PATIENCE_S = 0.25
-"""For an answer of the Router's."""
+PATIENCE_S, FIRST_PATIENCE_S = 0.25, 5.0
+"""For an answer of the Router's, and for the first, before which Serve has to find it."""
 AWAY_S = 1.0
 """A Router that did not answer is not asked again for so long."""
 LEVELS_KEPT = 10_000
@@ -41,6 +42,10 @@ class ClientLimits:
         self._waiting: Counter[str] = Counter()
         self._returned: Counter[str] = Counter()
         self._has_news = False
+        # What the Router has to hear of what was decided without it.
+        self._owed_requests: Counter[str] = Counter()
+        self._owed_tokens: Counter[str] = Counter()
+        self._patience_s = FIRST_PATIENCE_S
         self._heard: dict[str, tuple[Levels, float]] = {}
         self._ingresses = 1
         self._alone: LimitBook | None = None
@@ -105,7 +110,7 @@ class ClientLimits:
                 pass
             self._woken.clear()
             self._open, self._waiting = +self._open, +self._waiting
-            if self._asks or self._open or self._has_news:
+            if self._asks or self._open or self._has_news or self._owed_tokens or self._owed_requests:
                 self._has_news = False
                 asked, self._asks = self._asks, []
                 try:
@@ -117,29 +122,40 @@ class ClientLimits:
                             future.set_exception(error)
 
     async def _tell(self, asked: list[tuple[Charge, asyncio.Future[Verdict]]], exchange: Exchange) -> None:
-        loop = asyncio.get_running_loop()
+        now_s = asyncio.get_running_loop().time
         held = {name: Held(count, self._waiting[name]) for name, count in self._open.items()}
         returned, self._returned = self._returned, Counter()
-        asks = tuple(self._ask(charge, loop.time()) for charge, _ in asked)
-        report = LimitReport(self._name, held, dict(returned), asks)
+        report = LimitReport(self._name, held, dict(returned), tuple(self._ask(charge) for charge, _ in asked))
         answer, share = None, 1
-        if loop.time() >= self._away_until_s:
-            try:
-                async with asyncio.timeout(PATIENCE_S):
-                    answer = await exchange(report)
-                self._ingresses, self._alone = answer.ingresses, None
-            except Exception as error:
-                if self._alone is None:
-                    logger.warning("Limits go by what was known: the Router does not answer: %r", error)
-                self._away_until_s = loop.time() + AWAY_S
+        if now_s() >= self._away_until_s:
+            answer = await self._of_router(report, exchange)
         if answer is None:
-            share = self._ingresses
-            answer = self._decide_alone(report, loop.time())
+            self._owed_tokens.update(returned)
+            share, answer = self._ingresses, self._decide_alone(report, now_s())
         for (charge, future), verdict in zip(asked, answer.verdicts, strict=True):
             self._hear(charge, future, verdict, share)
 
-    def _ask(self, charge: Charge, now_s: float) -> Ask:
-        heard, _ = self._heard.get(charge.client.name, (Levels(), now_s))
+    async def _of_router(self, report: LimitReport, exchange: Exchange) -> LimitAnswer | None:
+        """The Router's answer; None where it gives none in time."""
+        owed = Counter(report.returned)
+        owed.update(self._owed_tokens)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                answer = await exchange(replace(report, returned=dict(owed), admitted=dict(self._owed_requests)))
+        except Exception as error:
+            if self._alone is None:
+                logger.warning("Limits go by what was known: the Router does not answer: %r", error)
+            self._away_until_s = asyncio.get_running_loop().time() + AWAY_S
+            return None
+        finally:
+            self._patience_s = PATIENCE_S
+        self._ingresses, self._alone = answer.ingresses, None
+        self._owed_requests.clear()
+        self._owed_tokens.clear()
+        return answer
+
+    def _ask(self, charge: Charge) -> Ask:
+        heard, _ = self._heard.get(charge.client.name, (Levels(), 0.0))
         return Ask(charge.client.name, charge.client.limits, charge.tokens, heard)
 
     def _decide_alone(self, report: LimitReport, now_s: float) -> LimitAnswer:
@@ -148,8 +164,12 @@ class ClientLimits:
             self._alone = LimitBook()
         count = self._ingresses
         asks = (Ask(a.client, a.limits.share(count), a.tokens, a.known.times(1 / count)) for a in report.asks)
-        alone = LimitReport(report.ingress, report.held, report.returned, tuple(asks))
-        return self._alone.exchange(alone, now_s)
+        answer = self._alone.exchange(replace(report, asks=tuple(asks)), now_s)
+        for ask, verdict in zip(report.asks, answer.verdicts, strict=True):
+            if verdict.refusal is None:
+                self._owed_requests[ask.client] += 1
+                self._owed_tokens[ask.client] -= ask.tokens
+        return answer
 
     def _hear(self, charge: Charge, future: "asyncio.Future[Verdict]", verdict: Verdict, share: int) -> None:
         client = charge.client

@@ -63,12 +63,15 @@ class LimitReport:
         held: What is open there, by client; clients with nothing open are left out.
         returned: Tokens that were expected and not used, by client, since its last report; negative where more were.
         asks: In the order of their arrival.
+        admitted: Requests that the process admitted by itself, by client, since its last report that was heard; their
+            tokens are in `returned`.
     """
 
     ingress: str
     held: Mapping[str, Held]
     returned: Mapping[str, int]
     asks: tuple[Ask, ...] = ()
+    admitted: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,10 @@ class LimitBook:
             account = self._accounts.get(name)
             if account is not None and account.tokens is not None:
                 account.tokens = account.tokens.at(now_s).less(-tokens)
+        for name, count in report.admitted.items():
+            account = self._accounts.get(name)
+            if account is not None and account.requests is not None:
+                account.requests = account.requests.at(now_s).less(count)
         verdicts = tuple(self._decide(ask, report.ingress, now_s) for ask in report.asks)
         return LimitAnswer(len(self._held), verdicts)
 

@@ -1,6 +1,7 @@
 """Several ingress processes and one Router in virtual time: what is admitted of all together, with it and without."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 
@@ -127,6 +128,7 @@ async def test_without_a_router_each_process_has_its_share() -> None:
 @in_virtual_time
 async def test_a_lost_router_delays_a_request_for_a_moment_and_most_not_at_all() -> None:
     fleet = Fleet(Limits(requests_per_minute=100_000), 1)
+    await fleet.ask(0)
     fleet.router.lost = True
     waits = []
     for _ in range(100):
@@ -153,6 +155,37 @@ async def test_a_router_that_is_back_goes_on_from_what_was_heard() -> None:
             tasks.create_task(fleet.ask(0, seconds=10))
     assert fleet.most_open == 2
     holding.cancel()
+
+
+@in_virtual_time
+async def test_a_router_that_was_away_hears_what_was_admitted_without_it() -> None:
+    fleet = Fleet(Limits(requests_per_minute=60, tokens_per_minute=60_000), 2)
+    for process in (0, 1):
+        await fleet.ask(process)
+    fleet.router.lost = True
+    for _ in range(20):
+        await fleet.ask(0, tokens=1000)
+    fleet.router.lost = False
+    await asyncio.sleep(AWAY_S + 1.0)
+    await fleet.ask(1)
+    left = fleet.processes[1].headers(fleet.client)
+    assert int(left["x-ratelimit-remaining-requests"]) < 60 - 20 + 6
+    assert int(left["x-ratelimit-remaining-tokens"]) < 60_000 - 20_000 + 6000
+
+
+@in_virtual_time
+async def test_the_first_answer_may_take_longer() -> None:
+    fleet = Fleet(Limits(requests_per_minute=1), 2)
+
+    async def slow(report: LimitReport) -> LimitAnswer:
+        await asyncio.sleep(2.0)
+        return fleet.router.book.exchange(report, now_s())
+
+    for process in fleet.processes:
+        with contextlib.suppress(LimitError):
+            await process.admit(Charge(fleet.client, "m", 0, 1), slow)
+            fleet.admitted.append(now_s())
+    assert len(fleet.admitted) == 1
 
 
 @in_virtual_time
