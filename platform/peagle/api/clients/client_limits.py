@@ -10,6 +10,7 @@ import math
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from dataclasses import replace
 
 from peagle.api.clients.request_charge import Charge
@@ -70,7 +71,8 @@ class ClientLimits:
         self._asks.append((charge, future))
         self._woken.set()
         if self._telling is None:
-            self._telling = loop.create_task(self._keep_telling(exchange), name="limits")
+            # In a context of its own: Serve would cancel what is asked in a request's when that request ends.
+            self._telling = loop.create_task(self._keep_telling(exchange), name="limits", context=Context())
         verdict = await future
         if verdict.refusal is not None:
             raise _refused(charge.client, verdict.refusal)

@@ -1,5 +1,6 @@
 """Whose a request is and what it takes, for an ingress; and the route by which operators read what clients used."""
 
+import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable
 from functools import partial
@@ -75,8 +76,10 @@ class UsageRoutes(MetricsRoutes):
         response = self._router.limit_clients.remote(report)
         try:
             answer: LimitAnswer = await response
-        except BaseException:
+        except asyncio.CancelledError:
             response.cancel()  # or Serve would keep it for a Router to come
+            if (task := asyncio.current_task()) is not None and not task.cancelling():
+                raise RouterLostError("The call was cancelled.") from None
             raise
         return answer
 
