@@ -107,9 +107,28 @@ HTTP = (
     ),
 )
 
+CLIENTS = (
+    Panel(
+        "Tokens by client",
+        "Prompt and output tokens of requests that are over, by the name of the API key. None without a file of keys.",
+        units.Short,
+        (Query(rate("peagle_client_tokens_total", f'{OF_MODEL}, kind=~"prompt|output"', "client"), "{{client}}"),),
+        Shape.STACK,
+        12,
+    ),
+    Panel(
+        "Refused by limit",
+        "Requests beyond a limit of their API key, answered with 429.",
+        units.RequestsPerSecond,
+        (Query(rate("peagle_client_refusals_total", SPACE, "client, limit"), "{{client}} {{limit}}"),),
+        Shape.STACK,
+        12,
+    ),
+)
+
 BOARD = Board(
     "peagle-router",
     "peagle / Router",
     "Where requests go and why, and what waits.",
-    (Row("Load", LOAD), Row("Dispatch", DISPATCH), Row("HTTP", HTTP)),
+    (Row("Load", LOAD), Row("Dispatch", DISPATCH), Row("HTTP", HTTP), Row("Clients", CLIENTS)),
 )

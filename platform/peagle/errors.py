@@ -9,6 +9,7 @@ PeagleError
 │   ├── NotFoundError      404: unknown model or path
 │   └── TooLargeError      413: body over the limit
 ├── OverloadedError        429 with Retry-After
+├── LimitError             429: beyond a limit of the client's API key
 ├── ReplicaLostError       502: a replica ended before it answered
 ├── RouterLostError        503: the Router does not answer
 └── EngineError            what an engine said of a request, in `api/openai_errors.py`
@@ -170,6 +171,23 @@ class OverloadedError(PeagleError):
     def __init__(self, message: str, retry_after_s: float) -> None:
         Exception.__init__(self, message, retry_after_s)
         self.message, self.retry_after_s = message, retry_after_s
+
+
+class LimitError(PeagleError):
+    """The request is beyond a limit of its client's.
+
+    Args:
+        message: Names the limit, its value and the key's name.
+        retry_after_s: When it would not be; None where the request alone is beyond it.
+        limit: The limit's name in the keys file.
+    """
+
+    http_status = 429
+    kind = "rate_limit_error"
+
+    def __init__(self, message: str, retry_after_s: float | None, limit: str) -> None:
+        Exception.__init__(self, message, retry_after_s, limit)
+        self.message, self.retry_after_s, self.limit = message, retry_after_s, limit
 
 
 class ReplicaLostError(PeagleError):

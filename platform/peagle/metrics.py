@@ -5,86 +5,9 @@ there, they would count twice. vLLM's and Ray's own series stay with Ray's agent
 `ray_serve_*`.
 """
 
-from dataclasses import dataclass
-from enum import StrEnum
+from peagle.metric_types import OTHER, Kind, Label, Metric, Unit
 
-OTHER = "other"
-"""What a label says in place of a value that it is not declared to have."""
-
-
-class Kind(StrEnum):
-    """Prometheus' types."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-class Unit(StrEnum):
-    """What a metric counts or measures; names of seconds and ratios end with their unit."""
-
-    SECONDS = "seconds"
-    RATIO = "ratio"
-    TOKENS = "tokens"
-    TOKENS_PER_SECOND = "tokens_per_second"
-    REQUESTS = "requests"
-    REPLICAS = "replicas"
-    DEVICES = "devices"
-    EVENTS = "events"
-    VERSION = "version"
-    FLAG = "flag"
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """A label: what keeps its values few, and those values where they are known beforehand."""
-
-    name: str
-    bound: str
-    values: frozenset[str] = frozenset()
-
-    def bounded(self, value: str) -> str:
-        return value if not self.values or value in self.values else OTHER
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One declaration.
-
-    Attributes:
-        name: Without the suffix that Prometheus gives a counter's or a histogram's series.
-        text: What it says, in a sentence.
-        field: Where a replica's answer holds it; None for what is not a replica's.
-        buckets: Upper bounds of a histogram's buckets, without infinity.
-    """
-
-    name: str
-    kind: Kind
-    unit: Unit
-    labels: tuple[Label, ...]
-    text: str
-    field: str | None = None
-    buckets: tuple[float, ...] = ()
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        return tuple(label.name for label in self.labels)
-
-    @property
-    def series(self) -> tuple[str, ...]:
-        """The names that a query may use."""
-        match self.kind:
-            case Kind.COUNTER:
-                return (f"{self.name}_total",)
-            case Kind.HISTOGRAM:
-                return (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
-            case _:
-                return (self.name,)
-
-    def label_values(self, *values: str) -> list[str]:
-        """`values`, in the order of the labels, each one that its label may have."""
-        return [label.bounded(value) for label, value in zip(self.labels, values, strict=True)]
-
+__all__ = ["METRICS", "OTHER", "Kind", "Label", "Metric", "Unit"]
 
 # From a probe's answer to a long generation.
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -119,6 +42,15 @@ CAUSE = Label(
 )
 PART = Label("part", "what a first guess of step times is derived from", frozenset({"target", "device"}))
 DISPATCH = Label("reason", "why a replica is chosen, or none is yet: `peagle.router.dispatch.DECISION_REASONS`")
+CLIENT = Label("client", "names of API keys, 256 for each ingress process; `other` for more")
+TOKEN_KIND = Label(
+    "kind", "what a request's tokens are", frozenset({"prompt", "cached", "output", "drafted", "accepted"})
+)
+LIMIT = Label(
+    "limit",
+    "limits of an API key",
+    frozenset({"requests_per_minute", "tokens_per_minute", "requests_at_once", "tokens_waiting"}),
+)
 STATE = Label(
     "state",
     "Ray Serve's states of a replica",
@@ -187,6 +119,21 @@ LOOP_STALL = _seconds(
     (INGRESS,),
     "How late the event loop of an ingress process came to a timer: meanwhile it relayed nothing.",
 )
+CLIENT_REQUESTS = _counter(
+    "peagle_client_requests",
+    Unit.REQUESTS,
+    (INGRESS, CLIENT, MODEL),
+    "Requests of an API key that were admitted and are over.",
+)
+CLIENT_TOKENS = _counter(
+    "peagle_client_tokens",
+    Unit.TOKENS,
+    (INGRESS, CLIENT, MODEL, TOKEN_KIND),
+    "Tokens of those, as engines count them; cached ones are prompt tokens too, and accepted ones drafted and output.",
+)
+CLIENT_REFUSALS = _counter(
+    "peagle_client_refusals", Unit.REQUESTS, (INGRESS, CLIENT, LIMIT), "Requests beyond a limit of their API key."
+)
 INGRESS_METRICS = (
     HTTP_REQUESTS,
     HTTP_REQUEST,
@@ -198,6 +145,9 @@ INGRESS_METRICS = (
     RETRIES,
     DECISIONS,
     LOOP_STALL,
+    CLIENT_REQUESTS,
+    CLIENT_TOKENS,
+    CLIENT_REFUSALS,
 )
 
 # What the whole fleet is.

@@ -33,7 +33,10 @@ LAYERS = (
     ("peagle.api",),
     ("peagle.client", "peagle.config", "peagle.host"),
     ("peagle.router",),
-    tuple(f"peagle.{name}" for name in ("errors", "import_paths", "metrics", "prompt_file", "tracing", "upstream")),
+    tuple(
+        f"peagle.{name}"
+        for name in ("errors", "import_paths", "metric_types", "metrics", "prompt_file", "tracing", "upstream")
+    ),
 )
 HEAVY = {"ray", "vllm", "torch", "kubernetes", "transformers"}
 

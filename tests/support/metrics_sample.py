@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+from peagle.api.clients.request_charge import Usage
 from peagle.api.http_metrics import Exchange, HttpMetrics, Scrape
 from peagle.engine.cost_prior import FoundPrior
 from peagle.errors import ConfigError
@@ -87,6 +88,8 @@ def http_values() -> HttpMetrics:
     http.observe("POST", "/v1/completions", 200, 1.0)
     http.retried(MODEL)
     http.stalled(0.002)
+    http.used("team-a", MODEL, Usage(prompt=12, cached=4, output=9, drafted=14, accepted=6))
+    http.refused("team-a", "tokens_per_minute")
     for reason in ("soonest", "soonest", "wait-full"):
         http.decided(MODEL, reason)
     return http

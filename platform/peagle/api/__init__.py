@@ -10,7 +10,7 @@ relay.py       a replica's answer as one JSON body or as server-sent events
 reply.py       OpenAI's error object
 openai_errors.py  any exception as such an object, with the right status
 middleware.py  request ids, counting, and the last catch for exceptions
-keys.py        API keys; loopback.py: routes for callers on the server's own machine
+clients/       API keys, their limits and what they use; loopback.py: routes for callers on the server's own machine
 tries.py       how the tries at one request are told apart; waits.py: how long clients of a full model should wait
 edge.py        the same care for what of Serve is before the ingress; traced.py: the first span
 fleet_calls.py  questions to every replica: health and status

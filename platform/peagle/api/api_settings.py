@@ -73,8 +73,10 @@ class ApiSettings(BaseModel):
         retry_after_s: The least that an overloaded server tells its clients to wait; longer where a place is expected
             later.
         replica_retries: How often a request whose replica was lost before the first token is sent to another.
-        keys_file: File with the API keys that clients may send, one on each line, read where the ingress runs. Without
-            one, anybody may ask.
+        keys_file: File with the API keys that clients may send, read where the ingress runs, and again while it runs.
+            It has one on each line; or it is YAML, `keys:` with a list of entries of `name` and `key` or `key_sha256`,
+            and if wanted `weight`, `class` (interactive or batch) and `limits` (`requests_per_minute`,
+            `tokens_per_minute`, `requests_at_once`, `tokens_waiting`). Without a file, anybody may ask.
         metrics: Whether requests are counted and timed, and `/metrics` and vLLM's own series tell of them. What decides
             dispatch and depth is known without.
         cors_origins: Browser origins that may call, such as `https://chat.example.org`; `*` is any. None by default.

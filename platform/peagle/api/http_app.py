@@ -13,13 +13,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from peagle.api.api_settings import ApiSettings
-from peagle.api.keys import KeyCheck
+from peagle.api.clients.keys import KeyCheck
 from peagle.api.ledger import Ledger
 from peagle.api.loop_watch import watch_loop
 from peagle.api.middleware import REQUEST_ID, Guard
 from peagle.api.openai_errors import describe
 from peagle.api.reply import from_status
 from peagle.errors import PeagleError
+from peagle.router.fairness.limit_headers import NAMES as LIMIT_HEADERS
 
 # Which method of the ingress answers which route, in the form that `make_fastapi_ingress` takes.
 ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
@@ -33,6 +34,7 @@ ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
     "metrics": lambda app: app.get("/metrics"),
     "version": lambda app: app.get("/version"),
     "fleet": lambda app: app.get("/fleet"),
+    "usage": lambda app: app.get("/fleet/usage"),
     "count": lambda app: app.put("/fleet/metrics"),
     "depth": lambda app: app.get("/fleet/replicas/{replica}/depth"),
     "limit_depth": lambda app: app.put("/fleet/replicas/{replica}/depth"),
@@ -67,7 +69,7 @@ def build_http(settings: ApiSettings) -> FastAPI:
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID, "retry-after"],
+            expose_headers=[REQUEST_ID, "retry-after", *LIMIT_HEADERS],
         )
     return app
 

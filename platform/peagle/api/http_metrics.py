@@ -21,6 +21,8 @@ Rows = Mapping[str, Iterable[Mapping[str, Any]]]
 Value = tuple[str, tuple[tuple[str, str], ...], float]
 """Name, labels and value of one series of a process."""
 EVENTS_KEPT = 256
+CLIENTS_NAMED = 256
+"""API keys that have series of their own; those that come later count together as `other`."""
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ class HttpMetrics:
         self._counting = Lock()  # dispatch tells of its decisions in a thread of Serve's
         kinds = {Kind.COUNTER: Counter, Kind.GAUGE: Gauge}
         self._of: dict[str, Any] = {}
+        self._clients: set[str] = set()
         for each in INGRESS_METRICS:
             labels = each.label_names[1:]  # a process does not name itself: whoever asks it knows its name
             if each.kind is Kind.HISTOGRAM:
@@ -98,6 +101,14 @@ class HttpMetrics:
         """Count what dispatch decided for a request."""
         if self.counting:
             self._keep(self._decided, model, reason if reason in DECISION_REASONS else metrics.OTHER)
+
+    def used(self, client: str, model: str, usage: Any) -> None:
+        """Count a client's request that is over, and the tokens of its `Usage`, if they are known."""
+        self._keep(self._used, client, model, usage)
+
+    def refused(self, client: str, limit: str) -> None:
+        """Count a request beyond a limit of its client's."""
+        self._keep(self._refused, client, limit)
 
     def stalled(self, seconds: float) -> None:
         """Count how late the event loop came to a timer."""
@@ -137,6 +148,21 @@ class HttpMetrics:
 
     def _decided(self, model: str, reason: str) -> None:
         self._at(metrics.DECISIONS, model, reason).inc()
+
+    def _used(self, client: str, model: str, usage: Any) -> None:
+        name = self._named(client)
+        self._at(metrics.CLIENT_REQUESTS, name, model).inc()
+        for kind in metrics.TOKEN_KIND.values:
+            self._at(metrics.CLIENT_TOKENS, name, model, kind).inc(getattr(usage, kind, 0))
+
+    def _refused(self, client: str, limit: str) -> None:
+        self._at(metrics.CLIENT_REFUSALS, self._named(client), limit).inc()
+
+    def _named(self, client: str) -> str:
+        if client not in self._clients and len(self._clients) >= CLIENTS_NAMED:
+            return metrics.OTHER
+        self._clients.add(client)
+        return client
 
     def _stalled(self, seconds: float) -> None:
         self._at(metrics.LOOP_STALL).observe(seconds)

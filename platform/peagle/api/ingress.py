@@ -34,6 +34,10 @@ from peagle.api.api_settings import ApiSettings
 from peagle.api.body import read_request, validate
 from peagle.api.bounds.request_bounds import check_request
 from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG, take_depth_max
+from peagle.api.clients.client_header import CLIENT_HEADER, told
+from peagle.api.clients.metered_replies import ask_for_usage
+from peagle.api.clients.request_charge import Usage
+from peagle.api.clients.usage_routes import UsageRoutes
 from peagle.api.depth_routes import DepthRoutes
 from peagle.api.fleet_calls import ask_models, count_well
 from peagle.api.http_metrics import Exchange, with_estimates
@@ -41,7 +45,7 @@ from peagle.api.loopback import require_loopback
 from peagle.api.openai_errors import Asked, EngineError, cause_of, describe, from_engine, is_lost_replica
 from peagle.api.relay import DONE, EventStream, engine_error, finish, has_choices, relay, split_events
 from peagle.api.reply import SERVER_ERROR, ErrorReply
-from peagle.api.scraping import LEAST_S, MetricsRoutes
+from peagle.api.scraping import LEAST_S
 from peagle.api.tries import Tries
 from peagle.config import Deployment
 from peagle.errors import NotFoundError, PeagleError, ReplicaLostError, RequestError
@@ -78,7 +82,7 @@ class TriedRequestInfo(RawRequestInfo):  # type: ignore[misc]  # Ray ships no ty
         return RawRequestInfo, (self.headers,)
 
 
-class PeagleIngress(DepthRoutes, MetricsRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
+class PeagleIngress(DepthRoutes, UsageRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
     """OpenAI's API in front of the replicas of every model."""
 
     def __init__(
@@ -162,18 +166,24 @@ class PeagleIngress(DepthRoutes, MetricsRoutes, OpenAiIngress):  # type: ignore[
             ledger.metrics.opened(exchange)
             request.state.exchange = exchange
         handle = self._handle(request, model)
+        charge = await self.admit(request, body, model, method in GENERATING)
         headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
+        sent = body
+        if charge is not None:
+            headers[CLIENT_HEADER], sent = told(charge.client), ask_for_usage(body)
         for retries_left in range(settings.replica_retries, -1, -1):
-            if "request_id" in type(body).model_fields:
+            if "request_id" in type(sent).model_fields:
                 # Engines key their state by it: a client may repeat its own, and a try's may be there still.
-                body.request_id = uuid.uuid4().hex
-            response = getattr(handle, method).remote(body, TriedRequestInfo(headers, tries))
-            rest = _replies(response, settings.request_timeout_s)
+                sent.request_id = uuid.uuid4().hex
+            response = getattr(handle, method).remote(sent, TriedRequestInfo(headers, tries))
+            rest = self.metered(request, _replies(response, settings.request_timeout_s), body, charge)
             try:
                 first = await _first_reply(rest, asked, preamble)
             except Exception as error:
                 await rest.aclose()
                 if not retries_left or not is_lost_replica(error):
+                    if charge is not None:
+                        charge.used = Usage()
                     raise _final(error, asked, ledger.waits.of(model, settings.retry_after_s)) from error
                 tries.lost()
                 logger.warning("A replica was lost before its first token; another is asked.", exc_info=error)

@@ -18,8 +18,8 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from starlette.exceptions import HTTPException
 from vllm.exceptions import GracefulHTTPError
 
-from peagle.api.reply import SERVER_ERROR, ErrorReply, bounded, from_status, overloaded
-from peagle.errors import OverloadedError, PeagleError, ReplicaLostError, RequestError
+from peagle.api.reply import SERVER_ERROR, ErrorReply, bounded, from_status, limited, overloaded
+from peagle.errors import LimitError, OverloadedError, PeagleError, ReplicaLostError, RequestError
 
 # What vLLM's own server answers with 400 when it is raised while a request is prepared.
 _CLIENT_CAUSED = (ValueError, TypeError, OverflowError, NotImplementedError, *VLLM_CLIENT_ERRORS)
@@ -64,6 +64,8 @@ def describe(error: Exception, retry_after_s: float = RETRY_AFTER_S) -> ErrorRep
             return ErrorReply(error.http_status, bounded(error.message), error.kind, error.param, error.code)
         case OverloadedError():
             return overloaded(error.message, error.retry_after_s)
+        case LimitError():
+            return limited(error.message, error.retry_after_s)
         case PeagleError():
             return ErrorReply(error.http_status, error.message, error.kind)
         case HTTPException():

@@ -64,8 +64,18 @@ def from_status(
 
 
 def overloaded(message: str, retry_after_s: float) -> ErrorReply:
-    seconds = max(1, math.ceil(retry_after_s))
-    return ErrorReply(429, bounded(message), OVERLOADED, code="overloaded", headers={"Retry-After": str(seconds)})
+    return ErrorReply(429, bounded(message), OVERLOADED, code="overloaded", headers=_retry_after(retry_after_s))
+
+
+def limited(message: str, retry_after_s: float | None) -> ErrorReply:
+    """The reply to a request beyond a limit of its client's; None where it will stay so."""
+    # OpenAI's clients ask again of themselves, unless they are told not to.
+    headers = {"x-should-retry": "false"} if retry_after_s is None else _retry_after(retry_after_s)
+    return ErrorReply(429, bounded(message), OVERLOADED, code="rate_limit_exceeded", headers=headers)
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
 def bounded(message: str) -> str:

@@ -54,7 +54,7 @@ class MetricsRoutes:
         Raises:
             NotFoundError: Nothing is counted here.
         """
-        settings = _counting_settings(request)
+        settings = counting_settings(request)
         asked_states = asyncio.create_task(self._deployment_states(settings.probe_timeout_s))
         replicas, estimates, ingress, states = await asyncio.gather(
             ask_models(self._default_serve_handles, "replica_metrics", settings.probe_timeout_s),
@@ -80,7 +80,7 @@ class MetricsRoutes:
             NotFoundError: Nothing is counted here.
         """
         require_loopback(request)
-        settings = _counting_settings(request)
+        settings = counting_settings(request)
         wanted = validate(CountingRequest, await read_json(request, settings)).counting
         timeout_s = settings.probe_timeout_s
         replicas, all_ingresses = await asyncio.gather(
@@ -110,6 +110,10 @@ class MetricsRoutes:
     def _ledger(self) -> Ledger:
         ledger: Ledger = self.app.state.ledger
         return ledger
+
+    async def ingress_values(self, timeout_s: float) -> dict[str, list[Value]]:
+        """Every ingress process's counters, by its name."""
+        return await self._ingress_values(timeout_s, self._deployment_states(timeout_s))
 
     async def _ingress_values(self, timeout_s: float, asked_states: Awaitable[States]) -> dict[str, list[Value]]:
         """Every ingress process's counters, this one's own at least."""
@@ -157,7 +161,7 @@ class MetricsRoutes:
             return {}
 
 
-def _counting_settings(request: Request) -> ApiSettings:
+def counting_settings(request: Request) -> ApiSettings:
     """Raises NotFoundError where the server was started without metrics."""
     settings: ApiSettings = request.app.state.settings
     if not settings.metrics:

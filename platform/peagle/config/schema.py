@@ -114,7 +114,7 @@ def _known_fields(place: list[str], model: type[Strict], noun: str) -> str:
 
 def _sections(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Yield the path of every section of `model`, and the fields it knows."""
-    yield path, tuple(model.model_fields)
+    yield path, tuple(field.alias or name for name, field in model.model_fields.items())
     for name, field in model.model_fields.items():
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):

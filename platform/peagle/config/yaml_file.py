@@ -1,6 +1,6 @@
 """Reads a YAML file that a person wrote, strictly: what YAML would quietly guess or expand is refused."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,15 @@ def read_mapping(path: Path, examples: str = "deployments/") -> dict[Any, Any]:
     Raises:
         ConfigError: There is no such file, it is not YAML, or it holds something else than one mapping.
     """
-    text = _read_text(path, examples)
+    return parse_mapping(_read_text(path, examples), str(path), examples)
+
+
+def parse_mapping(text: str, path: str, examples: str = "deployments/") -> dict[Any, Any]:
+    """Return the one mapping that `text`, read from `path`, holds; see `read_mapping`.
+
+    Raises:
+        ConfigError: It is not YAML, or holds something else than one mapping.
+    """
     try:
         value = yaml.load(text, Loader=_StrictLoader)
     except _Refused as error:
@@ -30,14 +38,32 @@ def read_mapping(path: Path, examples: str = "deployments/") -> dict[Any, Any]:
         raise ConfigError(f"{path}{line}", None, problem, "Correct that line.") from None
     except (yaml.YAMLError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(str(path), None, f"it is not YAML: {reason}", "Correct that place.") from None
+        raise ConfigError(path, None, f"it is not YAML: {reason}", "Correct that place.") from None
     except (KeyError, IndexError, AttributeError):  # of what makes a value of a tag's kind
         problem = "a value is not of the kind that the tag before it names"
-        raise ConfigError(str(path), None, problem, "Leave out tags such as !!int.") from None
+        raise ConfigError(path, None, problem, "Leave out tags such as !!int.") from None
     if not isinstance(value, dict):
         problem = "it is empty" if value is None else f"it holds a {type(value).__name__}, not fields"
-        raise ConfigError(str(path), None, problem, f"Start from a file of {examples}.")
+        raise ConfigError(path, None, problem, f"Start from a file of {examples}.")
     return value
+
+
+def lines_of(text: str, *place: str | int) -> list[int]:
+    """The lines on which the entries of the list or mapping at `place` begin, for a text that `parse_mapping` takes."""
+    node = yaml.compose(text, Loader=_StrictLoader)
+    for part in place:
+        node = _entry(node, part)
+    entries: Sequence[Any] = node.value if isinstance(node, yaml.CollectionNode) else ()
+    return [(entry[0] if isinstance(entry, tuple) else entry).start_mark.line + 1 for entry in entries]
+
+
+def _entry(node: yaml.Node | None, part: str | int) -> yaml.Node | None:
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+        entry: yaml.Node = node.value[part]
+        return entry
+    if isinstance(node, yaml.MappingNode):
+        return next((value for key, value in node.value if key.value == part), None)
+    return None
 
 
 def _read_text(path: Path, examples: str) -> str:

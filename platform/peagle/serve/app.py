@@ -47,12 +47,15 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
 
 
 def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.Application:
-    """Bind one server deployment for each model behind one ingress, and a Router where there is something to decide."""
+    """Bind one server deployment for each model behind one ingress, and a Router where there is something to decide.
+
+    That is K, a request's replica, or whether a client is within its limits.
+    """
     configs = {
         each.name: llm_config(each, {**parting_options(settings), **routing_options(each)}) for each in deployments
     }
     routed = {each.name: each for each in deployments if each.adapts or is_dispatched(each)}
-    router = bind_router(routed) if routed else None
+    router = bind_router(routed) if routed or settings.keys_file is not None else None
     servers = {
         each.name: build_llm_deployment(
             configs[each.name],

@@ -28,7 +28,7 @@ _TOO_MANY, _TOO_LONG = "array_above_max_length", "context_length_exceeded"
 # What templates write into a prompt, or a prompt is.
 _PROMPTS = ("prompt", "messages", "tools", "documents", "chat_template", "chat_template_kwargs", "tokens")
 # What a content part says of a picture or a sound: no text.
-_MEDIA = frozenset(
+MEDIA_FIELDS = frozenset(
     {"audio_embeds", "audio_url", "file", "image_embeds", "image_pil", "image_url", "input_audio", "video_url"}
 )
 
@@ -117,13 +117,13 @@ def _check_answers(data: Mapping[str, Any], most: int) -> None:
 def _check_prompt(data: Mapping[str, Any], most: int) -> None:
     chars = 0
     for field in _PROMPTS:
-        chars += _chars(data.get(field), _MEDIA if field == "messages" else frozenset())
+        chars += count_chars(data.get(field), MEDIA_FIELDS if field == "messages" else frozenset())
         if chars > most:
             message = f"{field}: the prompt has {chars} characters, of which a token id counts as one"
             raise RequestError(f"{message}; at most {most} are allowed here.", param=field, code=_TOO_LONG)
 
 
-def _chars(value: Any, skipped: frozenset[str]) -> int:
+def count_chars(value: Any, skipped: frozenset[str] = frozenset()) -> int:
     """Characters of all texts in a value but those under `skipped` keys; a number counts as one."""
     chars, left = 0, [value]
     while left:

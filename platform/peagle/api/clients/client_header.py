@@ -3,16 +3,15 @@
 import json
 from collections.abc import Mapping
 
+from peagle.router.fairness.client_terms import Client, ClientClass
 from peagle.router.fairness.step_sharing import Flow
 
 CLIENT_HEADER = "x-peagle-client"
-INTERACTIVE, BATCH = "interactive", "batch"
 
 
-def told(flow: Flow) -> str:
+def told(client: Client) -> str:
     """The header's value."""
-    kind = BATCH if flow.is_batch else INTERACTIVE
-    return json.dumps({"client": flow.client, "weight": flow.weight, "class": kind})
+    return json.dumps({"client": client.name, "weight": client.weight, "class": client.class_})
 
 
 def flow_in(headers: Mapping[str, str]) -> Flow | None:
@@ -20,4 +19,4 @@ def flow_in(headers: Mapping[str, str]) -> Flow | None:
     if (value := headers.get(CLIENT_HEADER)) is None:
         return None
     fields = json.loads(value)
-    return Flow(fields["client"], fields["weight"], fields["class"] == BATCH)
+    return Flow(fields["client"], fields["weight"], fields["class"] == ClientClass.BATCH)

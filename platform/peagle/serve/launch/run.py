@@ -21,7 +21,7 @@ from rich.markup import escape
 
 from peagle import tracing
 from peagle.api.api_settings import ApiSettings
-from peagle.api.keys import check_keys
+from peagle.api.clients.keys import check_keys
 from peagle.client.running_server import API_KEY
 from peagle.config import Deployment
 from peagle.errors import ConfigError, StartupError

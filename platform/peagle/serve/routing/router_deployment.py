@@ -1,4 +1,7 @@
-"""The Router deployment: takes every replica's report, answers with its depth plan, and tells dispatchers of all."""
+"""The Router deployment: takes every replica's report, answers with its depth plan, and tells dispatchers of all.
+
+It also keeps the book of clients' limits, for all ingress processes.
+"""
 
 import logging
 import time
@@ -13,6 +16,7 @@ from peagle.engine.cost_prior import FoundPrior, cost_prior
 from peagle.errors import ConfigError, NotFoundError
 from peagle.router.depth import DepthLimits, DepthPlan, ModelDepths, StandingLimits
 from peagle.router.dispatch import Board, DispatcherReport, FleetNews
+from peagle.router.fairness.limit_book import LimitAnswer, LimitBook, LimitReport
 from peagle.router.snapshot import ReplicaSnapshot, StepReport
 from peagle.serve.depth_settings import depth_settings
 
@@ -28,6 +32,7 @@ class Router:
 
     def __init__(self, deployments: Mapping[str, Deployment]) -> None:
         self._boards = {name: Board() for name in deployments}
+        self._limits = LimitBook()
         adaptive = {name: each for name, each in deployments.items() if each.adapts}
         self._models = {name: ModelDepths(depth_settings(each)) for name, each in adaptive.items()}
         self._priors = {name: cost_prior(each) for name, each in adaptive.items()}
@@ -58,6 +63,10 @@ class Router:
     async def news(self, model: str, dispatcher: DispatcherReport) -> FleetNews:
         """One dispatcher's report; returns what all replicas of its model reported last."""
         return self._boards[model].news(dispatcher, time.monotonic())
+
+    async def limit_clients(self, report: LimitReport) -> LimitAnswer:
+        """One ingress process's report of its clients' requests; returns who of those that ask is admitted."""
+        return self._limits.exchange(report, time.monotonic())
 
     async def estimates(self) -> dict[str, dict[str, dict[str, Any]]]:
         """What is expected of each replica whose depth adapts, by model and replica, as fields of its metrics."""

@@ -8,9 +8,10 @@ import pytest
 from fastapi import FastAPI
 
 from peagle.api.api_settings import ApiSettings
+from peagle.api.clients.keys import REREAD_S, Keys, check_keys
 from peagle.api.http_app import build_http
-from peagle.api.keys import REREAD_S, Keys, check_keys
 from peagle.errors import ConfigError
+from peagle.router.fairness.client_terms import Client
 
 
 @pytest.fixture
@@ -45,6 +46,20 @@ async def test_keys_hold_below_a_route_prefix(keys_file: Path) -> None:
 async def test_a_known_key_is_admitted(keys_file: Path, sent: str) -> None:
     async with client(keys_file) as http:
         assert (await http.get("/v1/models", headers={"Authorization": sent})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-api-key": "alpha"},
+        {"x-api-key": "alpha", "authorization": "Basic bad"},
+        {"x-api-key": "gamma", "authorization": "Bearer alpha"},
+    ],
+)
+async def test_a_key_comes_as_anthropic_s_clients_send_it(keys_file: Path, headers: dict[str, str]) -> None:
+    async with client(keys_file) as http:
+        assert (await http.get("/v1/models", headers=headers)).status_code == 200
+        assert (await http.get("/v1/models", headers={"x-api-key": "gamma"})).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -94,22 +109,48 @@ def test_a_file_that_admits_nobody_is_named_before_a_server_starts(content: byte
         check_keys(keys_file.with_name("absent"))
 
 
-def test_an_empty_line_is_no_key(keys_file: Path) -> None:
-    assert not Keys(keys_file).admit("")
+async def test_an_empty_line_is_no_key(keys_file: Path) -> None:
+    assert await Keys(keys_file).owner("") is None
 
 
-def test_a_key_that_is_withdrawn_or_added_counts_soon(keys_file: Path) -> None:
+def write(path: Path, content: str) -> None:
+    """As a mounted secret changes: another file takes its place."""
+    successor = path.with_name("next")
+    successor.write_text(content)
+    os.replace(successor, path)
+
+
+async def test_a_key_that_is_withdrawn_or_added_counts_soon(keys_file: Path) -> None:
     now_s = 0.0
     keys = Keys(keys_file, now_s=lambda: now_s)
-    assert keys.admit("alpha")
-    # As a mounted secret changes: another file takes its place.
-    successor = keys_file.with_name("next")
-    successor.write_text("gamma\n")
-    os.replace(successor, keys_file)
-    assert keys.admit("alpha")
+    assert await keys.owner("alpha")
+    write(keys_file, "gamma\n")
+    assert await keys.owner("alpha")
     now_s = REREAD_S
-    assert not keys.admit("alpha")
-    assert keys.admit("gamma")
+    assert not await keys.owner("alpha")
+    assert await keys.owner("gamma")
+
+
+async def test_a_file_that_has_become_wrong_leaves_the_last_good_keys_in_force(
+    keys_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = 0.0
+    keys = Keys(keys_file, now_s=lambda: now_s)
+    assert await keys.owner("alpha")
+    write(keys_file, "keys:\n- name: team-a\n  key: sk-secret\n  weight: heavy\n")
+    for _ in range(3):
+        now_s += REREAD_S
+        assert await keys.owner("alpha")
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "line 4: weight = 'heavy': it must be a number" in caplog.text
+    assert "sk-secret" not in caplog.text
+    write(keys_file, "keys:\n- name: team-a\n  key: sk-secret\n  weight: 2\n")
+    now_s += REREAD_S
+    assert await keys.owner("alpha") is None
+    assert await keys.owner("sk-secret") == Client("team-a", 2.0)
+    os.unlink(keys_file)
+    now_s += REREAD_S
+    assert await keys.owner("sk-secret")
 
 
 @pytest.fixture

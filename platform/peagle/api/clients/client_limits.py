@@ -1,0 +1,198 @@
+"""Asks whether a request is within its client's limits: the Router, which decides for all ingress processes.
+
+One question is on its way at a time, and has all that came meanwhile. Without a Router that answers, each process goes
+on with its share of what it heard last.
+"""
+
+import asyncio
+import logging
+import math
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from dataclasses import replace
+
+from peagle.api.clients.request_charge import Charge
+from peagle.errors import LimitError
+from peagle.router.fairness.client_terms import Client
+from peagle.router.fairness.limit_book import Ask, Held, Levels, LimitAnswer, LimitBook, LimitReport, Refusal, Verdict
+from peagle.router.fairness.limit_headers import limit_headers
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 0.25
+"""So often a process tells what has ended, where no request comes that would tell it sooner."""
+PATIENCE_S, FIRST_PATIENCE_S = 0.25, 5.0
+"""For an answer of the Router's, and for the first, before which Serve has to find it."""
+AWAY_S = 1.0
+"""A Router that did not answer is not asked again for so long."""
+LEVELS_KEPT = 10_000
+"""Clients whose levels are remembered."""
+
+Exchange = Callable[[LimitReport], Awaitable[LimitAnswer]]
+
+
+class ClientLimits:
+    """An ingress process's side of the book. Everything runs on one event loop, whose clock is read."""
+
+    def __init__(self) -> None:
+        self._name = uuid.uuid4().hex
+        self._asks: list[tuple[Charge, asyncio.Future[Verdict]]] = []
+        self._open: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()
+        self._returned: Counter[str] = Counter()
+        self._has_news = False
+        # What the Router has to hear of what was decided without it.
+        self._owed_requests: Counter[str] = Counter()
+        self._owed_tokens: Counter[str] = Counter()
+        self._patience_s = FIRST_PATIENCE_S
+        self._heard: dict[str, tuple[Levels, float]] = {}
+        self._ingresses = 1
+        self._alone: LimitBook | None = None
+        self._away_until_s = -math.inf
+        self._woken = asyncio.Event()
+        self._telling: asyncio.Task[None] | None = None
+
+    async def admit(self, charge: Charge, exchange: Exchange) -> None:
+        """Wait for the verdict on a request; whoever is admitted calls `end` in the end.
+
+        Args:
+            charge: What is expected of it.
+            exchange: How the Router is asked.
+
+        Raises:
+            LimitError: It is beyond a limit.
+        """
+        if not charge.client.limits:
+            return
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Verdict] = loop.create_future()
+        self._asks.append((charge, future))
+        self._woken.set()
+        if self._telling is None:
+            # In a context of its own: Serve would cancel what is asked in a request's when that request ends.
+            self._telling = loop.create_task(self._keep_telling(exchange), name="limits", context=Context())
+        verdict = await future
+        if verdict.refusal is not None:
+            raise _refused(charge.client, verdict.refusal)
+
+    def begin(self, charge: Charge) -> None:
+        """Note that a request's answer has begun."""
+        if charge.is_open and charge.is_waiting:
+            self._waiting[charge.client.name] -= charge.tokens
+        charge.is_waiting = False
+
+    def end(self, charge: Charge) -> None:
+        """Note that a request is over, and what it has used. A second call does nothing."""
+        if not charge.is_open:
+            return
+        self.begin(charge)
+        charge.is_open = False
+        name = charge.client.name
+        self._open[name] -= 1
+        self._has_news = True
+        if charge.used is not None:
+            self._returned[name] += charge.tokens - (charge.used.prompt + charge.used.output)
+        if charge.client.limits.requests_at_once is not None:
+            self._woken.set()  # the client may be about to send its next, to whichever process
+
+    def headers(self, client: Client) -> dict[str, str]:
+        """What an answer to `client` says of its limits."""
+        now_s = asyncio.get_running_loop().time()
+        levels, at_s = self._heard.get(client.name, (Levels(), now_s))
+        return limit_headers(client.limits, levels, now_s - at_s)
+
+    async def _keep_telling(self, exchange: Exchange) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(PERIOD_S):
+                    await self._woken.wait()
+            except TimeoutError:
+                pass
+            self._woken.clear()
+            self._open, self._waiting = +self._open, +self._waiting
+            if self._asks or self._open or self._has_news or self._owed_tokens or self._owed_requests:
+                self._has_news = False
+                asked, self._asks = self._asks, []
+                try:
+                    await self._tell(asked, exchange)
+                except Exception as error:  # whoever waits must not wait for ever
+                    logger.exception("Limits could not be looked up.")
+                    for _, future in asked:
+                        if not future.done():
+                            future.set_exception(error)
+
+    async def _tell(self, asked: list[tuple[Charge, asyncio.Future[Verdict]]], exchange: Exchange) -> None:
+        now_s = asyncio.get_running_loop().time
+        held = {name: Held(count, self._waiting[name]) for name, count in self._open.items()}
+        returned, self._returned = self._returned, Counter()
+        report = LimitReport(self._name, held, dict(returned), tuple(self._ask(charge) for charge, _ in asked))
+        answer, share = None, 1
+        if now_s() >= self._away_until_s:
+            answer = await self._of_router(report, exchange)
+        if answer is None:
+            self._owed_tokens.update(returned)
+            share, answer = self._ingresses, self._decide_alone(report, now_s())
+        for (charge, future), verdict in zip(asked, answer.verdicts, strict=True):
+            self._hear(charge, future, verdict, share)
+
+    async def _of_router(self, report: LimitReport, exchange: Exchange) -> LimitAnswer | None:
+        """The Router's answer; None where it gives none in time."""
+        owed = Counter(report.returned)
+        owed.update(self._owed_tokens)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                answer = await exchange(replace(report, returned=dict(owed), admitted=dict(self._owed_requests)))
+        except Exception as error:
+            if self._alone is None:
+                logger.warning("Limits go by what was known: the Router does not answer: %r", error)
+            self._away_until_s = asyncio.get_running_loop().time() + AWAY_S
+            return None
+        finally:
+            self._patience_s = PATIENCE_S
+        self._ingresses, self._alone = answer.ingresses, None
+        self._owed_requests.clear()
+        self._owed_tokens.clear()
+        return answer
+
+    def _ask(self, charge: Charge) -> Ask:
+        heard, _ = self._heard.get(charge.client.name, (Levels(), 0.0))
+        return Ask(charge.client.name, charge.client.limits, charge.tokens, heard)
+
+    def _decide_alone(self, report: LimitReport, now_s: float) -> LimitAnswer:
+        """Give this process's share of each limit, and of what was left of it."""
+        if self._alone is None:
+            self._alone = LimitBook()
+        count = self._ingresses
+        asks = (Ask(a.client, a.limits.share(count), a.tokens, a.known.times(1 / count)) for a in report.asks)
+        answer = self._alone.exchange(replace(report, asks=tuple(asks)), now_s)
+        for ask, verdict in zip(report.asks, answer.verdicts, strict=True):
+            if verdict.refusal is None:
+                self._owed_requests[ask.client] += 1
+                self._owed_tokens[ask.client] -= ask.tokens
+        return answer
+
+    def _hear(self, charge: Charge, future: "asyncio.Future[Verdict]", verdict: Verdict, share: int) -> None:
+        client = charge.client
+        if client.name not in self._heard and len(self._heard) >= LEVELS_KEPT:
+            del self._heard[next(iter(self._heard))]
+        self._heard[client.name] = verdict.levels.times(share), asyncio.get_running_loop().time()
+        if verdict.refusal is None:
+            charge.is_open = True
+            self._open[client.name] += 1
+            self._waiting[client.name] += charge.tokens
+        if not future.cancelled():
+            future.set_result(verdict)
+        elif verdict.refusal is None:
+            self.end(charge)  # its client has left
+
+
+def _refused(client: Client, refusal: Refusal) -> LimitError:
+    limit = f"{refusal.limit} of the API key {client.name} is {refusal.value}"
+    if refusal.retry_after_s == math.inf:
+        problem = f"Request too large: {limit}, and this request alone may take {refusal.needed}."
+        return LimitError(f"{problem} Shorten the prompt, or lower max_tokens.", None, refusal.limit)
+    wait_s = refusal.retry_after_s or 0.0
+    after = f"Try again in {max(0.001, wait_s):.3g} s." if wait_s else "Try again when a request has ended."
+    return LimitError(f"Rate limit reached: {limit}. {after}", wait_s, refusal.limit)

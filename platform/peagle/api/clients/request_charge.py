@@ -1,0 +1,115 @@
+"""What one request takes of its client's limits: first what is expected of it, in the end what it really used."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from peagle.api.bounds.request_bounds import MEDIA_FIELDS, count_chars
+from peagle.router.fairness.client_terms import Client, ClientClass
+
+# Usual for prose and code: no tokenizer is at hand, and what is wrong is corrected at the end.
+CHARS_PER_TOKEN = 4
+# Of a usual answer, until some were seen; and over how many the mean of those is taken.
+OUTPUT_TOKENS, MEAN_OVER = 128.0, 64
+# What of a request is put before a model, beside `prompt`, under the names that APIs have for it.
+_PROMPT_PARTS = ("messages", "tools", "documents", "input", "instructions", "system")
+# What an answer is limited to, under whatever name the request's API has for it.
+_OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request, over all its prompts and answers; `cached` are of `prompt`, `accepted` of `drafted`."""
+
+    prompt: int = 0
+    cached: int = 0
+    output: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> "Usage":
+        """From the `usage` of an answer."""
+        details, drafts = plain.get("prompt_tokens_details") or {}, plain.get("speculation") or {}
+        return cls(
+            prompt=plain.get("prompt_tokens") or 0,
+            cached=details.get("cached_tokens") or 0,
+            output=plain.get("completion_tokens") or 0,
+            drafted=drafts.get("drafted_tokens") or 0,
+            accepted=drafts.get("accepted_tokens") or 0,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Charge:
+    """One request of a client.
+
+    Attributes:
+        client: Whose it is, of the class that the request asks for.
+        model: The model that it asks.
+        prompt_tokens: Expected.
+        output_tokens: Expected of all its answers together.
+        answers: How many it asks for.
+        used: What the engine counted so far; None where it has not said, and what was expected counts.
+        is_waiting: Whether its answer has not begun.
+        is_open: Whether it is admitted and not over.
+    """
+
+    client: Client
+    model: str
+    prompt_tokens: int
+    output_tokens: int
+    answers: int = 1
+    used: Usage | None = None
+    is_waiting: bool = True
+    is_open: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Expected of prompt and answers together."""
+        return self.prompt_tokens + self.output_tokens
+
+
+class UsualLengths:
+    """Tokens of a usual answer by model, as this process saw them."""
+
+    def __init__(self) -> None:
+        self._mean: dict[str, float] = {}
+
+    def of(self, model: str) -> float:
+        return self._mean.get(model, OUTPUT_TOKENS)
+
+    def saw(self, charge: Charge) -> None:
+        """Learn from a request that is over."""
+        if charge.used is not None and charge.used.output:
+            mean = self.of(charge.model)
+            self._mean[charge.model] = mean + (charge.used.output / charge.answers - mean) / MEAN_OVER
+
+
+def charge_of(client: Client, model: str, body: Any, usual_output_tokens: float | None) -> Charge:
+    """What to expect of a request.
+
+    Args:
+        client: Whose it is. OpenAI's `service_tier: flex` asks for the lower class.
+        model: The model that it asks.
+        body: vLLM's request model.
+        usual_output_tokens: Of one answer whose length the request does not limit; None if it does not generate, which
+            takes no tokens.
+    """
+    if getattr(body, "service_tier", None) == "flex":
+        client = replace(client, class_=ClientClass.BATCH)
+    if usual_output_tokens is None:
+        return Charge(client, model, 0, 0)
+    prompt = getattr(body, "prompt", None)
+    many = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+    prompts: list[Any] = list(prompt or ()) if many else [prompt]
+    tokens = sum(len(each) if _are_ids(each) else count_chars(each) // CHARS_PER_TOKEN for each in prompts)
+    parts = (getattr(body, field, None) for field in _PROMPT_PARTS)
+    tokens += sum(count_chars(each, MEDIA_FIELDS) for each in parts) // CHARS_PER_TOKEN
+    limits = (getattr(body, name, None) for name in _OUTPUT_LIMITS)
+    output = min((limit for limit in limits if limit is not None), default=max(1, int(usual_output_tokens)))
+    answers = len(prompts) * (getattr(body, "n", None) or 1)
+    return Charge(client, model, tokens, output * answers, answers)
+
+
+def _are_ids(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)

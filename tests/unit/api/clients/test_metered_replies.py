@@ -1,0 +1,111 @@
+"""What a stream used is read in its events, and taken out of those where the client did not ask for it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from peagle.api.clients.metered_replies import ask_for_usage, metered
+from peagle.api.clients.request_charge import Charge, Usage
+from peagle.router.fairness.client_terms import Client
+
+DONE = "data: [DONE]\n\n"
+PLAIN = 'data: {"id":"1","choices":[{"index":%d,"text":"a, \\"usage\\":{1}"}]}\n\n'
+USED = '"usage":{"prompt_tokens":12,"total_tokens":15,"completion_tokens":%d}'
+WHOLE = (
+    'data: {"id":"1","choices":[],"usage":{"prompt_tokens":12,"total_tokens":21,"completion_tokens":9,'
+    '"prompt_tokens_details":{"cached_tokens":4},"speculation":{"drafted_tokens":14,"accepted_tokens":6}},'
+    '"system_fingerprint":"x"}\n\n'
+)
+
+
+class Options(BaseModel):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class Body(BaseModel):
+    stream: bool = True
+    stream_options: Options | None = None
+
+
+class Answer(BaseModel):
+    usage: Options | None = None
+
+
+def event(index: int, output: int) -> str:
+    return (PLAIN % index).replace("}]}", "}]," + USED % output + "}")
+
+
+EVENTS = [event(0, 1), event(1, 1), [event(0, 3), WHOLE, DONE]]
+
+
+def relayed(options: Options | None, *, stop_after: int = 99) -> tuple[list[str], Charge, list[str]]:
+    """The events that a client gets, the charge, and what was told of it in between."""
+    charge, told = Charge(Client("c"), "m", 1, 1), []
+
+    async def replies() -> AsyncGenerator[Any, None]:
+        for reply in EVENTS:
+            yield reply
+
+    async def read() -> list[str]:
+        got: list[str] = []
+        stream = metered(
+            replies(), Body(stream_options=options), charge, lambda: told.append("begin"), lambda: told.append("end")
+        )
+        async for kept in stream:
+            got += [*kept, *(f"told {told.pop()}" for _ in told[-1:] if told[-1] == "end")]
+            if len(got) >= stop_after:
+                break
+        await stream.aclose()
+        return got
+
+    return asyncio.run(read()), charge, told
+
+
+def test_a_client_that_did_not_ask_gets_the_stream_as_it_would_be() -> None:
+    got, charge, told = relayed(None)
+    assert got == [PLAIN % 0, PLAIN % 1, PLAIN % 0, DONE, "told end"]
+    assert charge.used == Usage(12, 4, 9, 14, 6)
+    assert told[0] == "begin"
+
+
+def test_a_client_that_asked_gets_the_usage_at_the_end() -> None:
+    got, _, _ = relayed(Options(include_usage=True))
+    assert got == [PLAIN % 0, PLAIN % 1, PLAIN % 0, WHOLE, DONE, "told end"]
+
+
+def test_a_client_that_asked_for_it_all_along_gets_it_so() -> None:
+    got, _, _ = relayed(Options(include_usage=True, continuous_usage_stats=True))
+    assert got == [event(0, 1), event(1, 1), event(0, 3), WHOLE, DONE, "told end"]
+
+
+@pytest.mark.parametrize(("count", "output"), [(1, 1), (2, 2)])
+def test_a_client_that_leaves_is_charged_for_what_it_was_sent(count: int, output: int) -> None:
+    _, charge, _ = relayed(None, stop_after=count)
+    assert charge.used == Usage(prompt=12, output=output)
+
+
+def test_a_stream_s_engine_is_asked_for_usage_and_the_client_s_request_stays() -> None:
+    body = Body(stream_options=Options(include_usage=False))
+    sent = ask_for_usage(body)
+    assert sent.stream_options == Options(include_usage=True, continuous_usage_stats=True)
+    assert body.stream_options == Options()
+    whole = Body(stream=False)
+    assert ask_for_usage(whole) is whole
+
+
+def test_an_answer_that_says_nothing_of_its_use_has_used_nothing() -> None:
+    charge = Charge(Client("c"), "m", 1, 1)
+
+    async def replies() -> AsyncGenerator[Any, None]:
+        yield Answer()
+
+    async def read() -> None:
+        async for _ in metered(replies(), Body(stream=False), charge, lambda: None, lambda: None):
+            pass
+
+    asyncio.run(read())
+    assert charge.used == Usage()
