@@ -9,7 +9,7 @@ from ray.serve.exceptions import BackPressureError
 
 from peagle.api.ingress import _constraint, _final, _first_reply
 from peagle.api.openai_errors import Asked, EngineError
-from peagle.api.relay import DONE
+from peagle.api.stream_kinds import DONE
 
 ROLE = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
 TOKEN = 'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
