@@ -3,22 +3,19 @@
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from reprlib import repr as shortened
 from typing import Any, TypeVar
 
 import pydantic_core
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 from ray.llm._internal.common.errors import VLLM_CLIENT_ERRORS
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from vllm.entrypoints.chat_utils import MM_PARSER_MAP
 
 from peagle.api.api_settings import ApiSettings
 from peagle.api.bounds.field_path import Path, spell
 from peagle.api.bounds.json_text import MAX_ITEMS, holds_more
 from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
-from peagle.api.engine_words import REPEATED
+from peagle.api.engine_words import in_our_words
 from peagle.errors import RequestError, TooLargeError
 
 T = TypeVar("T", bound=BaseModel)
@@ -166,7 +163,7 @@ def validate(model: type[T], data: dict[str, Any]) -> T:
     except ValidationError as error:
         raise explain(error, data) from None
     except VLLM_CLIENT_ERRORS as error:
-        raise RequestError(REPEATED.sub("", str(error)), param=getattr(error, "parameter", None)) from None
+        raise RequestError(in_our_words(str(error)), param=getattr(error, "parameter", None)) from None
     except Exception as error:
         # The engine's validators run on raw values and trip over types that they do not expect.
         raise RequestError(f"A field of the request has a wrong type: {error}.") from None
@@ -184,25 +181,11 @@ def unroll_messages(body: Any, data: Mapping[str, Any]) -> Any:
             if parts is None or isinstance(parts, str):
                 continue
             given, place = data["messages"][index][field], ("messages", index, field)
-            if field == "content":
-                _check_part_types(given, place)
             try:
                 message[field] = list(parts)
             except ValidationError as error:
                 raise explain(error, given, place) from None
-            except TypeError:
-                raise RequestError(f"{spell(place)} is no list.", param=spell(place)) from None
     return body
-
-
-def _check_part_types(parts: Any, place: Path) -> None:
-    for index, part in enumerate(parts if isinstance(parts, list) else ()):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind is not None and not (isinstance(kind, str) and kind in MM_PARSER_MAP):
-            where, known = spell((*place, index, "type")), ", ".join(sorted(MM_PARSER_MAP))
-            raise RequestError(
-                f"{where}: there is no {shortened(kind)}; a content part is one of {known}.", param=where
-            )
 
 
 def explain(error: ValidationError, data: Any, place: Path = ()) -> RequestError:
@@ -217,7 +200,7 @@ def explain(error: ValidationError, data: Any, place: Path = ()) -> RequestError
         longest = max(data, key=lambda name: len(data[name]) if isinstance(data[name], list) else 0)
         return RequestError(f"{longest}: its values are of a wrong kind ({count} problems).", param=longest)
     listed = error.errors(include_url=False, include_context=False, include_input=False)
-    problems = [((*place, *field_path(problem["loc"], data, problem["type"])), problem) for problem in _meant(listed)]
+    problems = [((*place, *field_path(problem["loc"], data, problem["type"])), problem) for problem in listed]
     # In a branch of the right type the deepest complaint is the one that helps.
     path, problem = max(problems, key=lambda item: (len(item[0]), not item[1]["type"].endswith("_type")))
     param = spell(path) or None
@@ -231,13 +214,6 @@ def explain(error: ValidationError, data: Any, place: Path = ()) -> RequestError
     )
     message = "; or ".join(list(reasons)[:MAX_REASONS])
     return RequestError(f"{where}: {message}." if where else f"{message}.", param=param)
-
-
-def _meant(problems: Sequence[ErrorDetails]) -> Sequence[ErrorDetails]:
-    """Leave out branches of a union that are for values with another tag, such as messages of another role."""
-    others = tuple(problem["loc"][:-1] for problem in problems if problem["type"] == "literal_error")
-    meant = [problem for problem in problems if not any(problem["loc"][: len(other)] == other for other in others)]
-    return meant or problems
 
 
 def field_path(location: Sequence[str | int], data: Any, kind: str) -> tuple[str | int, ...]:

@@ -29,6 +29,10 @@ _SENTENCES: tuple[tuple[re.Pattern[str], str], ...] = (
         re.compile(r"^Chat template is passed with request, but .*", re.DOTALL),
         "chat_template: templates of requests are taken only where engine.trust_request_chat_template is true.",
     ),
+    (
+        re.compile(r"^The `logits_processors` argument is not supported by this server\..*", re.DOTALL),
+        "logits_processors is not supported: this server takes no code from requests.",
+    ),
 )
 
 

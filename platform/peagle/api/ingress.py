@@ -31,6 +31,7 @@ from vllm.exceptions import GenerationError
 import peagle
 from peagle.api.api_settings import ApiSettings
 from peagle.api.body import read_request, unroll_messages, validate
+from peagle.api.bounds.message_shape import check_messages
 from peagle.api.bounds.request_bounds import check_request
 from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG, take_depth_max
 from peagle.api.depth_routes import DepthRoutes
@@ -106,7 +107,7 @@ class PeagleIngress(DepthRoutes, MetricsRoutes, RelayedRoutes, OpenAiIngress):  
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
-        body = await self._read(request, lambda data: unroll_messages(to_generate(ChatCompletionRequest, data), data))
+        body = await self._read(request, _to_chat)
         # vLLM opens each choice with the role alone, as soon as it has the first token or an error to send after it.
         return await self._ask(request, body, "chat", "messages", preamble=body.n or 1)
 
@@ -364,8 +365,14 @@ def to_generate(model: type[BaseModel], data: dict[str, Any]) -> Any:
     return body
 
 
+def _to_chat(data: dict[str, Any]) -> Any:
+    check_messages(data)
+    return unroll_messages(to_generate(ChatCompletionRequest, data), data)
+
+
 def _to_tokenize(data: dict[str, Any]) -> Any:
     if "messages" in data:
+        check_messages(data)
         return unroll_messages(validate(TokenizeChatRequest, data), data)
     return validate(TokenizeCompletionRequest, data)
 

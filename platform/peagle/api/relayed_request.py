@@ -9,6 +9,7 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
 from peagle.api.body import validate
 from peagle.api.bounds.field_path import spell
+from peagle.api.bounds.message_shape import check_messages
 from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG, take_depth_max
 from peagle.errors import RequestError
 
@@ -67,6 +68,7 @@ def to_response(data: dict[str, Any]) -> RelayedRequest:
         RequestError: A field is missing, wrong or not supported; `param` names it.
     """
     _refuse(data, _UNSUPPORTED_RESPONSE, _RESPONSE_TOOLS)
+    check_messages(data)
     return _relayed(ResponsesRequest, data, "text")
 
 

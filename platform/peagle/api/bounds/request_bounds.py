@@ -80,15 +80,15 @@ def _check_lists(data: Mapping[str, Any], settings: ApiSettings) -> None:
                 _check_length(parts, settings.max_content_parts, spell(path), "content parts and tool calls")
     tools = len(_listed(data.get("tools")))
     for index, tool in enumerate(_listed(data.get("tools"))):
-        if isinstance(tool, dict) and isinstance(held := tool.get("tools"), list):
-            tools += len(held)
+        if isinstance(tool, dict) and isinstance(grouped := tool.get("tools"), list):
+            tools += len(grouped)
             _check_length(tools, settings.max_tools, spell(("tools", index, "tools")), "tools")
 
 
 def _part_lists(turn: Any, path: Path) -> Iterator[tuple[Path, list[Any]]]:
     """Yield the lists of parts in a turn, those in the result of a tool among them."""
     for name in _PARTS if isinstance(turn, dict) else ():
-        if isinstance(held := turn[name] if name in turn else None, list):
+        if isinstance(held := turn.get(name), list):
             yield (*path, name), held
             for index, part in enumerate(held):
                 if isinstance(part, dict) and isinstance(inner := part.get("content"), list):
