@@ -15,7 +15,7 @@ from peagle.api.api_settings import ApiSettings
 from peagle.api.bounds.field_path import Path, spell
 from peagle.api.bounds.json_text import MAX_ITEMS, holds_more
 from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
-from peagle.api.engine_words import in_our_words
+from peagle.api.dialects.engine_words import in_our_words
 from peagle.errors import RequestError, TooLargeError
 
 T = TypeVar("T", bound=BaseModel)

@@ -12,9 +12,9 @@ import re
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from peagle.api.anthropic_errors import AnthropicErrors
+from peagle.api.dialects.anthropic_errors import AnthropicErrors
+from peagle.api.dialects.stream_kinds import kind_at
 from peagle.api.reply import SERVER_ERROR, ErrorReply, from_status, overloaded
-from peagle.api.stream_kinds import kind_at
 from peagle.tracing import is_on, request_tracer
 
 logger = logging.getLogger(__name__)

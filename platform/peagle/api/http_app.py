@@ -12,14 +12,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from peagle.api.anthropic_errors import AnthropicErrors
 from peagle.api.api_settings import ApiSettings
+from peagle.api.dialects.anthropic_errors import AnthropicErrors
+from peagle.api.dialects.plain_requests import PlainRequests
 from peagle.api.keys import KeyCheck
 from peagle.api.ledger import Ledger
 from peagle.api.loop_watch import watch_loop
 from peagle.api.middleware import REQUEST_ID, Guard
 from peagle.api.openai_errors import describe
-from peagle.api.plain_requests import PlainRequests
 from peagle.api.reply import from_status
 from peagle.errors import PeagleError
 

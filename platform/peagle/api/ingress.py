@@ -35,16 +35,16 @@ from peagle.api.bounds.message_shape import check_messages
 from peagle.api.bounds.request_bounds import check_request
 from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG, take_depth_max
 from peagle.api.depth_routes import DepthRoutes
+from peagle.api.dialects.relayed_request import RelayedRequest
+from peagle.api.dialects.relayed_routes import RelayedRoutes
+from peagle.api.dialects.stream_kinds import COMPLETION, DONE, StreamKind
 from peagle.api.fleet_calls import ask_models, count_well
 from peagle.api.http_metrics import Exchange, with_estimates
 from peagle.api.loopback import require_loopback
 from peagle.api.openai_errors import Asked, EngineError, cause_of, describe, from_engine, is_lost_replica
 from peagle.api.relay import EventStream, engine_error, finish, relay, split_events
-from peagle.api.relayed_request import RelayedRequest
-from peagle.api.relayed_routes import RelayedRoutes
 from peagle.api.reply import SERVER_ERROR, ErrorReply
 from peagle.api.scraping import LEAST_S, MetricsRoutes
-from peagle.api.stream_kinds import COMPLETION, DONE, StreamKind
 from peagle.api.tries import Tries
 from peagle.config import Deployment
 from peagle.errors import NotFoundError, PeagleError, ReplicaLostError, RequestError

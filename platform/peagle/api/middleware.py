@@ -8,11 +8,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from peagle.api.dialects.stream_kinds import is_whole
 from peagle.api.http_metrics import HttpMetrics
 from peagle.api.ledger import Ledger
 from peagle.api.openai_errors import describe
 from peagle.api.reply import LEFT
-from peagle.api.stream_kinds import is_whole
 
 logger = logging.getLogger(__name__)
 

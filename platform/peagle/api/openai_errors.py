@@ -18,7 +18,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from starlette.exceptions import HTTPException
 from vllm.exceptions import GracefulHTTPError
 
-from peagle.api.engine_words import in_our_words
+from peagle.api.dialects.engine_words import in_our_words
 from peagle.api.reply import SERVER_ERROR, ErrorReply, bounded, from_status, overloaded
 from peagle.errors import OverloadedError, PeagleError, ReplicaLostError, RequestError
 
@@ -33,6 +33,7 @@ RETRY_AFTER_S = 1.0
 _TOO_LONG = re.compile(r"maximum (context|model) length")
 # A message that begins with a field's name, where vLLM names none: "n must be at least 1, got 0."
 _LEADING_FIELD = re.compile(r"`?([a-z][a-z_]*)`? (?:must|cannot)\b")
+_OF_A_GRAMMAR = re.compile(r"\b(?:grammar|schema|regex|structural tag)\b", re.IGNORECASE)
 _FILE_PATH = re.compile(r"(?<![\w.:/])/(?:[\w.\-]+/)+[\w.\-]+")
 
 
@@ -132,6 +133,9 @@ def from_engine(info: Mapping[str, Any], asked: Asked) -> EngineError:
         return EngineError(from_status(400, message, param=asked.constraint))
     if status < 500 and _TOO_LONG.search(message):
         return EngineError(from_status(400, message, param=asked.prompt_field, code="context_length_exceeded"))
+    if status < 500 and asked.constraint and not info.get("param") and _OF_A_GRAMMAR.search(message):
+        message = f"{asked.constraint}: {message}"
+        return EngineError(from_status(400, message, param=asked.constraint))
     leading = _LEADING_FIELD.match(message)
     param = info.get("param") or (leading.group(1) if leading else None)
     param = asked.fields.get(param, param) if isinstance(param, str) else None

@@ -13,9 +13,9 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Send
 
+from peagle.api.dialects.stream_kinds import COMPLETION, StreamKind
 from peagle.api.openai_errors import Asked, EngineError, describe, from_engine
 from peagle.api.reply import ERROR_EVENT, NAMED_ERROR_EVENT
-from peagle.api.stream_kinds import COMPLETION, StreamKind
 from peagle.errors import ReplicaLostError
 
 logger = logging.getLogger(__name__)

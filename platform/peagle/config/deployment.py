@@ -215,7 +215,7 @@ class Deployment(Strict):
                 raise wrong(key, value, f"it is set by {PLATFORM_OWNED_ARGUMENTS[key]}", "Remove it here.")
             if key in REFUSED_ARGUMENTS and value:
                 raise wrong(key, value, REFUSED_ARGUMENTS[key], "Remove it.")
-            if key == "runner" and value not in ("auto", "generate"):
+            if (key, value) == ("runner", "pooling"):
                 raise wrong(key, value, "the platform serves models that generate text", "Remove it.")
             if not key.isidentifier() or key.startswith("_"):
                 name = key.lstrip("-_").replace("-", "_")

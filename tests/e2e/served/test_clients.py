@@ -25,6 +25,8 @@ PARAMETERS: dict[str, Any] = {
     "required": ["kind"],
     "additionalProperties": False,
 }
+# Anthropic's client has no temperature of its own any more.
+GREEDY: dict[str, Any] = {"extra_body": {"temperature": 0}}
 KINDS = ({"kind": "file"}, {"kind": "folder"})
 
 
@@ -134,7 +136,7 @@ def message(text: str = PROMPT) -> Any:
 
 def test_a_message_is_text_and_counts_its_tokens(claude: Anthropic, served: Served) -> None:
     asked: Any = {"model": served.model, "system": "Write Python.", "messages": message()}
-    answer = claude.messages.create(**asked, max_tokens=12, temperature=0)
+    answer = claude.messages.create(**asked, max_tokens=12)
     assert (answer.type, answer.role, answer.stop_reason) == ("message", "assistant", "max_tokens")
     assert answer.id.startswith("msg_")
     assert [block.type for block in answer.content] == ["text"]
@@ -146,7 +148,7 @@ def test_a_message_is_text_and_counts_its_tokens(claude: Anthropic, served: Serv
 
 
 def test_a_streamed_message_is_the_same_text(claude: Anthropic, served: Served) -> None:
-    asked: Any = {"model": served.model, "messages": message(), "max_tokens": 24, "temperature": 0}
+    asked: Any = {"model": served.model, "messages": message(), "max_tokens": 24, **GREEDY}
     before = counted(served)
     whole: Any = claude.messages.create(**asked).content[0]
     with claude.messages.stream(**asked) as stream:
@@ -161,7 +163,7 @@ def test_a_streamed_message_is_the_same_text(claude: Anthropic, served: Served) 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 def test_a_message_calls_a_tool_that_it_must(claude: Anthropic, served: Served, streamed: bool) -> None:
     tools: Any = [{"name": "make", "input_schema": PARAMETERS}]
-    asked: Any = {"model": served.model, "messages": message(), "tools": tools, "max_tokens": 64, "temperature": 0}
+    asked: Any = {"model": served.model, "messages": message(), "tools": tools, "max_tokens": 64, **GREEDY}
     asked["tool_choice"] = {"type": "tool", "name": "make"}
     if streamed:
         with claude.messages.stream(**asked) as stream:
@@ -183,7 +185,7 @@ def test_a_message_calls_a_tool_that_it_must(claude: Anthropic, served: Served, 
     ("fields", "named"),
     [
         ({"max_tokens": 0}, "max_tokens"),
-        ({"temperature": 9}, "temperature"),
+        ({"extra_body": {"temperature": 9}}, "temperature"),
         ({"messages": message("import os\n" * 5000)}, "length"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, r"tools\[0\]\.type"),
         ({"messages": [{"role": "user", "content": None}]}, r"messages\[0\]\.content"),
@@ -208,7 +210,7 @@ def test_what_a_message_cannot_have_is_refused_as_anthropic_does(
 def test_a_chat_calls_a_tool_that_it_must(client: OpenAI, served: Served, choice: Any, streamed: bool) -> None:
     tools: Any = [{"type": "function", "function": {"name": "make", "parameters": PARAMETERS}}]
     asked: Any = {"model": served.model, "messages": message(), "tools": tools, "max_tokens": 96, "temperature": 0}
-    asked["tool_choice"] = choice
+    asked |= {"tool_choice": choice, "parallel_tool_calls": False}
     if streamed:
         deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**asked, stream=True)]
         calls = [call.function for delta in deltas for call in delta.tool_calls or ()]
@@ -254,7 +256,7 @@ def test_an_answer_is_named_after_its_request(client: OpenAI, claude: Anthropic,
 
 
 def test_a_prompt_that_was_cached_is_told_so(client: OpenAI, served: Served) -> None:
-    asked: Any = {"model": served.model, "prompt": PROMPT * 20, "max_tokens": 1, "temperature": 0}
+    asked: Any = {"model": served.model, "prompt": PROMPT * 60, "max_tokens": 1, "temperature": 0}
     told = [client.completions.create(**asked).usage for _ in range(4)]
     details = [usage.prompt_tokens_details for usage in told if usage is not None]
     assert any(detail is not None and (detail.cached_tokens or 0) > 0 for detail in details)

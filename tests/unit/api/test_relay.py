@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator
 import pytest
 from ray.exceptions import ActorDiedError
 
+from peagle.api.dialects.stream_kinds import DONE
 from peagle.api.openai_errors import Asked, describe
 from peagle.api.relay import EventStream, relay
 from peagle.api.reply import has_tokens
-from peagle.api.stream_kinds import DONE
 from peagle.errors import RequestError
 
 ASKED = Asked("prompt")

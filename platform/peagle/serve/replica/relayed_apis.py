@@ -17,9 +17,9 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, Respons
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse as VLLMErrorResponse
 from vllm.exceptions import GenerationError, VLLMClientError
 
-from peagle.api.relayed_request import RelayedRequest
+from peagle.api.dialects.relayed_request import RelayedRequest
+from peagle.api.dialects.stream_kinds import DONE, has_choices
 from peagle.api.reply import ERROR_EVENT
-from peagle.api.stream_kinds import DONE, has_choices
 
 Replies = AsyncGenerator[str | dict[str, Any] | ErrorResponse, None]
 

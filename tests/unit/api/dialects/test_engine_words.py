@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle.api.engine_words import in_our_words
+from peagle.api.dialects.engine_words import in_our_words
 from peagle.engine.checks.argument_checks import argument_types, variable_names, vllm_sources
 
 SOURCES = vllm_sources() or Path()
@@ -16,7 +16,8 @@ READ = (
     *("entrypoints/chat_utils.py", "entrypoints/generate/base", "entrypoints/serve/engine", "entrypoints/serve/utils"),
     *("entrypoints/openai/chat_completion", "entrypoints/openai/completion", "entrypoints/openai/responses"),
     *("entrypoints/anthropic", "entrypoints/serve/tokenize", "entrypoints/serve/exception_handling"),
-    *("renderers", "sampling_params.py", "v1/engine", "v1/structured_output", "tool_parsers", "reasoning", "parser"),
+    *("renderers", "sampling_params.py", "v1/structured_output", "tool_parsers", "reasoning", "parser"),
+    *("v1/engine/async_llm.py", "v1/engine/input_processor.py", "v1/engine/parallel_sampling.py"),
     *("multimodal", "inputs", "exceptions.py"),
 )
 OPTION = re.compile(r"(?<![\w-])--[a-z]")

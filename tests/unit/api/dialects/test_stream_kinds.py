@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from peagle.api.ingress import _first_reply
-from peagle.api.openai_errors import Asked, EngineError
+from peagle.api.dialects.stream_kinds import COMPLETION, DONE, MESSAGE, RESPONSE, StreamKind, is_whole, kind_at
+from peagle.api.openai_errors import Asked
 from peagle.api.relay import relay
 from peagle.api.reply import ErrorReply, has_tokens
-from peagle.api.stream_kinds import COMPLETION, DONE, MESSAGE, RESPONSE, StreamKind, is_whole, kind_at
 
 ASKED = Asked("input")
 CREATED = 'event: response.created\ndata: {"type":"response.created"}\n\n'
@@ -38,23 +37,6 @@ async def replies(*parts: Any) -> AsyncGenerator[Any, None]:
 async def relayed(kind: StreamKind, *parts: str) -> str:
     rest = replies(*parts)
     return "".join([packet async for packet in relay([await anext(rest)], rest, ASKED, 1.0, kind=kind)])
-
-
-@STREAMS
-async def test_what_opens_a_stream_waits_for_its_first_token(
-    kind: StreamKind, opening: list[str], token: str, last: str
-) -> None:
-    rest = replies(*opening, token, token, last)
-    assert await _first_reply(rest, ASKED, kind=kind) == [*opening, token]
-
-
-@STREAMS
-async def test_an_error_before_the_first_token_has_a_status(
-    kind: StreamKind, opening: list[str], token: str, last: str
-) -> None:
-    with pytest.raises(EngineError) as refused:
-        await _first_reply(replies(*opening, ENGINE_ERROR), ASKED, kind=kind)
-    assert (refused.value.reply.status, refused.value.reply.param) == (400, "temperature")
 
 
 @STREAMS

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
-from peagle.api.relayed_request import to_count, to_message, to_response
+from peagle.api.dialects.relayed_request import to_count, to_message, to_response
 from peagle.errors import RequestError
 from peagle.serve.routing.route_request import route_request
 

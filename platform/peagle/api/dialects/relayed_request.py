@@ -55,6 +55,16 @@ class RelayedRequest(BaseModel):
         return [{"role": "system", "content": first}, *turns] if first else turns
 
     @property
+    def tools(self) -> Any:
+        """What the model is told that it may call."""
+        return self.fields.get("tools")
+
+    @property
+    def service_tier(self) -> Any:
+        """OpenAI's class of service, where it is asked for."""
+        return self.fields.get("service_tier")
+
+    @property
     def max_tokens(self) -> int | None:
         """The most tokens that the answer may have."""
         most: int | None = self.fields.get("max_tokens") or self.fields.get("max_output_tokens")

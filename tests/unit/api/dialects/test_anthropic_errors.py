@@ -7,7 +7,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from peagle.api.anthropic_errors import AnthropicErrors
+from peagle.api.dialects.anthropic_errors import AnthropicErrors
 from peagle.api.reply import ErrorReply, from_status, overloaded
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 # vLLM repeats the field, and quotes its value whole, at the end of a message.
 REPEATED = re.compile(r" \(parameter=.*\)$", re.DOTALL)
 
+# Where its parser of grammars stands in its own source.
+_LOG_PREFIX = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)\b")
 _VARIABLE = re.compile(r"\bVLLM_[A-Z0-9_]+\b")
 _OPERATORS = "engine.… and environment.… are fields of the deployment file, for who runs this server."
@@ -30,7 +32,9 @@ _SENTENCES: tuple[tuple[re.Pattern[str], str], ...] = (
         "chat_template: templates of requests are taken only where engine.trust_request_chat_template is true.",
     ),
     (
-        re.compile(r"^The `logits_processors` argument is not supported by this server\..*", re.DOTALL),
+        re.compile(
+            r"^(The `logits_processors` argument|Logits processor '.*') is not .* by this server\..*", re.DOTALL
+        ),
         "logits_processors is not supported: this server takes no code from requests.",
     ),
 )
@@ -43,7 +47,7 @@ def in_our_words(message: str, fields: Mapping[str, str] | None = None) -> str:
         message: vLLM's.
         fields: What the request's route calls fields that vLLM knows by another name.
     """
-    message = REPEATED.sub("", message)
+    message = _LOG_PREFIX.sub("", REPEATED.sub("", message))
     for said, instead in _SENTENCES:
         message = said.sub(instead, message)
     message = _OPTION.sub(lambda option: f"engine.{option[1].replace('-', '_')}", message)

@@ -4,7 +4,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from peagle.api.plain_requests import PlainRequests
+from peagle.api.dialects.plain_requests import PlainRequests
 
 
 @pytest.fixture

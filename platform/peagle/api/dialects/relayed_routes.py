@@ -6,8 +6,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from peagle.api.relayed_request import RelayedRequest, to_count, to_message, to_response
-from peagle.api.stream_kinds import COMPLETION, MESSAGE, RESPONSE, StreamKind
+from peagle.api.dialects.relayed_request import RelayedRequest, to_count, to_message, to_response
+from peagle.api.dialects.stream_kinds import COMPLETION, MESSAGE, RESPONSE, StreamKind
 from peagle.errors import NotFoundError, RequestError
 
 # What the routes call fields that vLLM knows by the names of a chat.

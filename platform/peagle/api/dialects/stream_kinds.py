@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from peagle.api.anthropic_errors import anthropic_error
+from peagle.api.dialects.anthropic_errors import anthropic_error
 from peagle.api.reply import ERROR_EVENT, NAMED_ERROR_EVENT, ErrorReply
 
 DONE = "data: [DONE]\n\n"
