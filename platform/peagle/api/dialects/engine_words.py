@@ -53,7 +53,8 @@ def in_our_words(message: str, fields: Mapping[str, str] | None = None) -> str:
     message = _OPTION.sub(lambda option: f"engine.{option[1].replace('-', '_')}", message)
     message = _VARIABLE.sub(lambda variable: f"environment.{variable[0]}", message)
     for theirs, ours in (fields or {}).items():
-        message = re.sub(rf"\b{theirs}\b", ours, message)
+        # A name of one word may be a word of the sentence.
+        message = re.sub(rf"\b{theirs}\b" if "_" in theirs else f"(?<=`){theirs}(?=`)", ours, message)
     if re.search(r"\b(?:engine\.[a-z]|environment\.VLLM_)", message):
         message = f"{message.rstrip('. ')}. {_OPERATORS}"
     return message

@@ -102,3 +102,4 @@ def test_every_sentence_that_is_said_otherwise_is_one_of_vllms() -> None:
 def test_a_field_has_the_name_of_the_route() -> None:
     said = in_our_words("max_completion_tokens must be at least 1", {"max_completion_tokens": "max_output_tokens"})
     assert said == "max_output_tokens must be at least 1"
+    assert in_our_words("stop at `stop`", {"stop": "stop_sequences"}) == "stop at `stop_sequences`"
