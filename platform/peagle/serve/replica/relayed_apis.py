@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from pydantic import ValidationError
 from ray.llm._internal.serve.core.configs.openai_api_models import ErrorInfo, ErrorResponse
 from ray.llm._internal.serve.core.protocol import RawRequestInfo
 from starlette.requests import Request
@@ -45,9 +44,11 @@ async def ask_responses(handler: Any, request: RelayedRequest, info: RawRequestI
             try:
                 async for event in answer:
                     yield f"event: {event.type}\ndata: {event.model_dump_json(by_alias=True)}\n\n"
-            except ValidationError as error:
-                # vLLM has no event of this API for a request that failed in the engine, and fails to make one.
-                raise GenerationError from error
+            except (ValueError, VLLMClientError) as error:
+                if isinstance(error.__context__, GenerationError):
+                    # vLLM has no event of this API for a request that failed in the engine, and fails to make one.
+                    raise error.__context__ from None
+                yield f"data: {handler.create_streaming_error_response(error)}\n\n"
 
 
 async def ask_messages(handler: Any, request: RelayedRequest, info: RawRequestInfo | None) -> Replies:
