@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import time
+import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -179,8 +180,8 @@ class PeagleIngress(DepthRoutes, MetricsRoutes, RelayedRoutes, OpenAiIngress):  
         headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
         for retries_left in range(settings.replica_retries, -1, -1):
             if "request_id" in type(body).model_fields:
-                # It is in the answer's id. Engines key their state by one of their own, so that a client may repeat it.
-                body.request_id = request.state.request_id
+                # The answer's id holds it. A client may repeat its own, and an earlier try may still be running.
+                body.request_id = f"{request.state.request_id}-{uuid.uuid4().hex[:8]}"
             response = getattr(handle, method).remote(body, TriedRequestInfo(headers, tries))
             rest = _replies(response, settings.request_timeout_s)
             try:

@@ -37,7 +37,6 @@ REFUSED_ARGUMENTS: Mapping[str, str] = {
 # The same of variables.
 REFUSED_VARIABLES: Mapping[str, str] = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": REFUSED_ARGUMENTS["enable_lora"],
-    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "clients name their requests, and two of one name would be mixed up",
     "VLLM_ENABLE_RESPONSES_API_STORE": "a replica would keep every answer for ever, and the others would not find it",
 }
 

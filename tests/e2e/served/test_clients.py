@@ -253,13 +253,15 @@ def test_langchain_chats_streams_and_calls_tools(served: Served) -> None:
 
 
 def test_an_answer_is_named_after_its_request(client: OpenAI, claude: Anthropic, served: Served) -> None:
-    name = {"x-request-id": "billing-7"}
-    asked: Any = {"model": served.model, "max_tokens": 2, "extra_headers": name}
-    assert client.chat.completions.create(messages=message(), **asked).id == "chatcmpl-billing-7"
-    assert client.completions.create(prompt=PROMPT, **asked).id == "cmpl-billing-7"
-    assert claude.messages.create(messages=message(), **asked).id == "msg_billing-7"
-    response = client.responses.create(model=served.model, input=PROMPT, max_output_tokens=2, extra_headers=name)
-    assert response.id == "resp_billing-7"
+    asked: Any = {"model": served.model, "extra_headers": {"x-request-id": "billing-7"}}
+    answers: list[Any] = [
+        client.chat.completions.create(messages=message(), max_tokens=2, **asked),
+        client.completions.create(prompt=PROMPT, max_tokens=2, **asked),
+        claude.messages.create(messages=message(), max_tokens=2, **asked),
+        client.responses.create(input=PROMPT, max_output_tokens=2, **asked),
+    ]
+    for answer, kind in zip(answers, ("chatcmpl-", "cmpl-", "msg_", "resp_"), strict=True):
+        assert answer.id.startswith(f"{kind}billing-7-")
 
 
 def test_a_prompt_that_was_cached_is_told_so(client: OpenAI, served: Served) -> None:

@@ -202,7 +202,6 @@ def test_a_field_s_name_cannot_fill_the_screen() -> None:
         ("engine.tool_server", "demo", "no replica runs tools"),
         ("engine.runner", "pooling", "models that generate text"),
         ("environment.VLLM_ENABLE_RESPONSES_API_STORE", "1", "would keep every answer for ever"),
-        ("environment.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1", "would be mixed up"),
     ],
 )
 def test_what_nothing_here_could_use_is_refused_with_a_reason(field: str, value: Any, reason: str) -> None:
