@@ -7,6 +7,7 @@ depth_routes.py  operators' routes: why a replica drafts as deep as it does, pin
 body.py        bytes to a validated request, every mistake named
 bounds/        what one request may hold, counted before anything that takes long begins
 relay.py       a replica's answer as one JSON body or as server-sent events
+dialects/      the Responses and Messages APIs, how each API writes streams and errors, and vLLM's words in ours
 reply.py       OpenAI's error object
 openai_errors.py  any exception as such an object, with the right status
 middleware.py  request ids, counting, and the last catch for exceptions

@@ -12,9 +12,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from peagle.api.api_settings import ApiSettings
-from peagle.api.bounds.field_path import spell
+from peagle.api.bounds.field_path import Path, spell
 from peagle.api.bounds.json_text import MAX_ITEMS, holds_more
 from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
+from peagle.api.dialects.engine_words import in_our_words
 from peagle.errors import RequestError, TooLargeError
 
 T = TypeVar("T", bound=BaseModel)
@@ -162,19 +163,44 @@ def validate(model: type[T], data: dict[str, Any]) -> T:
     except ValidationError as error:
         raise explain(error, data) from None
     except VLLM_CLIENT_ERRORS as error:
-        raise RequestError(str(error), param=getattr(error, "parameter", None)) from None
+        raise RequestError(in_our_words(str(error)), param=getattr(error, "parameter", None)) from None
     except Exception as error:
         # The engine's validators run on raw values and trip over types that they do not expect.
         raise RequestError(f"A field of the request has a wrong type: {error}.") from None
 
 
-def explain(error: ValidationError, data: Mapping[str, Any]) -> RequestError:
-    """Name the field that came closest to being right: a union reports every branch that did not match."""
-    if (count := error.error_count()) > MAX_PROBLEMS:
+def unroll_messages(body: Any, data: Mapping[str, Any]) -> Any:
+    """Unroll pydantic's lazy lists in a chat made of `data`: they do not travel, and are checked only as they are read.
+
+    Raises:
+        RequestError: A content part or a tool call is wrong; `param` names it.
+    """
+    for index, message in enumerate(body.messages):
+        for field in ("content", "tool_calls"):
+            parts = message.get(field)
+            if parts is None or isinstance(parts, str):
+                continue
+            given, place = data["messages"][index][field], ("messages", index, field)
+            try:
+                message[field] = list(parts)
+            except ValidationError as error:
+                raise explain(error, given, place) from None
+    return body
+
+
+def explain(error: ValidationError, data: Any, place: Path = ()) -> RequestError:
+    """Name the field that came closest to being right: a union reports every branch that did not match.
+
+    Args:
+        error: What pydantic says.
+        data: What it says that of.
+        place: Where in the request `data` lies.
+    """
+    if not place and (count := error.error_count()) > MAX_PROBLEMS:
         longest = max(data, key=lambda name: len(data[name]) if isinstance(data[name], list) else 0)
         return RequestError(f"{longest}: its values are of a wrong kind ({count} problems).", param=longest)
     listed = error.errors(include_url=False, include_context=False, include_input=False)
-    problems = [(field_path(problem["loc"], data, problem["type"]), problem) for problem in listed]
+    problems = [((*place, *field_path(problem["loc"], data, problem["type"])), problem) for problem in listed]
     # In a branch of the right type the deepest complaint is the one that helps.
     path, problem = max(problems, key=lambda item: (len(item[0]), not item[1]["type"].endswith("_type")))
     param = spell(path) or None

@@ -12,6 +12,8 @@ import re
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from peagle.api.dialects.anthropic_errors import AnthropicErrors
+from peagle.api.dialects.stream_kinds import kind_at
 from peagle.api.reply import SERVER_ERROR, ErrorReply, from_status, overloaded
 from peagle.tracing import is_on, request_tracer
 
@@ -140,10 +142,11 @@ class _Answer:
         if self._completed or self.left:
             return
         if not self._started:
-            await self._reply().response()(self._scope, self._receive, self._send)
+            await AnthropicErrors(self._reply().response())(self._scope, self._receive, self._send)
         elif self._streams:
             lost = ErrorReply(502, "The server ended before its answer was complete.", SERVER_ERROR)
-            await self._send({"type": "http.response.body", "body": lost.event().encode(), "more_body": False})
+            event = kind_at(self._scope["path"]).error_event(lost)
+            await self._send({"type": "http.response.body", "body": event.encode(), "more_body": False})
 
     def _reply(self) -> ErrorReply:
         status, parts = self._plain or (500, [])

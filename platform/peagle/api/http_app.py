@@ -1,7 +1,7 @@
 """The FastAPI application, before Ray Serve binds an ingress to it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,8 @@ from starlette.responses import JSONResponse
 
 from peagle.api.api_settings import ApiSettings
 from peagle.api.clients.keys import KeyCheck
+from peagle.api.dialects.anthropic_errors import AnthropicErrors
+from peagle.api.dialects.plain_requests import PlainRequests
 from peagle.api.ledger import Ledger
 from peagle.api.loop_watch import watch_loop
 from peagle.api.middleware import REQUEST_ID, Guard
@@ -22,12 +24,24 @@ from peagle.api.reply import from_status
 from peagle.errors import PeagleError
 from peagle.router.fairness.limit_headers import NAMES as LIMIT_HEADERS
 
+# Routes of models that turn text into something else, which OpenAI's and vLLM's servers have.
+NOT_GENERATED = (
+    *("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/pooling", "/classify"),
+    *("/v1/moderations", "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech"),
+    "/v1/images/generations",
+)
+
 # Which method of the ingress answers which route, in the form that `make_fastapi_ingress` takes.
 ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
     "models": lambda app: app.get("/v1/models"),
     "model_data": lambda app: app.get("/v1/models/{model:path}"),
     "chat": lambda app: app.post("/v1/chat/completions"),
     "completions": lambda app: app.post("/v1/completions"),
+    "responses": lambda app: app.post("/v1/responses"),
+    "stored_response": lambda app: app.api_route("/v1/responses/{response_id:path}", methods=["GET", "POST", "DELETE"]),
+    "messages": lambda app: app.post("/v1/messages"),
+    "count_tokens": lambda app: app.post("/v1/messages/count_tokens"),
+    "not_generated": lambda app: _all(app.post(path) for path in NOT_GENERATED),
     "tokenize": lambda app: app.post("/tokenize"),
     "detokenize": lambda app: app.post("/detokenize"),
     "health": lambda app: app.get("/health"),
@@ -42,6 +56,18 @@ ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
     "limit_model_depth": lambda app: app.put("/fleet/models/{model:path}/depth"),
     "unlimit_model_depth": lambda app: app.delete("/fleet/models/{model:path}/depth"),
 }
+
+
+def _all(decorators: Iterable[Callable[..., Any]]) -> Callable[..., Any]:
+    """One decorator that binds a handler to several routes."""
+    several = tuple(decorators)
+
+    def bind(handler: Callable[..., Any]) -> Callable[..., Any]:
+        for decorator in several:
+            decorator(handler)
+        return handler
+
+    return bind
 
 
 def build_http(settings: ApiSettings) -> FastAPI:
@@ -63,6 +89,8 @@ def build_http(settings: ApiSettings) -> FastAPI:
         app.add_middleware(KeyCheck, keys_file=settings.keys_file)
     # The one added last is the outermost: an answer of the guard, too, carries what a browser needs to read it.
     app.add_middleware(Guard, counts=settings.metrics)
+    app.add_middleware(AnthropicErrors)
+    app.add_middleware(PlainRequests)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from peagle import metrics
-from peagle.api.reply import any_choices
+from peagle.api.reply import has_tokens
 from peagle.metrics import FLEET_METRICS, INGRESS_METRICS, REPLICA_METRICS, Kind, Metric
 from peagle.router.dispatch import DECISION_REASONS
 
@@ -176,7 +176,7 @@ class HttpMetrics:
 
     def _sent(self, exchange: Exchange, piece: bytes, now_s: float) -> None:
         # What ends a stream comes with the last token's piece or right behind it: nobody waits for that.
-        if not any_choices(piece):
+        if not has_tokens(piece):
             return
         if exchange.sent_s is None:  # as engines do, not when the answer ends
             self._at(metrics.REQUEST_TTFT, exchange.model).observe(exchange.ttft_s)

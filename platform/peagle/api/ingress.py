@@ -1,6 +1,7 @@
 """The handlers of every route: parse a body, ask a replica, relay its answer."""
 
 import asyncio
+import json
 import logging
 import time
 import uuid
@@ -21,7 +22,6 @@ from ray.llm._internal.serve.core.configs.openai_api_models import (
     TokenizeCompletionRequest,
 )
 from ray.llm._internal.serve.core.ingress.ingress import OpenAiIngress
-from ray.llm._internal.serve.core.ingress.utils import _sanitize_chat_completion_request
 from ray.llm._internal.serve.core.protocol import RawRequestInfo
 from ray.serve._private.http_util import session_id_from_headers
 from ray.serve.handle import DeploymentHandle
@@ -31,7 +31,8 @@ from vllm.exceptions import GenerationError
 
 import peagle
 from peagle.api.api_settings import ApiSettings
-from peagle.api.body import read_request, validate
+from peagle.api.body import read_request, unroll_messages, validate
+from peagle.api.bounds.message_shape import check_messages
 from peagle.api.bounds.request_bounds import check_request
 from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG, take_depth_max
 from peagle.api.clients.client_header import CLIENT_HEADER, told
@@ -39,11 +40,14 @@ from peagle.api.clients.metered_replies import ask_for_usage
 from peagle.api.clients.request_charge import Usage
 from peagle.api.clients.usage_routes import UsageRoutes
 from peagle.api.depth_routes import DepthRoutes
+from peagle.api.dialects.relayed_request import RelayedRequest
+from peagle.api.dialects.relayed_routes import RelayedRoutes
+from peagle.api.dialects.stream_kinds import COMPLETION, DONE, StreamKind
 from peagle.api.fleet_calls import ask_models, count_well
 from peagle.api.http_metrics import Exchange, with_estimates
 from peagle.api.loopback import require_loopback
 from peagle.api.openai_errors import Asked, EngineError, cause_of, describe, from_engine, is_lost_replica
-from peagle.api.relay import DONE, EventStream, engine_error, finish, has_choices, relay, split_events
+from peagle.api.relay import EventStream, engine_error, finish, relay, split_events
 from peagle.api.reply import SERVER_ERROR, ErrorReply
 from peagle.api.scraping import LEAST_S
 from peagle.api.tries import Tries
@@ -56,7 +60,7 @@ logger = logging.getLogger(__name__)
 FORWARDED_HEADERS = ("traceparent", "tracestate")
 
 # Methods of a replica that generate, unlike those that only count tokens.
-GENERATING = frozenset({"chat", "completions"})
+GENERATING = frozenset({"chat", "completions", "messages", "responses"})
 
 # How long after its call a request may be cancelled itself.
 CANCELLED_S = 0.2
@@ -82,7 +86,7 @@ class TriedRequestInfo(RawRequestInfo):  # type: ignore[misc]  # Ray ships no ty
         return RawRequestInfo, (self.headers,)
 
 
-class PeagleIngress(DepthRoutes, UsageRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
+class PeagleIngress(DepthRoutes, UsageRoutes, RelayedRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
     """OpenAI's API in front of the replicas of every model."""
 
     def __init__(
@@ -108,7 +112,7 @@ class PeagleIngress(DepthRoutes, UsageRoutes, OpenAiIngress):  # type: ignore[mi
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
-        body = await self._read(request, lambda data: _picklable(to_generate(ChatCompletionRequest, data)))
+        body = await self._read(request, _to_chat)
         # vLLM opens each choice with the role alone, as soon as it has the first token or an error to send after it.
         return await self._ask(request, body, "chat", "messages", preamble=body.n or 1)
 
@@ -144,7 +148,16 @@ class PeagleIngress(DepthRoutes, UsageRoutes, OpenAiIngress):  # type: ignore[mi
         card = self._model_cards.get(model) if isinstance(model, str) else None
         return card.metadata.get("max_request_context_length") if card is not None else None
 
-    async def _ask(self, request: Request, body: Any, method: str, prompt_field: str, preamble: int = 0) -> Response:
+    async def _ask(
+        self,
+        request: Request,
+        body: Any,
+        method: str,
+        prompt_field: str,
+        preamble: int = 0,
+        fields: Mapping[str, str] | None = None,
+        kind: StreamKind = COMPLETION,
+    ) -> Response:
         """Ask a replica; answer with its one reply, or relay its events.
 
         Until the first token a lost replica is replaced by another, and an error still has its status.
@@ -155,11 +168,13 @@ class PeagleIngress(DepthRoutes, UsageRoutes, OpenAiIngress):  # type: ignore[mi
             method: The server's method.
             prompt_field: The field of `body` that holds the input.
             preamble: Events that a stream begins with before its first token.
+            fields: What the route calls fields that vLLM knows by another name.
+            kind: How a stream of the route is written.
 
         Raises:
             PeagleError: There is no answer; the reason is the client's mistake, an overload, or a failure.
         """
-        settings, ledger, asked = _settings(request), self._ledger, Asked(prompt_field, _constraint(body))
+        settings, ledger, asked = _settings(request), self._ledger, Asked(prompt_field, _constraint(body), fields or {})
         model = await self._get_model_id(body.model)
         exchange, tries = Exchange(model), Tries(model, ledger)
         if request.state.counted and method in GENERATING:
@@ -173,12 +188,12 @@ class PeagleIngress(DepthRoutes, UsageRoutes, OpenAiIngress):  # type: ignore[mi
             headers[CLIENT_HEADER], sent = told(charge.client), ask_for_usage(body)
         for retries_left in range(settings.replica_retries, -1, -1):
             if "request_id" in type(sent).model_fields:
-                # Engines key their state by it: a client may repeat its own, and a try's may be there still.
-                sent.request_id = uuid.uuid4().hex
+                # The answer's id holds it. A client may repeat its own, and an earlier try may still be running.
+                sent.request_id = f"{request.state.request_id}-{uuid.uuid4().hex[:8]}"
             response = getattr(handle, method).remote(sent, TriedRequestInfo(headers, tries))
-            rest = self.metered(request, _replies(response, settings.request_timeout_s), body, charge)
+            rest = self.metered(request, _replies(response, settings.request_timeout_s), body, charge, kind)
             try:
-                first = await _first_reply(rest, asked, preamble)
+                first = await _first_reply(rest, asked, preamble, kind)
             except Exception as error:
                 await rest.aclose()
                 if not retries_left or not is_lost_replica(error):
@@ -190,11 +205,12 @@ class PeagleIngress(DepthRoutes, UsageRoutes, OpenAiIngress):  # type: ignore[mi
                 if request.state.counted:
                     ledger.metrics.retried(model)
                 continue
-            if isinstance(first, BaseModel):
+            if not isinstance(first, list):
                 await finish(rest)
-                return Response(first.model_dump_json(), media_type="application/json")
+                text = first.model_dump_json() if isinstance(first, BaseModel) else json.dumps(first)
+                return Response(text, media_type="application/json")
             exchange.ttft_s = time.monotonic() - request.state.started_s
-            return EventStream(relay(first, rest, asked, settings.retry_after_s, exchange.fail))
+            return EventStream(relay(first, rest, asked, settings.retry_after_s, exchange.fail, kind))
         raise AssertionError("unreachable: the last turn returns or raises")
 
     def _handle(self, request: Request, model_id: str) -> DeploymentHandle:
@@ -297,7 +313,9 @@ async def _replies(response: Any, timeout_s: float) -> AsyncGenerator[Any, None]
             response.cancel()
 
 
-async def _first_reply(rest: AsyncGenerator[Any, None], asked: Asked, preamble: int) -> BaseModel | list[str]:
+async def _first_reply(
+    rest: AsyncGenerator[Any, None], asked: Asked, preamble: int = 0, kind: StreamKind = COMPLETION
+) -> BaseModel | dict[str, Any] | list[str]:
     """The only reply, or a stream's events up to its first token.
 
     Raises:
@@ -306,10 +324,10 @@ async def _first_reply(rest: AsyncGenerator[Any, None], asked: Asked, preamble: 
     events: list[str] = []
     spoken = 0
     async for reply in rest:
-        for part in [reply] if isinstance(reply, BaseModel) else split_events(reply):
+        for part in [reply] if isinstance(reply, BaseModel | dict) else split_events(reply):
             if isinstance(part, ErrorResponse):
                 raise from_engine(part.error.model_dump(), asked)
-            if isinstance(part, BaseModel):
+            if isinstance(part, BaseModel | dict):
                 return part
             error = engine_error(part, asked)
             if error is not None:
@@ -318,7 +336,7 @@ async def _first_reply(rest: AsyncGenerator[Any, None], asked: Asked, preamble: 
                 # vLLM ends a stream so where a request failed in the engine before its first token.
                 raise from_engine(_NO_ANSWER, asked)
             events.append(part)
-            spoken += has_choices(part)
+            spoken += kind.speaks(part)
         if spoken > preamble:
             return events
     if not events:
@@ -340,23 +358,13 @@ def _final(error: Exception, asked: Asked, retry_after_s: float) -> PeagleError:
 
 def _constraint(body: Any) -> str | None:
     """The field that constrains the output's text, if any does."""
+    if isinstance(body, RelayedRequest):
+        return body.constraint
     for field in CONSTRAINTS:
         value = getattr(body, field, None)
         if value is not None and getattr(value, "type", None) != "text":
             return field
     return None
-
-
-def _picklable(body: Any) -> Any:
-    """Unroll pydantic's lazy lists, which neither travel to a replica nor are checked before they are read.
-
-    Raises:
-        RequestError: A message's content is none.
-    """
-    try:
-        return _sanitize_chat_completion_request(body)
-    except ValueError as error:
-        raise RequestError(str(error), param="messages") from None
 
 
 def to_generate(model: type[BaseModel], data: dict[str, Any]) -> Any:
@@ -368,9 +376,15 @@ def to_generate(model: type[BaseModel], data: dict[str, Any]) -> Any:
     return body
 
 
+def _to_chat(data: dict[str, Any]) -> Any:
+    check_messages(data)
+    return unroll_messages(to_generate(ChatCompletionRequest, data), data)
+
+
 def _to_tokenize(data: dict[str, Any]) -> Any:
     if "messages" in data:
-        return _picklable(validate(TokenizeChatRequest, data))
+        check_messages(data)
+        return unroll_messages(validate(TokenizeChatRequest, data), data)
     return validate(TokenizeCompletionRequest, data)
 
 

@@ -8,16 +8,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from peagle.api.dialects.stream_kinds import is_whole
 from peagle.api.http_metrics import HttpMetrics
 from peagle.api.ledger import Ledger
 from peagle.api.openai_errors import describe
-from peagle.api.relay import DONE
 from peagle.api.reply import LEFT
 
 logger = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
-_LAST_EVENT = DONE.encode()
 
 
 class Guard:
@@ -52,7 +51,7 @@ class Guard:
             piece = message.get("body", b"")
             # Clients close a stream when they have read its last event, which may be before its empty end is sent.
             is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
-            whole = whole or is_last or piece.endswith(_LAST_EVENT)
+            whole = whole or is_last or is_whole(piece)
             if (exchange := scope["state"].get("exchange")) is not None and piece:
                 ledger.metrics.sent(exchange, piece, time.monotonic())
 

@@ -7,7 +7,7 @@ ours, and says nothing about our insides; the log has the rest.
 import pickle
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -18,6 +18,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from starlette.exceptions import HTTPException
 from vllm.exceptions import GracefulHTTPError
 
+from peagle.api.dialects.engine_words import in_our_words
 from peagle.api.reply import SERVER_ERROR, ErrorReply, bounded, from_status, limited, overloaded
 from peagle.errors import LimitError, OverloadedError, PeagleError, ReplicaLostError, RequestError
 
@@ -30,19 +31,25 @@ _LOST_CALL = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, 
 RETRY_AFTER_S = 1.0
 
 _TOO_LONG = re.compile(r"maximum (context|model) length")
-# vLLM repeats the field, and quotes its value whole, at the end of a message.
-_REPEATED = re.compile(r" \(parameter=.*\)$", re.DOTALL)
 # A message that begins with a field's name, where vLLM names none: "n must be at least 1, got 0."
 _LEADING_FIELD = re.compile(r"`?([a-z][a-z_]*)`? (?:must|cannot)\b")
+_OF_A_GRAMMAR = re.compile(r"\b(?:grammar|schema|regex|structural tag)\b", re.IGNORECASE)
 _FILE_PATH = re.compile(r"(?<![\w.:/])/(?:[\w.\-]+/)+[\w.\-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an engine's error may be about: the field that holds the input, and the one that constrains the output."""
+    """What an engine's error may be about.
+
+    Attributes:
+        prompt_field: The field that holds the input.
+        constraint: The field that constrains the output, if any does.
+        fields: What the route calls fields that vLLM knows by another name.
+    """
 
     prompt_field: str
     constraint: str | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
 
 
 class EngineError(PeagleError):
@@ -102,7 +109,7 @@ def _meant(error: Exception) -> Exception:
         case PeagleError():
             return error
         case _ if isinstance(error, _CLIENT_CAUSED):
-            message = _REPEATED.sub("", _FILE_PATH.sub("<path>", str(error)))
+            message = in_our_words(_FILE_PATH.sub("<path>", str(error)))
             return RequestError(message, param=getattr(error, "parameter", None))
         case _:
             return error
@@ -117,7 +124,7 @@ def cause_of(error: Exception) -> Exception:
 
 def from_engine(info: Mapping[str, Any], asked: Asked) -> EngineError:
     """Translate vLLM's error, whose `code` is a status and whose `type` is a class name."""
-    message = _REPEATED.sub("", str(info.get("message") or ""))
+    message = in_our_words(str(info.get("message") or ""), asked.fields)
     code = info.get("code")
     status = code if isinstance(code, int) else 500
     if status in (429, 503):
@@ -128,8 +135,12 @@ def from_engine(info: Mapping[str, Any], asked: Asked) -> EngineError:
         return EngineError(from_status(400, message, param=asked.constraint))
     if status < 500 and _TOO_LONG.search(message):
         return EngineError(from_status(400, message, param=asked.prompt_field, code="context_length_exceeded"))
+    if status < 500 and asked.constraint and not info.get("param") and _OF_A_GRAMMAR.search(message):
+        message = f"{asked.constraint}: {message}"
+        return EngineError(from_status(400, message, param=asked.constraint))
     leading = _LEADING_FIELD.match(message)
     param = info.get("param") or (leading.group(1) if leading else None)
+    param = asked.fields.get(param, param) if isinstance(param, str) else None
     return EngineError(from_status(status, message, param=param))
 
 

@@ -1,6 +1,6 @@
 """A replica's answer, as one JSON body or as server-sent events.
 
-Only the engine's own `[DONE]` counts as a finished stream: one that ends without it ends with an error event, so
+Only the engine's own last event counts as a finished stream: one that ends without it ends with an error event, so
 nothing is silently cut short.
 """
 
@@ -13,13 +13,13 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Send
 
+from peagle.api.dialects.stream_kinds import COMPLETION, StreamKind
 from peagle.api.openai_errors import Asked, EngineError, describe, from_engine
-from peagle.api.reply import ERROR_EVENT
+from peagle.api.reply import ERROR_EVENT, NAMED_ERROR_EVENT
 from peagle.errors import ReplicaLostError
 
 logger = logging.getLogger(__name__)
 
-DONE = "data: [DONE]\n\n"
 # In which a replica that has answered ends the call by itself.
 _END_S = 1.0
 
@@ -46,16 +46,11 @@ def split_events(reply: Any) -> list[str]:
     return [reply] if isinstance(reply, str) else list(reply)
 
 
-def has_choices(event: str) -> bool:
-    """Whether the event carries a part of an answer, be it empty; `[DONE]`, an error and usage alone do not."""
-    return event.startswith("data: {") and not event.startswith(ERROR_EVENT) and '"choices":[]' not in event
-
-
 def engine_error(event: str, asked: Asked) -> EngineError | None:
     """The error that an event carries, if it carries one."""
-    if not event.startswith(ERROR_EVENT):
+    if not event.startswith((ERROR_EVENT, NAMED_ERROR_EVENT)):
         return None
-    payload = json.loads(event.removeprefix("data: "))
+    payload = json.loads(event.removeprefix(NAMED_ERROR_EVENT).removeprefix("data: "))
     info: Mapping[str, Any] = payload["error"]
     return from_engine(info, asked)
 
@@ -66,8 +61,9 @@ async def relay(
     asked: Asked,
     retry_after_s: float,
     failed: Callable[[], None] | None = None,
+    kind: StreamKind = COMPLETION,
 ) -> AsyncGenerator[str, None]:
-    """Pass events on up to `[DONE]`; an error becomes the last event.
+    """Pass events on up to the last of a whole answer; an error becomes the last event.
 
     Args:
         first: Events that were read already, none of which is an error.
@@ -75,6 +71,7 @@ async def relay(
         asked: What an error may be about.
         retry_after_s: See `describe`.
         failed: Called before an error is sent, which the status that was sent before does not tell.
+        kind: How the stream is written.
     """
     try:
         events = first
@@ -85,9 +82,9 @@ async def relay(
             if error is not None:
                 if failed is not None:
                     failed()
-                yield error.reply.event()
+                yield kind.error_event(error.reply)
                 return
-            if packet.endswith(DONE):
+            if events and kind.ends(events[-1]):
                 await finish(rest)
                 return
             try:
@@ -98,7 +95,7 @@ async def relay(
         logger.warning("A stream ended with an error.", exc_info=error)
         if failed is not None:
             failed()
-        yield describe(error, retry_after_s).event()
+        yield kind.error_event(describe(error, retry_after_s))
     finally:
         await rest.aclose()
 

@@ -13,6 +13,8 @@ SERVER_ERROR = "server_error"
 OVERLOADED = "rate_limit_error"
 # How an event that carries an error begins, vLLM's and the platform's own.
 ERROR_EVENT = 'data: {"error"'
+# The same where events have names.
+NAMED_ERROR_EVENT = "event: error\n"
 # What nginx calls a client that closed its connection before the answer.
 LEFT = 499
 
@@ -20,10 +22,11 @@ LEFT = 499
 MAX_MESSAGE_CHARS = 1000
 
 
-def any_choices(packet: bytes) -> bool:
-    """Whether any event of a packet has choices: `relay` sends what came together as one."""
-    # Once for each token: JSON escapes a quote inside a string, so what an answer says cannot be taken for this.
-    return b'"choices":[{' in packet
+def has_tokens(packet: bytes) -> bool:
+    """Whether any event of a packet carries a part of an answer: `relay` sends what came together as one."""
+    # Once for each token: JSON escapes a quote and a line break inside a string, so what an answer says cannot be taken
+    # for any of these. Events of /v1/responses are named response.….delta, those of /v1/messages content_block_delta.
+    return b'"choices":[{' in packet or b".delta\ndata: " in packet or b"block_delta\ndata: " in packet
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,17 @@ which then draws again. So Serve never starts a trace here; it continues the one
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from peagle.api.reply import ERROR_EVENT, LEFT
+from peagle.api.reply import ERROR_EVENT, LEFT, NAMED_ERROR_EVENT
 from peagle.tracing import context_of, continue_in
 
 # What spans are named after; a client is free to invent other paths.
-ROUTES = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"})
+ROUTES = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+        *("/tokenize", "/detokenize"),
+    }
+)
+_ERROR_EVENTS = (ERROR_EVENT.encode(), NAMED_ERROR_EVENT.encode())
 # W3C Trace Context.
 TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})
 
@@ -66,7 +72,7 @@ class _Seen:
         if message["type"] == "http.response.start":
             self.status = message["status"]
         else:
-            self._broken = self._broken or message.get("body", b"").startswith(ERROR_EVENT.encode())
+            self._broken = self._broken or message.get("body", b"").startswith(_ERROR_EVENTS)
         await self._send(message)
         self._whole = message["type"] == "http.response.body" and not message.get("more_body", False)
 

@@ -28,6 +28,18 @@ PLATFORM_OWNED_ARGUMENTS: Mapping[str, str] = {
     "disable_log_stats": "nothing: statistics are always on",
 }
 
+# What vLLM has and no route or replica here could use: an argument, and why.
+REFUSED_ARGUMENTS: Mapping[str, str] = {
+    "enable_lora": "adapters are not served: a drafter is trained for its target's own weights",
+    "enable_sleep_mode": "nothing here wakes an engine that sleeps",
+    "tool_server": "no replica runs tools; clients do",
+}
+# The same of variables.
+REFUSED_VARIABLES: Mapping[str, str] = {
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": REFUSED_ARGUMENTS["enable_lora"],
+    "VLLM_ENABLE_RESPONSES_API_STORE": "a replica would keep every answer for ever, and the others would not find it",
+}
+
 # Hugging Face's own rule: an organisation (older repositories have none) and a name.
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -206,6 +218,10 @@ class Deployment(Strict):
         for key, value in engine.items():
             if key in PLATFORM_OWNED_ARGUMENTS:
                 raise wrong(key, value, f"it is set by {PLATFORM_OWNED_ARGUMENTS[key]}", "Remove it here.")
+            if key in REFUSED_ARGUMENTS and value:
+                raise wrong(key, value, REFUSED_ARGUMENTS[key], "Remove it.")
+            if (key, value) == ("runner", "pooling"):
+                raise wrong(key, value, "the platform serves models that generate text", "Remove it.")
             if not key.isidentifier() or key.startswith("_"):
                 name = key.lstrip("-_").replace("-", "_")
                 raise wrong(key, value, "it is no engine argument", f"Write it as vLLM names it in Python: {name}.")
@@ -219,6 +235,8 @@ class Deployment(Strict):
                 raise wrong(name, None, "it is no name of a variable", "Use letters, digits and underscores.")
             if "\0" in value:
                 raise wrong(name, None, "its value holds a NUL character", "Write it without.")
+            if name in REFUSED_VARIABLES and value not in ("", "0"):
+                raise wrong(name, None, REFUSED_VARIABLES[name], "Remove it.")
         return environment
 
     @model_validator(mode="after")

@@ -31,6 +31,7 @@ _INTERFACES = (
             "ChatCompletionRequest",
             "CompletionRequest",
             "DetokenizeRequest",
+            "ErrorInfo",
             "ErrorResponse",
             "ModelCard",
             "TokenizeChatRequest",
@@ -55,11 +56,6 @@ _INTERFACES = (
         f"{_INGRESS}._get_model_id",
         why="A missing or unknown model is told in OpenAI's words.",
         removed_when="Ray's ingress answers with OpenAI's error object",
-    ),
-    _reads(
-        f"{_LLM}.serve.core.ingress.utils:_sanitize_chat_completion_request",
-        why="Pydantic's lazy lists do not travel to a replica.",
-        removed_when="vLLM's request models survive pickling",
     ),
     _reads(
         f"{_LLM}.serve.core.protocol:RawRequestInfo",

@@ -99,12 +99,14 @@ def test_an_adapter_of_a_known_model_is_unknown(http: httpx.Client, served: Serv
     assert error["code"] == "model_not_found"
 
 
-@pytest.mark.parametrize("path", ["/v1/nothing", "/", "/v1", "/docs", "/openapi.json", "/v1/chat/completions/"])
+@pytest.mark.parametrize("path", ["/v1/nothing", "/", "/v1", "/docs", "/openapi.json", "/v1/chat"])
 def test_an_unknown_path(http: httpx.Client, path: str) -> None:
     assert error_of(http.get(path), 404)["code"] == "unknown_url"
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", CHAT), ("PUT", COMPLETIONS), ("DELETE", "/v1/models")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", CHAT), ("GET", CHAT + "/"), ("PUT", COMPLETIONS), ("DELETE", "/v1/models")]
+)
 def test_a_method_that_is_not_allowed(http: httpx.Client, method: str, path: str) -> None:
     answer = http.request(method, path)
     assert error_of(answer, 405)["code"] == "method_not_allowed"
@@ -256,9 +258,18 @@ def test_a_request_that_would_hold_up_all_others(
         assert error_of(answer, 400)["param"] == param
 
 
-def test_a_nested_field_is_named_as_the_client_wrote_it(http: httpx.Client) -> None:
-    messages = [{"role": "user", "content": "x"}, {"role": 5, "content": "x"}]
-    assert error_of(http.post(CHAT, json=chat(messages=messages)), 400)["param"] == "messages[1].role"
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": 5, "content": "x"}, "messages[1].role"),
+        ({"role": "user", "content": None}, "messages[1].content"),
+        ({"role": "user", "content": [{"type": "nothing"}]}, "messages[1].content[0].type"),
+    ],
+    ids=["role", "content", "part"],
+)
+def test_a_nested_field_is_named_as_the_client_wrote_it(http: httpx.Client, message: Any, param: str) -> None:
+    messages = [{"role": "user", "content": "x"}, message]
+    assert error_of(http.post(CHAT, json=chat(messages=messages)), 400)["param"] == param
 
 
 @STREAMED

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from ray.serve.exceptions import BackPressureError
 
+from peagle.api.dialects.stream_kinds import DONE, MESSAGE, RESPONSE, StreamKind
 from peagle.api.ingress import _constraint, _final, _first_reply
 from peagle.api.openai_errors import Asked, EngineError
-from peagle.api.relay import DONE
 
 ROLE = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
 TOKEN = 'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
@@ -59,3 +59,25 @@ def test_a_refusal_for_want_of_room_is_logged_without_its_traceback(caplog: pyte
         assert (refused.reply.status, caplog.records) == (429, [])
         _final(OSError("gone"), Asked("prompt"), 3.0)
     assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+CREATED = 'event: response.created\ndata: {"type":"response.created"}\n\n'
+DELTA = 'event: response.output_text.delta\ndata: {"delta":"a"}\n\n'
+START = 'event: message_start\ndata: {"type":"message_start"}\n\n'
+BLOCK = 'event: content_block_delta\ndata: {"delta":{"text":"a"}}\n\n'
+ENGINE_ERROR = 'data: {"error": {"message": "too hot", "param": "temperature", "code": 400}}\n\n'
+OTHER_KINDS = pytest.mark.parametrize(
+    ("kind", "opening", "token"), [(RESPONSE, CREATED, DELTA), (MESSAGE, START, BLOCK)], ids=["response", "message"]
+)
+
+
+@OTHER_KINDS
+async def test_what_opens_a_stream_waits_for_its_first_token(kind: StreamKind, opening: str, token: str) -> None:
+    assert await _first_reply(replies(opening, token, token), Asked("input"), kind=kind) == [opening, token]
+
+
+@OTHER_KINDS
+async def test_an_error_before_the_first_token_has_a_status(kind: StreamKind, opening: str, token: str) -> None:
+    with pytest.raises(EngineError) as refused:
+        await _first_reply(replies(opening, ENGINE_ERROR), Asked("input"), kind=kind)
+    assert (refused.value.reply.status, refused.value.reply.param) == (400, "temperature")

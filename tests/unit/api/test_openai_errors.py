@@ -150,6 +150,22 @@ def test_a_schema_that_the_engine_fails_on_is_the_clients_mistake() -> None:
     assert (reply.status, reply.kind, reply.param) == (400, "invalid_request_error", "response_format")
 
 
+def test_a_schema_that_the_engine_refuses_is_named_by_its_field() -> None:
+    said = {
+        "message": 'Failed to transform json schema: [00:57:02] <path>:4944: Unsupported type "banana"',
+        "code": 400,
+    }
+    reply = from_engine(said, Asked("input", "text.format")).reply
+    assert reply.param == "text.format"
+    assert reply.message == 'text.format: Failed to transform json schema: Unsupported type "banana"'
+
+
+def test_a_field_is_named_as_its_route_names_it() -> None:
+    said = {"message": "max_completion_tokens must be at least 1.", "param": "max_completion_tokens", "code": 400}
+    reply = from_engine(said, Asked("input", fields={"max_completion_tokens": "max_output_tokens"})).reply
+    assert (reply.param, reply.message) == ("max_output_tokens", "max_output_tokens must be at least 1.")
+
+
 def test_messages_are_bounded() -> None:
     assert len(from_status(400, "x" * 10_000).message) == MAX_MESSAGE_CHARS
 

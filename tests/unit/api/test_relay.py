@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator
 import pytest
 from ray.exceptions import ActorDiedError
 
+from peagle.api.dialects.stream_kinds import DONE
 from peagle.api.openai_errors import Asked, describe
-from peagle.api.relay import DONE, EventStream, relay
-from peagle.api.reply import any_choices
+from peagle.api.relay import EventStream, relay
+from peagle.api.reply import has_tokens
 from peagle.errors import RequestError
 
 ASKED = Asked("prompt")
@@ -54,13 +55,13 @@ def error_of(event: str) -> dict[str, str | None]:
 
 
 def test_an_error_and_an_end_are_no_part_of_an_answer() -> None:
-    assert any_choices((TOKEN + DONE).encode())
-    assert not any_choices((ENGINE_ERROR + DONE).encode())
-    assert not any_choices(b'data: {"id":"1","choices":[],"usage":{"total_tokens":3}}\n\n')
+    assert has_tokens((TOKEN + DONE).encode())
+    assert not has_tokens((ENGINE_ERROR + DONE).encode())
+    assert not has_tokens(b'data: {"id":"1","choices":[],"usage":{"total_tokens":3}}\n\n')
 
 
 def test_an_error_that_quotes_an_answer_is_no_part_of_one() -> None:
-    assert not any_choices(describe(RequestError(f"not this: {TOKEN}", param="prompt")).event().encode())
+    assert not has_tokens(describe(RequestError(f"not this: {TOKEN}", param="prompt")).event().encode())
 
 
 async def test_a_whole_stream_passes_unchanged() -> None:

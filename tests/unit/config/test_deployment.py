@@ -194,6 +194,27 @@ def test_a_field_s_name_cannot_fill_the_screen() -> None:
     assert all(len(line) < 400 for line in problems({**WHOLE, "x" * 5000: 1}))
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("engine.enable_lora", True, "a drafter is trained for its target's own weights"),
+        ("engine.enable_sleep_mode", True, "nothing here wakes an engine that sleeps"),
+        ("engine.tool_server", "demo", "no replica runs tools"),
+        ("engine.runner", "pooling", "models that generate text"),
+        ("environment.VLLM_ENABLE_RESPONSES_API_STORE", "1", "would keep every answer for ever"),
+    ],
+)
+def test_what_nothing_here_could_use_is_refused_with_a_reason(field: str, value: Any, reason: str) -> None:
+    (line,) = problems(with_field(field, value))
+    assert line.startswith(f"x.yaml: {field}")
+    assert reason in line
+
+
+def test_what_is_written_off_is_not_refused() -> None:
+    assert parse_deployment(with_field("engine.enable_lora", False), "x.yaml").engine["enable_lora"] is False
+    assert parse_deployment(with_field("environment.VLLM_ENABLE_RESPONSES_API_STORE", "0"), "x.yaml").environment
+
+
 def test_names_that_are_not_text_are_refused() -> None:
     (line,) = problems({**WHOLE, 1: 2})
     assert "must be text" in line

@@ -38,18 +38,38 @@ def check_grammars(data: Mapping[str, Any], bounds: GrammarSettings) -> None:
         RequestError: One holds more; `param` names the field as the client wrote it.
     """
     budget = _Budget(bounds)
-    response_format = data.get("response_format")
-    if isinstance(response_format, dict):
-        budget.schema(response_format, ("response_format",))
-        budget.expand_all(response_format, ("response_format",))
+    for path, wanted in _formats(data):
+        budget.schema(wanted, path)
+        budget.expand_all(wanted, path)
     if isinstance(outputs := data.get("structured_outputs"), dict):
         _check_outputs(budget, outputs)
-    tools = data.get("tools")
+    for path, parameters in _parameters(data.get("tools"), ("tools",)):
+        budget.schema(parameters, path)
+        budget.expand(parameters, path)
+
+
+def _formats(data: Mapping[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield what the output's form is asked for by: of a chat, a response and a message."""
+    for path in (("response_format",), ("text", "format"), ("output_config", "format")):
+        node: Any = data
+        for name in path:
+            node = node.get(name) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            yield path, node
+
+
+def _parameters(tools: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield the schema of each tool's arguments: of a chat, a response, whose tools may be grouped, and a message."""
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
-        if isinstance(tool, dict) and isinstance(function := tool.get("function"), dict):
-            path: Path = ("tools", index, "function", "parameters")
-            budget.schema(function.get("parameters"), path)
-            budget.expand(function.get("parameters"), path)
+        if not isinstance(tool, dict):
+            continue
+        place = (*path, index)
+        if isinstance(function := tool.get("function"), dict):
+            yield (*place, "function", "parameters"), function.get("parameters")
+        yield (*place, "parameters"), tool.get("parameters")
+        yield (*place, "input_schema"), tool.get("input_schema")
+        if path == ("tools",):
+            yield from _parameters(tool.get("tools"), (*place, "tools"))
 
 
 def _check_outputs(budget: "_Budget", outputs: Mapping[str, Any]) -> None:

@@ -26,11 +26,21 @@ MIXED_VALUES_MAX = 1000
 
 _TOO_MANY, _TOO_LONG = "array_above_max_length", "context_length_exceeded"
 # What templates write into a prompt, or a prompt is.
-_PROMPTS = ("prompt", "messages", "tools", "documents", "chat_template", "chat_template_kwargs", "tokens")
+_PROMPTS = (
+    *("prompt", "messages", "input", "previous_input_messages", "instructions", "system"),
+    *("tools", "documents", "chat_template", "chat_template_kwargs", "tokens"),
+)
+# Fields that hold turns, and what of a turn is a list of its own.
+_TURNS, _PARTS = ("messages", "input", "previous_input_messages"), ("content", "tool_calls", "output", "summary")
 # What a content part says of a picture or a sound: no text.
 MEDIA_FIELDS = frozenset(
-    {"audio_embeds", "audio_url", "file", "image_embeds", "image_pil", "image_url", "input_audio", "video_url"}
+    {
+        *("audio_embeds", "audio_url", "file", "image_embeds", "image_pil", "image_url", "input_audio", "video_url"),
+        *("file_data", "source"),
+    }
 )
+# What a client's tool is called with, where any name may stand for text.
+_ARGUMENTS = "input"
 
 
 def check_request(data: Mapping[str, Any], settings: ApiSettings, context_tokens: int | None) -> None:
@@ -60,15 +70,29 @@ def check_request(data: Mapping[str, Any], settings: ApiSettings, context_tokens
 def _check_lists(data: Mapping[str, Any], settings: ApiSettings) -> None:
     for field, value in data.items():
         if field not in ("prompt", "tokens") and isinstance(value, list | dict):
-            most = {"messages": settings.max_messages, "tools": settings.max_tools}.get(field, MAX_LISTED)
-            _check_length(len(value), most, field, field)
+            counts = {**dict.fromkeys(_TURNS, settings.max_messages), "tools": settings.max_tools}
+            _check_length(len(value), counts.get(field, MAX_LISTED), field, field)
     parts = 0
-    for index, message in enumerate(_listed(data.get("messages"))):
-        for inner in ("content", "tool_calls"):
-            if isinstance(message, dict) and isinstance(held := message.get(inner), list):
+    for field in _TURNS:
+        for index, turn in enumerate(_listed(data.get(field))):
+            for path, held in _part_lists(turn, (field, index)):
                 parts += len(held)
-                place = spell(("messages", index, inner))
-                _check_length(parts, settings.max_content_parts, place, "content parts and tool calls")
+                _check_length(parts, settings.max_content_parts, spell(path), "content parts and tool calls")
+    tools = len(_listed(data.get("tools")))
+    for index, tool in enumerate(_listed(data.get("tools"))):
+        if isinstance(tool, dict) and isinstance(grouped := tool.get("tools"), list):
+            tools += len(grouped)
+            _check_length(tools, settings.max_tools, spell(("tools", index, "tools")), "tools")
+
+
+def _part_lists(turn: Any, path: Path) -> Iterator[tuple[Path, list[Any]]]:
+    """Yield the lists of parts in a turn, those in the result of a tool among them."""
+    for name in _PARTS if isinstance(turn, dict) else ():
+        if isinstance(held := turn.get(name), list):
+            yield (*path, name), held
+            for index, part in enumerate(held):
+                if isinstance(part, dict) and isinstance(inner := part.get("content"), list):
+                    yield (*path, name, index, "content"), inner
 
 
 def _check_length(found: int, most: int, param: str, noun: str) -> None:
@@ -117,7 +141,7 @@ def _check_answers(data: Mapping[str, Any], most: int) -> None:
 def _check_prompt(data: Mapping[str, Any], most: int) -> None:
     chars = 0
     for field in _PROMPTS:
-        chars += count_chars(data.get(field), MEDIA_FIELDS if field == "messages" else frozenset())
+        chars += count_chars(data.get(field), MEDIA_FIELDS if field in _TURNS else frozenset())
         if chars > most:
             message = f"{field}: the prompt has {chars} characters, of which a token id counts as one"
             raise RequestError(f"{message}; at most {most} are allowed here.", param=field, code=_TOO_LONG)
@@ -125,15 +149,16 @@ def _check_prompt(data: Mapping[str, Any], most: int) -> None:
 
 def count_chars(value: Any, skipped: frozenset[str] = frozenset()) -> int:
     """Characters of all texts in a value but those under `skipped` keys; a number counts as one."""
-    chars, left = 0, [value]
+    nothing: frozenset[str] = frozenset()
+    chars, left = 0, [(value, skipped)]
     while left:
-        node = left.pop()
+        node, skips = left.pop()
         if isinstance(node, str) or (isinstance(node, list) and {*map(type, node)} <= {int, float}):
             chars += len(node)
         elif isinstance(node, list):
-            left += node
+            left += ((each, skips) for each in node)
         elif isinstance(node, dict):
-            left += (each for key, each in node.items() if key not in skipped)
+            left += ((each, nothing if key == _ARGUMENTS else skips) for key, each in node.items() if key not in skips)
         else:
             chars += node is not None
     return chars
@@ -141,6 +166,9 @@ def count_chars(value: Any, skipped: frozenset[str] = frozenset()) -> int:
 
 def _json_texts(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     """Yield every text of a body that an engine parses as JSON, beside those of grammars."""
+    for index, item in enumerate(_listed(data.get("input"))):
+        if isinstance(item, dict) and isinstance(text := item.get("arguments"), str):
+            yield ("input", index, "arguments"), text
     for index, message in enumerate(_listed(data.get("messages"))):
         if not isinstance(message, dict):
             continue

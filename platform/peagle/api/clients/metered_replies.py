@@ -2,23 +2,31 @@
 
 import json
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from peagle.api.clients.request_charge import Charge, Usage
-from peagle.api.relay import DONE, split_events
+from peagle.api.dialects.stream_kinds import COMPLETION, StreamKind
+from peagle.api.relay import split_events
 
 # A part of an event of vLLM's. Text cannot look so: JSON escapes a quote inside a string.
 _USAGE = re.compile(r',"usage":(\{(?:[^{}]|\{[^{}]*\})*\})')
 _INDEX = re.compile(r'"index":(\d+)')
 _USAGE_ALONE = '"choices":[]'
+# Where events have names, those that tell what was used. The last of them tells of all.
+_USAGE_EVENTS = ("event: response.completed\n", "event: message_start\n", "event: message_delta\n")
 
 
 async def metered(
-    replies: AsyncGenerator[Any, None], body: Any, charge: Charge, begin: Callable[[], None], end: Callable[[], None]
+    replies: AsyncGenerator[Any, None],
+    body: Any,
+    charge: Charge,
+    begin: Callable[[], None],
+    end: Callable[[], None],
+    kind: StreamKind = COMPLETION,
 ) -> AsyncGenerator[Any, None]:
     """Pass a replica's replies on, and read in them what was used; take out what of that the client did not ask for.
 
@@ -28,6 +36,7 @@ async def metered(
         charge: Gets `used`.
         begin: Called before the first reply is passed on, whatever it says.
         end: Called before the last one is, so that a client that has it may ask again.
+        kind: How a stream is written.
     """
     options = getattr(body, "stream_options", None)
     wanted = bool(options and options.include_usage)
@@ -36,14 +45,19 @@ async def metered(
     async with aclosing(replies):
         async for reply in replies:
             begin()
-            if isinstance(reply, BaseModel):
-                usage = getattr(reply, "usage", None)
-                charge.used = Usage.of(usage.model_dump()) if usage is not None else Usage()
+            if isinstance(reply, BaseModel | Mapping):
+                plain = reply if isinstance(reply, Mapping) else reply.model_dump(include={"usage"})
+                charge.used = Usage.of(plain.get("usage") or {})
                 end()
                 yield reply
                 continue
             kept = []
             for event in split_events(reply):
+                if event.startswith("event: "):
+                    if event.startswith(_USAGE_EVENTS):
+                        charge.used = _told(event)
+                    kept.append(event)
+                    continue
                 found = _USAGE.search(event)
                 alone = found is not None and _USAGE_ALONE in event
                 if found is not None:
@@ -53,9 +67,16 @@ async def metered(
                 elif not alone:
                     kept.append(event[: found.start()] + event[found.end() :])
             if kept:
-                if kept[-1].endswith(DONE):
+                if kind.ends(kept[-1]):
                     end()
                 yield kept
+
+
+def _told(event: str) -> Usage:
+    """What an event with a name says was used so far."""
+    data = json.loads(event.partition("data: ")[2])
+    answer = data.get("response") or data.get("message") or data
+    return Usage.of(answer.get("usage") or {})
 
 
 def _note(charge: Charge, choices: dict[int, Usage], event: str, usage: str, whole: bool) -> None:

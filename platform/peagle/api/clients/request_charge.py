@@ -28,12 +28,14 @@ class Usage:
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> "Usage":
-        """From the `usage` of an answer."""
-        details, drafts = plain.get("prompt_tokens_details") or {}, plain.get("speculation") or {}
+        """From the `usage` of an answer, of whichever API."""
+        details = plain.get("prompt_tokens_details") or plain.get("input_tokens_details") or {}
+        drafts, read = plain.get("speculation") or {}, plain.get("cache_read_input_tokens") or 0
         return cls(
-            prompt=plain.get("prompt_tokens") or 0,
-            cached=details.get("cached_tokens") or 0,
-            output=plain.get("completion_tokens") or 0,
+            # Anthropic's input tokens are those that were not cached.
+            prompt=plain.get("prompt_tokens") or (plain.get("input_tokens") or 0) + read,
+            cached=details.get("cached_tokens") or read,
+            output=plain.get("completion_tokens") or plain.get("output_tokens") or 0,
             drafted=drafts.get("drafted_tokens") or 0,
             accepted=drafts.get("accepted_tokens") or 0,
         )

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse
 from peagle import metrics
 from peagle.api.clients.metered_replies import metered
 from peagle.api.clients.request_charge import Charge, charge_of
+from peagle.api.dialects.stream_kinds import StreamKind
 from peagle.api.http_metrics import Value
 from peagle.api.ledger import Ledger
 from peagle.api.loopback import require_loopback
@@ -49,13 +50,13 @@ class UsageRoutes(MetricsRoutes):
         return charge
 
     def metered(
-        self, request: Request, replies: AsyncGenerator[Any, None], body: Any, charge: Charge | None
+        self, request: Request, replies: AsyncGenerator[Any, None], body: Any, charge: Charge | None, kind: StreamKind
     ) -> AsyncGenerator[Any, None]:
         """A replica's replies, from which the charge learns what was used."""
         if charge is None:
             return replies
         limits = request.app.state.ledger.limits
-        return metered(replies, body, charge, partial(limits.begin, charge), partial(limits.end, charge))
+        return metered(replies, body, charge, partial(limits.begin, charge), partial(limits.end, charge), kind)
 
     async def usage(self, request: Request) -> JSONResponse:
         """GET /fleet/usage: by client and model, what was used since each ingress process began, of those that run.

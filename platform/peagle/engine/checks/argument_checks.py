@@ -6,7 +6,7 @@ The names are read from vLLM's sources without importing it, which would take se
 import ast
 import functools
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,13 @@ from peagle.errors import CombinedConfigError, ConfigError
 
 # vLLM's own variables start so; it ignores one that it does not know, after a warning in its log.
 VARIABLE_PREFIX = "VLLM_"
+
+# Arguments that name a parser, the package of vLLM that has them, and the argument by which there may be others.
+PARSERS: Mapping[str, str] = {"tool_call_parser": "tool_parsers", "reasoning_parser": "reasoning"}
+PLUGINS: Mapping[str, str] = {
+    "tool_call_parser": "tool_parser_plugin",
+    "reasoning_parser": "reasoning_parser_plugin",
+}
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
@@ -75,9 +82,24 @@ def _arguments(engine: Mapping[str, Any], sources: Path) -> str:
             near = closest(value, map(str, wanted.choices)) if isinstance(value, str) else None
             fix = f"Did you mean {near}?" if near else "Write one of that kind."
             problems.append(ConfigError(field, value, f"vLLM takes {wanted}", fix))
+    problems += _parser_problems(engine, sources)
     if problems:
         raise CombinedConfigError.of(problems)
     return ", ".join(engine) or "none set"
+
+
+def _parser_problems(engine: Mapping[str, Any], sources: Path) -> Iterator[ConfigError]:
+    """Yield what is wrong with the parsers of tool calls and reasoning, which vLLM says only as a replica starts."""
+    for name, package in PARSERS.items():
+        parser, known = engine.get(name), parser_names(sources, package)
+        # A plugin may bring its own.
+        if isinstance(parser, str) and known and parser not in known and not engine.get(PLUGINS[name]):
+            near = closest(parser, known)
+            fix = f"Did you mean {near}?" if near else f"Write one of {', '.join(sorted(known))}."
+            yield ConfigError(f"engine.{name}", parser, "vLLM has no such parser", fix)
+    if engine.get("enable_auto_tool_choice") and not engine.get("tool_call_parser"):
+        fix = "Name how the model writes its calls, such as engine.tool_call_parser: hermes."
+        yield ConfigError("engine.enable_auto_tool_choice", True, "engine.tool_call_parser is not set", fix)
 
 
 def _variables(environment: Mapping[str, str], sources: Path) -> str:
@@ -119,6 +141,16 @@ def argument_types(sources: Path) -> Mapping[str, ast.expr]:
         for field in statement.body
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.target.id[0] != "_"
     }
+
+
+@functools.cache
+def parser_names(sources: Path, package: str) -> frozenset[str]:
+    """Return the parsers that vLLM registers in a package of its own; empty where its source does not list them."""
+    for statement in _statements(sources / package / "__init__.py"):
+        match statement:
+            case ast.Assign(targets=[ast.Name(name)], value=ast.Dict(keys=keys)) if name.endswith("_TO_REGISTER"):
+                return frozenset(str(key.value) for key in keys if isinstance(key, ast.Constant))
+    return frozenset()
 
 
 @functools.cache

@@ -69,6 +69,11 @@ _FRONT = (
         removed_when=_NO_PROCESSORS_FOR_DRAFTS,
         installed_by="peagle.engine.patches.undrafted_parameters:accept",
     ),
+    _reads(
+        "vllm.entrypoints.anthropic.serving:AnthropicServingMessages._merge_inline_system",
+        why="A message is made a chat here, whose stream is read for errors before vLLM converts it.",
+        removed_when="vLLM's stream of a message tells an error of its chat",
+    ),
 )
 _WORKER = (
     _in_worker(

@@ -61,8 +61,12 @@ def read_settings(raw: object) -> ApiSettings:
 
 
 def engine_settings(deployment: Deployment) -> dict[str, Any]:
-    """vLLM's arguments, with a bounded cache on CPU, where vLLM would otherwise take most of the machine's memory."""
+    """vLLM's arguments. Answers tell how much of a prompt was cached, as OpenAI's do.
+
+    On CPU the cache is bounded: vLLM would otherwise take most of the machine's memory.
+    """
     arguments = engine_arguments(deployment)
+    arguments.setdefault("enable_prompt_tokens_details", True)
     if deployment.resources.accelerator == "cpu" and "VLLM_CPU_KVCACHE_SPACE" not in deployment.environment:
         arguments.setdefault("kv_cache_memory_bytes", CPU_CACHE_BYTES)
     return arguments

@@ -16,6 +16,8 @@ from typing import Any
 from peagle.api.bounds.speculation_field import FIELD
 
 _USAGE_ALONE = '"choices":[]'
+# Where events have names, those that tell usage.
+_USAGE_EVENTS = ("event: response.completed\n", "event: message_delta\n")
 
 
 @dataclass(slots=True)
@@ -67,14 +69,23 @@ async def tell_drafts(replies: AsyncGenerator[Any, None]) -> AsyncGenerator[Any,
 
 
 def _told(reply: Any, counts: DraftCounts) -> Any:
+    if isinstance(reply, dict):
+        _add(reply, counts)
+        return reply
     if not isinstance(reply, str):
         if (usage := getattr(reply, "usage", None)) is not None:
             setattr(usage, FIELD, counts.plain())
         return reply
-    if not (reply.startswith("data: {") and _USAGE_ALONE in reply):
+    head, mark, data = reply.partition("data: {")
+    if not mark or not (_USAGE_ALONE in data if not head else head.startswith(_USAGE_EVENTS)):
         return reply
-    event = json.loads(reply.removeprefix("data: "))
-    if event.get("usage"):
-        event["usage"][FIELD] = counts.plain()
+    event = json.loads("{" + data)
+    # That of /v1/responses holds the whole answer.
+    _add(event.get("response", event), counts)
     # As compact as vLLM writes it: others look for what is in it.
-    return f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"{head}data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def _add(answer: dict[str, Any], counts: DraftCounts) -> None:
+    if answer.get("usage"):
+        answer["usage"][FIELD] = counts.plain()

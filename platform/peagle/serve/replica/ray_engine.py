@@ -10,6 +10,7 @@ from peagle import tracing
 from peagle.engine.patches.patch_table import install_patches
 from peagle.serve.replica.asking_flow import named
 from peagle.serve.replica.draft_usage import count_drafts, tell_drafts
+from peagle.serve.replica.relayed_apis import ask_count, ask_messages, ask_responses
 from peagle.upstream import Process
 
 EXECUTOR = "distributed_executor_backend"
@@ -48,3 +49,12 @@ class PeagleEngine(VLLMEngine):  # type: ignore[misc]  # Ray ships no types
 
     def completions(self, *args: Any) -> AsyncGenerator[Any, None]:
         return tell_drafts(super().completions(*args))
+
+    def responses(self, *args: Any) -> AsyncGenerator[Any, None]:
+        return tell_drafts(ask_responses(self._app_state.openai_serving_responses, *args))
+
+    def messages(self, *args: Any) -> AsyncGenerator[Any, None]:
+        return tell_drafts(ask_messages(self._app_state.anthropic_serving_messages, *args))
+
+    def count_tokens(self, *args: Any) -> AsyncGenerator[Any, None]:
+        return ask_count(self._app_state.anthropic_serving_messages, *args)

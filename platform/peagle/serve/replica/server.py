@@ -196,6 +196,22 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         logger.info("Timed steps at %d points of batch size and K in %.1f s", len(times), time.monotonic() - began_s)
         return times
 
+    async def responses(self, request: Any, info: RawRequestInfo | None = None) -> AsyncGenerator[Any, None]:
+        """Answer a request of the Responses API, as `chat` does one of chats."""
+        return await self._run_request(
+            request, engine_method="responses", batch_output_stream=True, raw_request_info=info
+        )
+
+    async def messages(self, request: Any, info: RawRequestInfo | None = None) -> AsyncGenerator[Any, None]:
+        """Answer a request of the Messages API, as `chat` does one of chats."""
+        return await self._run_request(
+            request, engine_method="messages", batch_output_stream=True, raw_request_info=info
+        )
+
+    async def count_tokens(self, request: Any, info: RawRequestInfo | None = None) -> AsyncGenerator[Any, None]:
+        """Count the tokens of a message."""
+        return await self._run_request(request, engine_method="count_tokens", raw_request_info=info)
+
     async def _run_request(
         self, *args: Any, raw_request_info: RawRequestInfo | None = None, **options: Any
     ) -> AsyncGenerator[Any, None]:

@@ -45,6 +45,23 @@ SCHEMA_OF_TAG = ".structures[0].schema"
 WAYS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
     "response format": (response_format, "response_format.json_schema.schema"),
     "tool": (tool, "tools[0].function.parameters"),
+    "response's format": (
+        lambda schema: {"text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}},
+        "text.format.schema",
+    ),
+    "message's format": (
+        lambda schema: {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+        "output_config.format.schema",
+    ),
+    "response's tool": (
+        lambda schema: {"tools": [{"type": "function", "name": NAME, "parameters": schema}]},
+        "tools[0].parameters",
+    ),
+    "tool in a namespace": (
+        lambda schema: {"tools": [{"type": "namespace", "name": "n", "tools": [{"name": NAME, "parameters": schema}]}]},
+        "tools[0].tools[0].parameters",
+    ),
+    "message's tool": (lambda schema: {"tools": [{"name": NAME, "input_schema": schema}]}, "tools[0].input_schema"),
     "legacy tag": (legacy_tag, "response_format.structures[0].schema"),
     "tag": (tag, "response_format.format.elements[0].content.json_schema"),
     "json": (lambda schema: {"structured_outputs": {"json": schema}}, "structured_outputs.json"),

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from peagle.api.clients.metered_replies import ask_for_usage, metered
 from peagle.api.clients.request_charge import Charge, Usage
+from peagle.api.dialects.stream_kinds import MESSAGE, RESPONSE, StreamKind
 from peagle.router.fairness.client_terms import Client
 
 DONE = "data: [DONE]\n\n"
@@ -109,3 +110,59 @@ def test_an_answer_that_says_nothing_of_its_use_has_used_nothing() -> None:
 
     asyncio.run(read())
     assert charge.used == Usage()
+
+
+@pytest.mark.parametrize(
+    ("kind", "events", "used"),
+    [
+        (
+            RESPONSE,
+            [
+                'event: response.created\ndata: {"response":{"usage":null}}\n\n',
+                'event: response.output_text.delta\ndata: {"delta":"event: response.completed"}\n\n',
+                'event: response.completed\ndata: {"response":{"usage":{"input_tokens":12,"output_tokens":9,'
+                '"input_tokens_details":{"cached_tokens":4}}}}\n\n',
+            ],
+            Usage(prompt=12, cached=4, output=9),
+        ),
+        (
+            MESSAGE,
+            [
+                'event: message_start\ndata: {"message":{"usage":{"input_tokens":8,"output_tokens":0}}}\n\n',
+                'event: message_delta\ndata: {"usage":{"input_tokens":8,"cache_read_input_tokens":4,'
+                '"output_tokens":9}}\n\n',
+                "event: message_stop\ndata: {}\n\n",
+            ],
+            Usage(prompt=12, cached=4, output=9),
+        ),
+    ],
+    ids=["response", "message"],
+)
+async def test_streams_of_other_apis_are_read_and_left_as_they_are(
+    kind: StreamKind, events: list[str], used: Usage
+) -> None:
+    charge, ended_before = Charge(Client("c"), "m", 1, 1), []
+
+    async def replies() -> AsyncGenerator[Any, None]:
+        for event in events:
+            yield event
+
+    passed: list[str] = []
+    async for kept in metered(
+        replies(), Answer(), charge, lambda: None, lambda: ended_before.append(len(passed)), kind
+    ):
+        passed += kept
+    assert passed == events
+    assert charge.used == used
+    assert ended_before == [len(events) - 1]
+
+
+async def test_an_answer_of_plain_values_is_read() -> None:
+    charge = Charge(Client("c"), "m", 1, 1)
+    answer = {"usage": {"input_tokens": 5, "output_tokens": 2}}
+
+    async def replies() -> AsyncGenerator[Any, None]:
+        yield answer
+
+    assert [each async for each in metered(replies(), Answer(), charge, lambda: None, lambda: None)] == [answer]
+    assert charge.used == Usage(prompt=5, output=2)

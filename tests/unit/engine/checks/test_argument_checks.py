@@ -8,7 +8,7 @@ import pytest
 
 from peagle.config import parse_deployment
 from peagle.engine.checks import argument_checks
-from peagle.engine.checks.argument_checks import argument_types, examine_arguments, variable_names
+from peagle.engine.checks.argument_checks import argument_types, examine_arguments, parser_names, variable_names
 
 SOURCES = {
     "__init__.py": "",
@@ -36,6 +36,15 @@ class AsyncEngineArgs(EngineArgs):
     "config/__init__.py": "",
     "config/load.py": 'KindOfLoad = Literal["lazy", Other]\n',
     "config/model.py": 'DType = Literal["auto", "bfloat16"]\n',
+    "tool_parsers/__init__.py": '_TOOL_PARSERS_TO_REGISTER = {"hermes": ("a", "A"), "openai": ("b", "B")}\n',
+    "reasoning/__init__.py": '_REASONING_PARSERS_TO_REGISTER = {"qwen3": ("a", "A")}\n',
+    "entrypoints/launchers/cli_args.py": """
+class BaseFrontendArgs:
+    enable_auto_tool_choice: bool = False
+    tool_call_parser: str | None = None
+    tool_parser_plugin: str = ""
+    reasoning_parser: str = ""
+""",
     "envs.py": 'environment_variables: dict[str, Any] = {"VLLM_PORT": 1, "VLLM_CACHE_ROOT": 2}\n',
 }
 
@@ -69,6 +78,8 @@ def problems(engine: dict[str, Any], environment: dict[str, str] | None = None) 
     [
         {"dtype": "bfloat16", "max_num_seqs": 4, "ratio": 1, "eager": True, "sizes": [1], "extra": {"a": 1}},
         {"dtype": None, "max_num_seqs": None, "eager": None},
+        {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "qwen3"},
+        {"tool_call_parser": "mine", "tool_parser_plugin": "mine.py"},
         {"load": "anything", "parts": {"level": 3}, "level": "O3", "log_requests": True, "runner": "draft"},
     ],
 )
@@ -90,6 +101,9 @@ def test_what_vllm_takes_passes(engine: dict[str, Any]) -> None:
         ({"sizes": 4}, "vLLM takes a list"),
         ({"extra": []}, "vLLM takes fields"),
         ({"runner": "daft"}, "Did you mean draft?"),
+        ({"tool_call_parser": "hermez"}, "vLLM has no such parser. Did you mean hermes?"),
+        ({"reasoning_parser": "x"}, "engine.reasoning_parser = 'x': vLLM has no such parser. Write one of qwen3."),
+        ({"enable_auto_tool_choice": True}, "engine.tool_call_parser is not set"),
     ],
 )
 def test_what_vllm_does_not_take_is_named(engine: dict[str, Any], words: str) -> None:
@@ -126,5 +140,7 @@ def test_the_installed_vllm_is_understood() -> None:
     assert {"dtype", "max_model_len", "max_num_seqs", "enforce_eager", "scheduler_cls"} <= argument_types(folder).keys()
     assert {"tool_call_parser", "enable_auto_tool_choice", "chat_template"} <= argument_types(folder).keys()
     assert problems({"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}) == []
+    assert {"hermes", "openai", "qwen3_coder", "gemma4"} <= parser_names(folder, "tool_parsers")
+    assert {"openai_gptoss", "gemma4"} <= parser_names(folder, "reasoning")
     assert {"VLLM_CPU_KVCACHE_SPACE", "VLLM_PLUGINS"} <= variable_names(folder)
     assert problems({"dtype": "bfloat17", "enforce_eager": True, "max_model_len": 1024}) != []

@@ -118,3 +118,28 @@ async def test_what_no_request_asked_for_is_not_counted() -> None:
         yield 1
 
     assert [output async for output in count_drafts(generate)()] == [1]
+
+
+NAMED = (
+    ("response.completed", {"response": {"usage": {"output_tokens": 4}}}, ("response", "usage")),
+    ("message_delta", {"usage": {"output_tokens": 4}}, ("usage",)),
+)
+
+
+@pytest.mark.parametrize(("name", "data", "where"), NAMED, ids=["response", "message"])
+async def test_streams_whose_events_have_names_tell_it_where_they_tell_usage(
+    name: str, data: dict[str, Any], where: tuple[str, ...]
+) -> None:
+    delta = 'event: response.output_text.delta\ndata: {"delta":"usage: é"}\n\n'
+    first, last = await asked(1, True, lambda _: [delta, f"event: {name}\ndata: {json.dumps(data)}\n\n"])
+    assert first == delta
+    head, _, body = last.partition("\ndata: ")
+    told: Any = json.loads(body)
+    for key in where:
+        told = told[key]
+    assert (head, told["speculation"]["drafted_tokens"]) == (f"event: {name}", 9)
+
+
+async def test_a_whole_answer_of_another_api_tells_it_too() -> None:
+    (answer,) = await asked(1, True, lambda _: [{"usage": {"output_tokens": 4}}])
+    assert answer["usage"]["speculation"] == {"drafted_tokens": 9, "accepted_tokens": 5}

@@ -1,0 +1,24 @@
+"""What a client may write either way: a path with a slash at its end, and HEAD wherever GET answers."""
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+class PlainRequests:
+    """Takes the slash off the end of a path, and answers HEAD as GET without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
+        if scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_head)
