@@ -148,9 +148,11 @@ async def test_streams_of_other_apis_are_read_and_left_as_they_are(
             yield event
 
     passed: list[str] = []
-    async for kept in metered(
-        replies(), Answer(), charge, lambda: None, lambda: ended_before.append(len(passed)), kind
-    ):
+
+    def end() -> None:
+        ended_before.append(len(passed))
+
+    async for kept in metered(replies(), Answer(), charge, lambda: None, end, kind):
         passed += kept
     assert passed == events
     assert charge.used == used
