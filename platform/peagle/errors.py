@@ -10,6 +10,7 @@ PeagleError
 │   └── TooLargeError      413: body over the limit
 ├── OverloadedError        429 with Retry-After
 ├── ReplicaLostError       502: a replica ended before it answered
+├── EngineStalledError     503: a replica's engine gives no sign of life; another replica may answer
 ├── RouterLostError        503: the Router does not answer
 └── EngineError            what an engine said of a request, in `api/openai_errors.py`
 
@@ -174,6 +175,10 @@ class OverloadedError(PeagleError):
 
 class ReplicaLostError(PeagleError):
     http_status = 502
+
+
+class EngineStalledError(PeagleError):
+    http_status = 503
 
 
 class RouterLostError(PeagleError):

@@ -42,6 +42,9 @@ class Scripted(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
     def __init__(self, marks: str) -> None:
         self._marks = Path(marks)
 
+    async def check_ready(self) -> None:
+        await self.check_health()
+
     async def check_health(self) -> None:
         if (self._marks / "sick").exists():
             raise RuntimeError("secret")

@@ -26,11 +26,11 @@ async def ask_replicas(handle: DeploymentHandle, method: str, timeout_s: float, 
 
 
 async def count_well(handle: DeploymentHandle, timeout_s: float) -> int:
-    """How many running replicas are well.
+    """How many running replicas are well, their engines included.
 
     One that is silent is taken to be full: Serve asks each by a way of its own, and lists none that has failed.
     """
-    replies = await _replies(handle, "check_health", min(timeout_s, _PATIENCE_S))
+    replies = await _replies(handle, "check_ready", min(timeout_s, _PATIENCE_S))
     return sum(not isinstance(reply, BaseException) or isinstance(reply, TimeoutError) for reply in replies)
 
 

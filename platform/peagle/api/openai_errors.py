@@ -19,11 +19,11 @@ from starlette.exceptions import HTTPException
 from vllm.exceptions import GracefulHTTPError
 
 from peagle.api.reply import SERVER_ERROR, ErrorReply, bounded, from_status, overloaded
-from peagle.errors import OverloadedError, PeagleError, ReplicaLostError, RequestError
+from peagle.errors import EngineStalledError, OverloadedError, PeagleError, ReplicaLostError, RequestError
 
 # What vLLM's own server answers with 400 when it is raised while a request is prepared.
 _CLIENT_CAUSED = (ValueError, TypeError, OverflowError, NotImplementedError, *VLLM_CLIENT_ERRORS)
-_LOST_REPLICA = (RayActorError, ReplicaUnavailableError, *VLLM_FATAL_ERRORS)
+_LOST_REPLICA = (RayActorError, ReplicaUnavailableError, EngineStalledError, *VLLM_FATAL_ERRORS)
 # How a call ends that its server did not: Serve itself knows only the first of them.
 _LOST_CALL = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL})
 # Where an engine is full and does not say for how long.

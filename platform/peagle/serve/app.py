@@ -60,6 +60,7 @@ def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.A
                 "deployment": each,
                 "router": router if each.name in routed else None,
                 "metrics": settings.metrics,
+                "dispatched": is_dispatched(each),
             },
         )
         for each in deployments

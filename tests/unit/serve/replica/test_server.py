@@ -18,6 +18,7 @@ class Replica(PeagleServer):
     _plan = STATIC
 
     def __init__(self, engine: str, errored: bool = False) -> None:
+        self._watch: Any = SimpleNamespace(stalled=engine == "stalled", stalls=0)
         load = SimpleNamespace(running_requests=1, waiting_requests=0, kv_usage_ratio=0.5, generation_tokens=9)
         self._listener: Any = SimpleNamespace(load=load, sums=SimpleNamespace(plain=dict))
         self.engine = SimpleNamespace(_engine_client=SimpleNamespace(errored=errored))
@@ -51,13 +52,19 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("engine", "errored", "state"),
-    [("well", False, "ready"), ("stuck", False, "ready"), ("dies", False, "dead"), ("well", True, "dead")],
+    [
+        ("well", False, "ready"),
+        ("stuck", False, "ready"),
+        ("stalled", False, "stalled"),
+        ("dies", False, "dead"),
+        ("well", True, "dead"),
+    ],
 )
 @in_virtual_time
 async def test_a_replica_tells_how_it_is_whatever_its_engine_does(engine: str, errored: bool, state: str) -> None:
     for said in (await Replica(engine, errored).replica_status(), await Replica(engine, errored).replica_metrics()):
         assert (said["state"], said["generation_tokens"]) == (state, 9)
-        assert ("depth_mode" in said) is (engine == "well" and not errored)
+        assert ("depth_mode" in said) is (engine in ("well", "stalled") and not errored)
 
 
 @in_virtual_time
