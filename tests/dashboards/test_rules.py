@@ -163,7 +163,7 @@ CASES = (
     Case("PeagleReplicaFlaps", {ANSWERING: " ".join(["2 1"] * 30)}, {ANSWERING: "2x20 1 2 3 2x40"}),
     Case(
         "PeagleEngineStalls",
-        {f"peagle_replica_engine_stalls_total{{{R}}}": "0x20 1x40"},
+        {f"peagle_replica_engine_stalls_total{{{R}}}": "0x45 1x15"},
         {f"peagle_replica_engine_stalls_total{{{R}}}": "3x60"},
     ),
     Case(
