@@ -64,7 +64,8 @@ class Guard:
         loop = asyncio.get_running_loop()
         for number in (*_PASSED_ON, *_STOPS):
             loop.add_signal_handler(number, self._pass_on, number)
-        extra, short_lives = self._takes_over, 0
+        extra: Sequence[str] = self._takes_over
+        short_lives = 0
         server: asyncio.Server | None = None
         try:
             while True:

@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import re
 import socket
 import sys
 import tempfile
+import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,12 @@ async def in_front(
         await api.stop()
 
 
+def below(api: Any) -> psutil.Process:
+    """HAProxy itself, below the program that Serve has started."""
+    (found,) = psutil.Process(api._proc.pid).children()
+    return found
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1", "::"])
 async def test_it_listens_where_it_is_told_and_says_who_asks(
     folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch, host: str
@@ -208,11 +216,103 @@ async def test_a_reload_completes_the_new_configuration_too(
         assert (await http.get("/v1/models")).json()["headers"]["x-forwarded-for"] == "127.0.0.1"
 
 
+async def test_killed_it_is_back_within_a_second_and_serve_does_not_notice(
+    folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with in_front(folder, [ingress], monkeypatch) as (http, api):
+        for _ in range(2):
+            below(api).kill()
+            killed_s = time.monotonic()
+            while True:
+                try:
+                    answer = await http.get("/v1/models")
+                    break
+                except httpx.TransportError:
+                    await asyncio.sleep(0.01)
+            assert answer.status_code == 200
+            assert time.monotonic() - killed_s < 2
+            assert await api.is_running()
+        # And Serve goes on to replace it, with what it has to do to others.
+        await api.reload()
+        assert (await http.get("/v1/models")).status_code == 200
+
+
+async def test_an_answer_goes_on_while_another_takes_its_place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/slow":
+            asked.set()
+            await go_on.wait()
+        await JSONResponse({"whole": True})(scope, receive, send)
+
+    async with listening(slow) as port, in_front(folder, [port], monkeypatch) as (http, api):
+        first = psutil.Process(api._proc.pid)
+        asking = asyncio.create_task(http.get("/slow"))
+        await asked.wait()
+        await api.reload()
+        assert (await http.get("/v1/models")).json() == {"whole": True}
+        go_on.set()
+        assert (await asking).json() == {"whole": True}
+        # It has nothing left to answer, and is not started again.
+        await until(lambda: not first.is_running() or first.status() == psutil.STATUS_ZOMBIE)
+        assert len([name for name in os.listdir(folder / NODE) if re.fullmatch(r"\d+\.sock", name)]) == 1
+
+
+async def test_without_an_ingress_process_it_says_that_the_server_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = serves_haproxy(folder, [], port := free_port(), monkeypatch, "127.0.0.1")
+    api.set_backend_configs({})
+    await api.start()
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
+            answer = await http.post("/v1/completions", json={})
+    finally:
+        await api.stop()
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["error"]["code"] == "model_unavailable"
+
+
+async def test_no_address_has_more_than_its_share_of_the_connections(
+    folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(haproxy.SHARE_KEY, "5")
+    monkeypatch.setattr("resource.getrlimit", lambda _: (256, 200 + 2 * 12))  # 12 connections, 9 of a local proxy
+
+    async with in_front(folder, [ingress], monkeypatch) as (http, _):
+        with ExitStack() as connections:
+            there = (http.base_url.host, http.base_url.port)
+            idle = [connections.enter_context(socket.create_connection(there)) for _ in range(12)]
+            await asyncio.sleep(0.5)
+            assert len([each for each in idle if is_open(each)]) == 9
+            # There is room for others.
+            other = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+            async with httpx.AsyncClient(transport=other, base_url=http.base_url) as client:
+                assert (await client.get("/v1/models")).status_code == 200
+
+
+def is_open(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return bool(connection.recv(1))
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+
+
+def test_a_share_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(haproxy.SHARE_KEY, "many")
+    with pytest.raises(StartupError, match=f"{haproxy.SHARE_KEY}='many'"):
+        haproxy.completed("", {}, "")
+
+
 async def test_its_statistics_are_for_callers_on_this_machine(
     folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with in_front(folder, [ingress], monkeypatch, "0.0.0.0") as (http, api):
-        haproxy_ = psutil.Process(api._proc.pid)
+        haproxy_ = below(api)
         listening = {each.laddr for each in haproxy_.net_connections() if each.status == psutil.CONN_LISTEN}
     public = {address.ip for address in listening if address.port == http.base_url.port}
     others = {address.ip for address in listening if address.port != http.base_url.port}
