@@ -35,12 +35,20 @@ from peagle.api.body import read_request, validate
 from peagle.api.bounds.request_bounds import check_request
 from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG, take_depth_max
 from peagle.api.depth_routes import DepthRoutes
-from peagle.api.fleet_calls import ask_models, count_well
+from peagle.api.fleet_calls import ask_models
+from peagle.api.health_routes import HealthRoutes
 from peagle.api.http_metrics import Exchange, with_estimates
 from peagle.api.loopback import require_loopback
-from peagle.api.openai_errors import Asked, EngineError, cause_of, describe, from_engine, is_lost_replica
+from peagle.api.openai_errors import (
+    Asked,
+    EngineError,
+    cause_of,
+    describe,
+    from_engine,
+    is_lost_replica,
+    is_not_reached,
+)
 from peagle.api.relay import DONE, EventStream, engine_error, finish, has_choices, relay, split_events
-from peagle.api.reply import SERVER_ERROR, ErrorReply
 from peagle.api.scraping import LEAST_S, MetricsRoutes
 from peagle.api.tries import Tries
 from peagle.config import Deployment
@@ -56,6 +64,9 @@ GENERATING = frozenset({"chat", "completions"})
 
 # How long after its call a request may be cancelled itself.
 CANCELLED_S = 0.2
+
+# Before a request is sent again that reached no replica.
+UNREACHED_S = 0.2
 
 # Fields that constrain the output's text.
 CONSTRAINTS = ("response_format", "structured_outputs")
@@ -78,7 +89,7 @@ class TriedRequestInfo(RawRequestInfo):  # type: ignore[misc]  # Ray ships no ty
         return RawRequestInfo, (self.headers,)
 
 
-class PeagleIngress(DepthRoutes, MetricsRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
+class PeagleIngress(DepthRoutes, HealthRoutes, MetricsRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
     """OpenAI's API in front of the replicas of every model."""
 
     def __init__(
@@ -163,7 +174,8 @@ class PeagleIngress(DepthRoutes, MetricsRoutes, OpenAiIngress):  # type: ignore[
             request.state.exchange = exchange
         handle = self._handle(request, model)
         headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
-        for retries_left in range(settings.replica_retries, -1, -1):
+        retries_left, until_s = settings.replica_retries, time.monotonic() + settings.replica_wait_s
+        while True:
             if "request_id" in type(body).model_fields:
                 # Engines key their state by it: a client may repeat its own, and a try's may be there still.
                 body.request_id = uuid.uuid4().hex
@@ -173,19 +185,23 @@ class PeagleIngress(DepthRoutes, MetricsRoutes, OpenAiIngress):  # type: ignore[
                 first = await _first_reply(rest, asked, preamble)
             except Exception as error:
                 await rest.aclose()
-                if not retries_left or not is_lost_replica(error):
+                unreached = is_not_reached(error) and time.monotonic() < until_s
+                if not unreached and not (retries_left and is_lost_replica(error)):
                     raise _final(error, asked, ledger.waits.of(model, settings.retry_after_s)) from error
                 tries.lost()
                 logger.warning("A replica was lost before its first token; another is asked.", exc_info=error)
                 if request.state.counted:
                     ledger.metrics.retried(model)
+                if unreached:  # it may be the only one, until Serve has found out
+                    await asyncio.sleep(UNREACHED_S)
+                else:
+                    retries_left -= 1
                 continue
             if isinstance(first, BaseModel):
                 await finish(rest)
                 return Response(first.model_dump_json(), media_type="application/json")
             exchange.ttft_s = time.monotonic() - request.state.started_s
             return EventStream(relay(first, rest, asked, settings.retry_after_s, exchange.fail))
-        raise AssertionError("unreachable: the last turn returns or raises")
 
     def _handle(self, request: Request, model_id: str) -> DeploymentHandle:
         handle: DeploymentHandle = self._get_configured_serve_handle(model_id)
@@ -224,17 +240,6 @@ class PeagleIngress(DepthRoutes, MetricsRoutes, OpenAiIngress):  # type: ignore[
         card: dict[str, Any] = {"id": model, "object": "model", "created": self._created, "owned_by": "peagle"}
         context = self._model_cards[model].metadata.get("max_request_context_length")
         return card if context is None else card | {"max_model_len": context}
-
-    async def health(self, request: Request) -> JSONResponse:
-        """GET /health: 200 when every model has a replica whose engine is well, else 503."""
-        handles, timeout_s = self._default_serve_handles, _settings(request).probe_timeout_s
-        counts = await asyncio.gather(*(count_well(handle, timeout_s) for handle in handles.values()))
-        replicas = dict(zip(handles, counts, strict=True))
-        missing = [model for model, well in replicas.items() if not well]
-        if missing:
-            message = f"No replica answers for: {', '.join(missing)}."
-            return ErrorReply(503, message, SERVER_ERROR, code="model_unavailable").response()
-        return JSONResponse({"status": "ok", "replicas": replicas})
 
     async def version(self) -> JSONResponse:
         """GET /version"""

@@ -96,6 +96,8 @@ def environment(folder: Path, host: str) -> dict[str, str]:
         "HAPROXY_HARD_STOP_AFTER_S": _LONGEST_ANSWER_S,
         # All ingress processes are alike, so it does no harm if one takes the port of another that has left.
         "PORT_QUARANTINE_S": 0,
+        # One of which even what starts it again is gone is missed after three checks.
+        "PROXY_HEALTH_CHECK_PERIOD_S": 1,
         "DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": _DEREGISTERED_S,
     }
     own = {SWITCH_KEY: "1", LISTEN_KEY: host, TRUSTED_KEY: "127.0.0.1,::1"}

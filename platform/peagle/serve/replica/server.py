@@ -19,7 +19,7 @@ from peagle import tracing
 from peagle.api.openai_errors import told
 from peagle.config import Deployment
 from peagle.engine.depth.live_depth import StepStatsReader, set_depths
-from peagle.errors import EngineStalledError
+from peagle.errors import EngineGoneError, EngineStalledError
 from peagle.host.cores import bind_to_cores
 from peagle.router.depth import DepthPlan, StandingLimits
 from peagle.router.engine_pulse import EnginePulse
@@ -224,6 +224,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
     async def _run_request(
         self, *args: Any, raw_request_info: RawRequestInfo | None = None, **options: Any
     ) -> AsyncGenerator[Any, None]:
+        if self._client.errored:
+            raise EngineGoneError("The engine of the replica that was asked has ended.")
         if tracing.is_on():
             headers = dict(raw_request_info.headers) if raw_request_info else {}
             tracing.continue_in(headers)  # Serve's span of this replica, rather than the request's first one
