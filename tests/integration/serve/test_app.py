@@ -80,8 +80,8 @@ def test_replicas_are_chosen_among_by_when_they_finish_unless_there_is_one_or_se
 ) -> None:
     config = RequestRouterConfig(**routing_options(_deployment(**fields), ApiSettings())["request_router_config"])
     assert config.get_request_router_class() is router
-    told = {"model": "m", "policy": "soonest", "caches_prefixes": True}
-    assert config.request_router_kwargs == (told if router is PolicyRouter else {})
+    told = {"model": "m", "policy": "soonest", "caches_prefixes": True} if router is PolicyRouter else {}
+    assert config.request_router_kwargs == {"replica_wait_s": ApiSettings().replica_wait_s, **told}
 
 
 def test_dispatch_is_told_of_engines_that_keep_no_prefixes() -> None:
