@@ -1,11 +1,13 @@
 """What a replica says of itself to whoever asks for the fleet, and to its Router."""
 
 import asyncio
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from peagle.errors import EngineGoneError, EngineStalledError
 from peagle.router.snapshot import DepthTable, StepStats
 from peagle.serve.replica import server
 from peagle.serve.replica.server import STATIC, PeagleServer
@@ -39,6 +41,9 @@ class Replica(PeagleServer):
         self.told += 1
         if not self.told_in_time:
             await asyncio.Event().wait()
+
+    async def check_health(self) -> None:
+        """Well, as an engine is that has not ended."""
 
     def __del__(self) -> None:
         """There is nothing to stop."""
@@ -87,3 +92,18 @@ async def test_dispatchers_hear_of_a_replica_in_a_long_step_again_and_again() ->
     dead = Replica("well", errored=True)
     await dead.report()
     assert dead.told == 1
+
+
+@pytest.mark.parametrize(("engine", "ready"), [("well", True), ("stalled", False)])
+@in_virtual_time
+async def test_a_replica_whose_engine_has_stalled_is_not_ready_and_yet_not_replaced(engine: str, ready: bool) -> None:
+    replica = Replica(engine)
+    await replica.check_health()
+    with nullcontext() if ready else pytest.raises(EngineStalledError):
+        await replica.check_ready()
+
+
+@in_virtual_time
+async def test_a_request_to_a_replica_whose_engine_has_ended_is_no_part_of_that() -> None:
+    with pytest.raises(EngineGoneError):
+        await Replica("well", errored=True)._run_request(None)
