@@ -35,8 +35,7 @@ from peagle.api.body import read_request, validate
 from peagle.api.bounds.request_bounds import check_request
 from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG, take_depth_max
 from peagle.api.depth_routes import DepthRoutes
-from peagle.api.fleet_calls import ask_models
-from peagle.api.health_routes import HealthRoutes
+from peagle.api.fleet_calls import HealthRoutes, ask_models
 from peagle.api.http_metrics import Exchange, with_estimates
 from peagle.api.loopback import require_loopback
 from peagle.api.openai_errors import (

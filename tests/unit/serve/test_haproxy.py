@@ -2,119 +2,28 @@
 
 import asyncio
 import os
-import re
 import socket
 import sys
-import tempfile
-import time
-from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil  # type: ignore[import-untyped]
 import pytest
-import uvicorn
-from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from peagle.errors import StartupError
 from peagle.serve import haproxy
 from peagle.serve.launch.run import put_haproxy_in_front
+from support.haproxy_front import NODE, below, in_front, listening, serves_haproxy
 from support.kubernetes_api import until
 from support.served import free_port
 
 pytestmark = pytest.mark.skipif(not haproxy.is_installed(), reason="Ray brings HAProxy for Linux only")
 
 OPENAI = {"message", "type", "param", "code"}
-# As Ray names nodes, by which Serve names the folders of their sockets.
-NODE = "7" * 56
-
-
-async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """An ingress process that answers with the headers and the client that it is told of."""
-    seen = {"headers": dict(Request(scope).headers), "client": scope["client"][0]}
-    await JSONResponse(seen)(scope, receive, send)
-
-
-@asynccontextmanager
-async def listening(app: ASGIApp) -> AsyncIterator[int]:
-    """Serve `app` as an ingress process does; yields the port."""
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="critical", lifespan="off"))
-    serving = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-        await asyncio.sleep(0.01)
-    try:
-        yield port
-    finally:
-        server.should_exit = True
-        await serving
-
-
-@pytest.fixture
-async def ingress() -> AsyncIterator[int]:
-    async with listening(echo) as port:
-        yield port
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Of a short name, as those in which `peagle serve` keeps HAProxy's files: pytest's are too long for a socket."""
-    with tempfile.TemporaryDirectory(prefix="peagle-", dir="/tmp") as name:
-        yield Path(name)
-
-
-def serves_haproxy(folder: Path, ports: list[int], http_port: int, monkeypatch: pytest.MonkeyPatch, host: str) -> Any:
-    """Ray Serve's own control of one HAProxy before `ports`, told of peagle's program and files by their settings."""
-    from ray.serve._private import haproxy as serves
-    from ray.serve.config import HTTPOptions
-
-    told = haproxy.environment(folder, host)
-    monkeypatch.setenv(haproxy.LISTEN_KEY, told[haproxy.LISTEN_KEY])
-    monkeypatch.setattr(serves, "RAY_SERVE_HAPROXY_BINARY_PATH", told[haproxy.PROGRAM_KEY])
-    node = folder / NODE
-    api = serves.HAProxyApi(
-        serves.HAProxyConfig(
-            http_options=HTTPOptions(host=haproxy.BEHIND_HOST, port=http_port),
-            socket_path=str(node / "admin.sock"),
-            server_state_base=str(node),
-            server_state_file=str(node / "server-state"),
-            metrics_port=int(told["RAY_SERVE_HAPROXY_METRICS_PORT"]),
-            stats_port=int(told["RAY_SERVE_HAPROXY_STATS_PORT"]),
-            bufsize=int(told["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"]),
-            maxconn=int(told["RAY_SERVE_HAPROXY_MAXCONN"]),
-            metrics_enabled=False,
-        ),
-        config_file_path=str(node / "haproxy.cfg"),
-    )
-    servers = [serves.ServerConfig(f"ingress-{port}", haproxy.BEHIND_HOST, port) for port in ports]
-    api.set_backend_configs({"app": serves.BackendConfig("http-app", "/", servers=servers, app_name="app")})
-    return api
-
-
-@asynccontextmanager
-async def in_front(
-    folder: Path, ports: list[int], monkeypatch: pytest.MonkeyPatch, host: str = "127.0.0.1"
-) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
-    port = free_port()
-    api = serves_haproxy(folder, ports, port, monkeypatch, host)
-    await api.start()
-    try:
-        name = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(host, host)
-        async with httpx.AsyncClient(base_url=f"http://{name}:{port}", timeout=10) as http:
-            yield http, api
-    finally:
-        await api.stop()
-
-
-def below(api: Any) -> psutil.Process:
-    """HAProxy itself, below the program that Serve has started."""
-    (found,) = psutil.Process(api._proc.pid).children()
-    return found
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1", "::"])
@@ -216,49 +125,6 @@ async def test_a_reload_completes_the_new_configuration_too(
         assert (await http.get("/v1/models")).json()["headers"]["x-forwarded-for"] == "127.0.0.1"
 
 
-async def test_killed_it_is_back_within_a_second_and_serve_does_not_notice(
-    folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with in_front(folder, [ingress], monkeypatch) as (http, api):
-        for _ in range(2):
-            below(api).kill()
-            killed_s = time.monotonic()
-            while True:
-                try:
-                    answer = await http.get("/v1/models")
-                    break
-                except httpx.TransportError:
-                    await asyncio.sleep(0.01)
-            assert answer.status_code == 200
-            assert time.monotonic() - killed_s < 2
-            assert await api.is_running()
-        # And Serve goes on to replace it, with what it has to do to others.
-        await api.reload()
-        assert (await http.get("/v1/models")).status_code == 200
-
-
-async def test_an_answer_goes_on_while_another_takes_its_place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, go_on = asyncio.Event(), asyncio.Event()
-
-    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == "/slow":
-            asked.set()
-            await go_on.wait()
-        await JSONResponse({"whole": True})(scope, receive, send)
-
-    async with listening(slow) as port, in_front(folder, [port], monkeypatch) as (http, api):
-        first = psutil.Process(api._proc.pid)
-        asking = asyncio.create_task(http.get("/slow"))
-        await asked.wait()
-        await api.reload()
-        assert (await http.get("/v1/models")).json() == {"whole": True}
-        go_on.set()
-        assert (await asking).json() == {"whole": True}
-        # It has nothing left to answer, and is not started again.
-        await until(lambda: not first.is_running() or first.status() == psutil.STATUS_ZOMBIE)
-        assert len([name for name in os.listdir(folder / NODE) if re.fullmatch(r"\d+\.sock", name)]) == 1
-
-
 async def test_without_an_ingress_process_it_says_that_the_server_starts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,27 +215,6 @@ async def test_it_needs_no_more_files_than_may_be_open(
         told = dict(line.split(": ", 1) for line in (await reader.read()).decode().splitlines() if ": " in line)
         writer.close()
     assert 0.7 * files < int(told["Maxsock"]) <= files
-
-
-# A manager of Serve's, as far as this goes: it starts HAProxy and waits.
-MANAGER = """
-import subprocess, sys
-print(subprocess.Popen(sys.argv[1:]).pid, flush=True)
-sys.stdin.read()
-"""
-
-
-async def test_it_ends_with_the_process_that_started_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    api = serves_haproxy(folder, [free_port()], free_port(), monkeypatch, "127.0.0.1")
-    api._generate_config_file_internal()
-    program = haproxy.environment(folder, "127.0.0.1")[haproxy.PROGRAM_KEY]
-    command = [sys.executable, "-c", MANAGER, program, "-db", "-f", api.config_file_path]
-    manager = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
-    assert manager.stdout is not None
-    started = psutil.Process(int(await manager.stdout.readline()))
-    await until(lambda: Path(api.cfg.socket_path).exists())
-    manager.kill()
-    await until(lambda: not started.is_running() or started.status() == psutil.STATUS_ZOMBIE)
 
 
 @pytest.mark.parametrize("body", [{"stream": False}, {"padding": "x" * 100_000}], ids=["short", "long"])

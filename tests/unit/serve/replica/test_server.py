@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from peagle.errors import EngineGoneError, EngineStalledError
+from peagle.errors import EngineStalledError
 from peagle.router.snapshot import DepthTable, StepStats
 from peagle.serve.replica import server
 from peagle.serve.replica.server import STATIC, PeagleServer
@@ -101,9 +101,3 @@ async def test_a_replica_whose_engine_has_stalled_is_not_ready_and_yet_not_repla
     await replica.check_health()
     with nullcontext() if ready else pytest.raises(EngineStalledError):
         await replica.check_ready()
-
-
-@in_virtual_time
-async def test_a_request_to_a_replica_whose_engine_has_ended_is_no_part_of_that() -> None:
-    with pytest.raises(EngineGoneError):
-        await Replica("well", errored=True)._run_request(None)
