@@ -97,6 +97,16 @@ SERVING = (
         "state, and the log of the replica that starts last. For autoscaling, narrow replicas.min and replicas.max.",
     ),
     Alert(
+        "PeagleEngineStalls",
+        f"sum by ({_BY_REPLICA}) (increase(peagle_replica_engine_stalls_total[15m])) > 0",
+        "0m",
+        "warning",
+        "The engine of {{ $labels.replica }} has given no sign of life for a while.",
+        "It got nothing new meanwhile, and what waited for a first token went to other replicas. After "
+        "replicas.hung_after_s it is ended, and its replica replaced. See the replica's log, and Nodes for a process "
+        "that is starved of its cores, and for XID errors of its GPU.",
+    ),
+    Alert(
         "PeagleReplicaDoesNotStart",
         f'sum by ({BY}) (peagle_replicas{{state="starting"}}) > 0',
         "45m",

@@ -67,6 +67,17 @@ DISPATCH = (
         (Query(rate("peagle_request_retries_total", OF_MODEL), "{{model}}"),),
     ),
     Panel(
+        "Engines that stall",
+        "Times in five minutes that an engine gave no sign of life for unusually long, so that it got nothing new.",
+        units.Short,
+        (
+            Query(
+                f"sum by (model, replica) (increase(peagle_replica_engine_stalls_total{{{OF_REPLICA}}}[5m]))",
+                "{{model}} {{replica}}",
+            ),
+        ),
+    ),
+    Panel(
         "Clients that left",
         "Share of requests whose client closed the connection before the end.",
         units.PercentUnit,

@@ -11,6 +11,9 @@ PeagleError
 ├── OverloadedError        429 with Retry-After
 ├── LimitError             429: beyond a limit of the client's API key
 ├── ReplicaLostError       502: a replica ended before it answered
+├── EngineStalledError     503: a replica's engine gives no sign of life; another replica may answer
+├── EngineGoneError        503: the request came to a replica whose engine has ended before; another may answer
+├── NoReplicaError         503: no replica has come that could take the request
 ├── RouterLostError        503: the Router does not answer
 └── EngineError            what an engine said of a request, in `api/openai_errors.py`
 
@@ -192,6 +195,18 @@ class LimitError(PeagleError):
 
 class ReplicaLostError(PeagleError):
     http_status = 502
+
+
+class EngineStalledError(PeagleError):
+    http_status = 503
+
+
+class EngineGoneError(PeagleError):
+    http_status = 503
+
+
+class NoReplicaError(PeagleError):
+    http_status = 503
 
 
 class RouterLostError(PeagleError):

@@ -160,6 +160,7 @@ FLEET_METRICS = (REPLICAS_ANSWERING, REPLICAS)
 REPLICA_METRICS = (
     _gauge("peagle_replica_running_requests", Unit.REQUESTS, OF_REPLICA, "Requests in the batch.", "running_requests"),
     _gauge("peagle_replica_waiting_requests", Unit.REQUESTS, OF_REPLICA, "Requests in the queue.", "waiting_requests"),
+    _counter("peagle_replica_engine_stalls", Unit.EVENTS, OF_REPLICA, "Times its engine fell silent.", "engine_stalls"),
     _gauge("peagle_replica_kv_usage_ratio", Unit.RATIO, OF_REPLICA, "KV cache in use, 0 to 1.", "kv_usage_ratio"),
     _gauge(
         "peagle_replica_devices",

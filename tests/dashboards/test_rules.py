@@ -162,6 +162,11 @@ CASES = (
     Case("PeagleReplicaFlaps", {ANSWERING: " ".join(["1x14 0x4"] * 8)}, {ANSWERING: "4x60 3 4 3 4 3 4 3 4x60"}, "140m"),
     Case("PeagleReplicaFlaps", {ANSWERING: " ".join(["2 1"] * 30)}, {ANSWERING: "2x20 1 2 3 2x40"}),
     Case(
+        "PeagleEngineStalls",
+        {f"peagle_replica_engine_stalls_total{{{R}}}": "0x45 1x15"},
+        {f"peagle_replica_engine_stalls_total{{{R}}}": "3x60"},
+    ),
+    Case(
         "PeagleReplicaDoesNotStart",
         {f'peagle_replicas{{{M},state="starting"}}': "1x60"},
         {

@@ -60,8 +60,22 @@ def test_a_killed_launcher_takes_its_cluster_with_it(tmp_path: Path, running: li
     platform.wait_until_ready()
     platform.process.kill()
     platform.process.wait()
-    # Ray's agents try for a minute to tell the head that their node has died, and only then end.
-    assert _all_gone(platform, timeout_s=90) == []
+    # What it supervised is asked to stop, and takes the cluster down in good order.
+    assert _all_gone(platform, timeout_s=60) == []
+
+
+@pytest.mark.parametrize(("process", "told"), [("gcs_server", "Ray's GCS has ended"), ("raylet", "Ray's raylet")])
+def test_a_lost_process_of_ray_ends_everything_and_is_told(
+    tmp_path: Path, running: list[Served], process: str, told: str
+) -> None:
+    platform = start(tmp_path, _deployment(tmp_path))
+    running.append(platform)
+    platform.wait_for_process("EngineCore")
+    platform.remember_family()
+    platform.find(process).kill()
+    assert platform.process.wait(30) == 1, platform.said()
+    assert told in platform.said()
+    assert platform.left_behind() == []
 
 
 def _refused(deployment: Path, port: int, folder: Path) -> str:

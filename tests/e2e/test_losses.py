@@ -1,5 +1,6 @@
-"""Under load, the Router, a replica and a Ray node are lost one after the other. Every request that was sent is
-accounted for: answered with the right tokens, or ended with an error event where its replica was lost midway.
+"""Under load, the Router, a replica, an engine that ends, one that hangs, and a Ray node are lost one after the other.
+Every request that was sent is accounted for: answered with the right tokens, or ended with an error event where its
+replica was lost midway.
 """
 
 import asyncio
@@ -32,6 +33,8 @@ REPLICAS, CLIENTS, PROMPTS, TOKENS = 3, 6, 8, 48
 STEADY_S = 8.0
 PATIENCE_S = 400.0
 RETRIES_MAX = 40
+# A stall is taken for one after 3 s, on a busy machine after 20 of its steps; none waits for an engine to be ended.
+HUNG_AFTER_S, FIRST_TOKEN_MAX_S = 30.0, 15.0
 OUTCOMES = ("answered", "error event", "refused", "broken", "wrong")
 _RETRIES = re.compile(r"^peagle_request_retries_total\{[^}]*\} (\d+)", re.MULTILINE)
 
@@ -48,7 +51,7 @@ class Fleet:
         file = write_deployment(
             folder,
             engine={"enforce_eager": True, "dtype": "float32"},
-            replicas={"min": REPLICAS, "max": REPLICAS},
+            replicas={"min": REPLICAS, "max": REPLICAS, "hung_after_s": HUNG_AFTER_S},
         )
         self.deployment = load_deployment(file)
         self._cluster = Cluster()
@@ -86,11 +89,23 @@ class Fleet:
 
     def lose_engine(self) -> None:
         """Kill an engine under a replica that lives on, and fails all it is given until Serve finds out."""
+        self._engine_at_work().kill()
+
+    def stop_engine(self) -> None:
+        """Stop an engine as a driver or a kernel that hangs does: it is there, and does nothing any more."""
+        self._stopped = self._engine_at_work()
+        self._stopped.suspend()
+
+    @property
+    def stopped_engine_is_there(self) -> bool:
+        return self._stopped.is_running() and self._stopped.status() == psutil.STATUS_STOPPED
+
+    def _engine_at_work(self) -> psutil.Process:
         below = psutil.Process().children(recursive=True)
         # That of a replica lost before may be there still, dead.
         alive = [each for each in below if "EngineCore" in each.name() and each.status() != psutil.STATUS_ZOMBIE]
-        # One at work: on shared cores dispatch may leave an engine idle for a while, and nobody would miss that.
-        max(alive, key=lambda each: each.status() == psutil.STATUS_RUNNING).kill()
+        # On shared cores dispatch may leave an engine idle for a while, and nobody would miss that one.
+        return max(alive, key=lambda each: each.status() == psutil.STATUS_RUNNING)
 
     def stop(self) -> None:
         import ray
@@ -124,12 +139,13 @@ class Load:
     sent: int = 0
     ended: dict[str, Counter[str]] = field(default_factory=dict)
     retried: Counter[str] = field(default_factory=Counter)
+    first_token_s_max: dict[str, float] = field(default_factory=dict)
     odd: list[str] = field(default_factory=list)
 
     async def ask(self, prompt: str) -> tuple[str, str]:
         """The outcome, and the text that came."""
         body = {"model": self.model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}
-        text, error, whole = "", "", False
+        text, error, whole, asked_s = "", "", False, time.monotonic()
         try:
             async with self.http.stream("POST", "/v1/completions", json=body) as answer:
                 if answer.status_code != 200:
@@ -138,6 +154,9 @@ class Load:
                     if line == "data: [DONE]":
                         whole = True
                     elif line.startswith("data: "):
+                        if not text:
+                            waited_s = max(time.monotonic() - asked_s, self.first_token_s_max.get(self.after, 0.0))
+                            self.first_token_s_max[self.after] = waited_s
                         event = json.loads(line.removeprefix("data: "))
                         error = error or json.dumps(event.get("error") or "")[:200].strip('"')
                         text += "".join(choice["text"] for choice in event.get("choices", ()))
@@ -166,10 +185,11 @@ class Load:
         return sum(int(count) for count in _RETRIES.findall(text))
 
     def table(self) -> Table:
-        table = Table("after losing", "ended", *OUTCOMES, "retried")
+        table = Table("after losing", "ended", *OUTCOMES, "retried", "first token, s at most")
         for after, ended in self.ended.items():
             counts = [str(ended[outcome]) for outcome in OUTCOMES]
-            table.add_row(after, str(ended.total()), *counts, str(self.retried[after]))
+            waited = f"{self.first_token_s_max.get(after, 0.0):.1f}"
+            table.add_row(after, str(ended.total()), *counts, str(self.retried[after]), waited)
         table.caption = f"{self.sent} were sent."
         return table
 
@@ -240,13 +260,24 @@ async def test_whatever_is_lost_every_request_is_accounted_for(fleet: Fleet) -> 
         await lose("the Router", lambda: fleet.lose("#Router#"), plans_are_fresh)
         await lose("a replica", lose_the_busiest, all_there)
         await lose("an engine", fleet.lose_engine, all_there)
+
+        async def stopped_one_is_replaced() -> bool:
+            states = [row["state"] for row in await rows()]
+            told.update(states)
+            return not fleet.stopped_engine_is_there and states == ["ready"] * REPLICAS
+
+        told: set[str] = set()
+        await lose("an engine that hangs", fleet.stop_engine, stopped_one_is_replaced)
+        assert "stalled" in told
         ingress_goes = fleet.ingress_is_on_the_node()
         await lose("a node", fleet.replace_node, all_there)
 
     Console(width=120).print(load.table(), *load.odd)
     assert sum(ended.total() for ended in load.ended.values()) == load.sent
-    for what in ("a replica", "an engine"):
+    assert load.first_token_s_max["an engine that hangs"] < FIRST_TOKEN_MAX_S
+    for what in ("a replica", "an engine", "an engine that hangs"):
         assert load.ended[what]["error event"] + load.retried[what] > 0, f"{what} was idle"
+    losing_answers = ("a replica", "an engine", "an engine that hangs", "a node")
     for after, ended in load.ended.items():
         assert ended["answered"] > CLIENTS, after
         # A dead engine is found out within a few reports; until then each client may meet it, but not again and again.
@@ -255,4 +286,4 @@ async def test_whatever_is_lost_every_request_is_accounted_for(fleet: Fleet) -> 
         # What an ingress has not begun to answer when it is lost, Serve's proxy refuses.
         assert ended["refused"] <= (CLIENTS if after == "a node" and ingress_goes else 0), after
         # Midway, a replica takes with it what it was answering, and no more.
-        assert ended["error event"] <= (CLIENTS if after in ("a replica", "an engine", "a node") else 0), after
+        assert ended["error event"] <= (CLIENTS if after in losing_answers else 0), after

@@ -120,7 +120,7 @@ def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
                 max_ongoing_requests=50,
                 ray_actor_options={"num_cpus": 0, "resources": {"room": 1}},
                 **options,
-                **routing_options(pair),
+                **routing_options(pair, settings),
             )
             ingress = make_fastapi_ingress(PeagleIngress, endpoint_map=ENDPOINTS, app=build_http(settings))
             card = ModelCard(id="pair", object="model", owned_by="x", permission=[], metadata={})

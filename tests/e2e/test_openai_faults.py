@@ -22,6 +22,7 @@ from ray.llm._internal.serve.core.protocol import LLMServerProtocol
 from peagle.api.api_settings import ApiSettings
 from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
+from peagle.import_paths import DRAIN_AWARE_ROUTER
 from peagle.serve import haproxy
 from peagle.serve.launch.ray_cluster import TRANSPORT
 from support.served import free_port
@@ -32,6 +33,7 @@ TOKEN = 'data: {"id":"1","object":"text_completion","choices":[{"index":0,"text"
 DONE = "data: [DONE]\n\n"
 REQUEST_TIMEOUT_S = 3.0
 RETRY_AFTER_S = 7
+REPLICA_WAIT_S = 2.0
 # A lost replica is replaced after the next check; one that says that it is sick, only after three.
 HEALTH_CHECK_S = 2
 
@@ -41,6 +43,11 @@ class Scripted(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
 
     def __init__(self, marks: str) -> None:
         self._marks = Path(marks)
+        while (self._marks / "no start").exists():
+            time.sleep(0.1)
+
+    async def check_ready(self) -> None:
+        await self.check_health()
 
     async def check_health(self) -> None:
         if (self._marks / "sick").exists():
@@ -117,15 +124,23 @@ def url(request: pytest.FixtureRequest, marks: Path) -> Iterator[str]:
     try:
         port = free_port()
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        settings = ApiSettings(request_timeout_s=REQUEST_TIMEOUT_S, retry_after_s=RETRY_AFTER_S)
+        settings = ApiSettings(
+            request_timeout_s=REQUEST_TIMEOUT_S, retry_after_s=RETRY_AFTER_S, replica_wait_s=REPLICA_WAIT_S
+        )
         ingress = make_fastapi_ingress(PeagleIngress, endpoint_map=ENDPOINTS, app=build_http(settings))
         limits = {
             "pair": {"num_replicas": 2, "max_ongoing_requests": 50},
             "narrow": {"num_replicas": 1, "max_ongoing_requests": 1, "max_queued_requests": 1},
         }
-        shared = {"ray_actor_options": {"num_cpus": 0}, "health_check_period_s": HEALTH_CHECK_S}
+        shared: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0}, "health_check_period_s": HEALTH_CHECK_S}
+        router = {
+            "request_router_class": DRAIN_AWARE_ROUTER,
+            "request_router_kwargs": {"replica_wait_s": REPLICA_WAIT_S},
+        }
         servers = {
-            name: serve.deployment(Scripted, name=name, **shared, **options).bind(str(marks))
+            name: serve.deployment(Scripted, name=name, request_router_config=router, **shared, **options).bind(
+                str(marks)
+            )
             for name, options in limits.items()
         }
         cards = {n: ModelCard(id=n, object="model", owned_by="x", permission=[], metadata={}) for n in limits}
@@ -258,6 +273,13 @@ async def test_health_needs_a_well_replica_of_every_model(http: httpx.AsyncClien
     assert "pair, narrow" in error["message"]
 
 
+async def test_liveness_is_told_from_readiness(http: httpx.AsyncClient, marks: Path) -> None:
+    assert (await http.get("/health/ready")).json()["status"] == "ok"
+    (marks / "sick").touch()
+    assert error_of(await http.get("/health/ready"), 503)["code"] == "model_unavailable"
+    assert (await http.get("/health/live")).json() == {"status": "ok"}
+
+
 async def test_with_several_models_one_has_to_be_named(http: httpx.AsyncClient) -> None:
     answer = await http.post("/v1/completions", json={"prompt": "go"})
     assert error_of(answer, 400)["code"] == "missing_required_parameter"
@@ -282,6 +304,22 @@ async def test_a_replica_lost_midway_is_told(http: httpx.AsyncClient, marks: Pat
         (marks / "read").touch()
         text += "".join([piece async for piece in pieces])
     assert last_error(httpx.Response(answer.status_code, text=text))["type"] == "server_error"
+
+
+async def test_a_request_waits_a_while_for_the_only_replica_and_is_then_told_when_to_come_back(
+    http: httpx.AsyncClient, marks: Path
+) -> None:
+    await whole_again(http)
+    (marks / "no start").touch()
+    assert (await order(http, "die once", "narrow")).status_code == 503
+    started = time.monotonic()
+    answer = await order(http, "go", "narrow")
+    assert error_of(answer, 503)["code"] == "model_unavailable"
+    assert int(answer.headers["retry-after"]) >= 1
+    assert time.monotonic() - started < 3 * REPLICA_WAIT_S
+    (marks / "no start").unlink()
+    await whole_again(http)
+    assert (await order(http, "go", "narrow")).status_code == 200
 
 
 async def test_a_request_that_ends_every_replica_is_given_up(http: httpx.AsyncClient) -> None:

@@ -55,6 +55,7 @@ def replica_row() -> dict[str, Any]:
         "running_requests": 2,
         "waiting_requests": 1,
         "kv_usage_ratio": 0.25,
+        "engine_stalls": 1,
         "generation_tokens": 40,
         "devices": 1,
         "depth_changes": {"gain": 2},

@@ -89,6 +89,25 @@ class Served:
         self.wait_for("Ready at")
         self.family = psutil.Process(self.pid).children(recursive=True)
 
+    def find(self, name: str) -> psutil.Process:
+        """A process below it whose name has `name` in it.
+
+        Raises:
+            StopIteration: There is none.
+        """
+        below = psutil.Process(self.pid).children(recursive=True)
+        return next(process for process in below if _runs(process) and name in process.name())
+
+    def wait_for_process(self, name: str) -> psutil.Process:
+        """Wait until a process of that name is there."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            with suppress(StopIteration, psutil.NoSuchProcess):
+                return self.find(name)
+            assert self.process.poll() is None, f"peagle serve ended early:\n{self.said()}"
+            assert time.monotonic() < deadline, f"no {name} after {START_TIMEOUT_S} s:\n{self.said()}"
+            time.sleep(POLL_S)
+
     def complete(self, prompt: str = "import os\n", tokens: int = 16) -> dict[str, Any]:
         """One greedy completion; raises on any status but 200."""
         body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}

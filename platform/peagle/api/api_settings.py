@@ -72,6 +72,8 @@ class ApiSettings(BaseModel):
         probe_timeout_s: Longest wait for one replica in `/health`, `/fleet` and `/metrics`.
         retry_after_s: The least that an overloaded server tells its clients to wait; longer where a place is expected
             later.
+        replica_wait_s: Longest wait for a replica while the model has none that lives, such as while its only one is
+            replaced; 30 by default. Then the answer is 503 with `Retry-After`.
         replica_retries: How often a request whose replica was lost before the first token is sent to another.
         keys_file: File with the API keys that clients may send, read where the ingress runs, and again while it runs.
             It has one on each line; or it is YAML, `keys:` with a list of entries of `name` and `key` or `key_sha256`,
@@ -97,6 +99,7 @@ class ApiSettings(BaseModel):
     request_timeout_s: float = Field(default=600.0, gt=0, le=86_400)
     probe_timeout_s: float = Field(default=5.0, gt=0, le=60)
     retry_after_s: int = Field(default=1, ge=1, le=3600)
+    replica_wait_s: float = Field(default=30.0, gt=0, le=3600)
     replica_retries: int = Field(default=1, ge=0, le=8)
     keys_file: str | None = Field(default=None, min_length=1)
     metrics: bool = True

@@ -1,4 +1,4 @@
-"""Questions that every replica of a model is asked."""
+"""Questions that every replica of a model is asked, and the routes by which probes ask them."""
 
 import asyncio
 import logging
@@ -9,6 +9,10 @@ from typing import Any
 from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from peagle.api.openai_errors import unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +30,11 @@ async def ask_replicas(handle: DeploymentHandle, method: str, timeout_s: float, 
 
 
 async def count_well(handle: DeploymentHandle, timeout_s: float) -> int:
-    """How many running replicas are well.
+    """How many running replicas are well, their engines included.
 
     One that is silent is taken to be full: Serve asks each by a way of its own, and lists none that has failed.
     """
-    replies = await _replies(handle, "check_health", min(timeout_s, _PATIENCE_S))
+    replies = await _replies(handle, "check_ready", min(timeout_s, _PATIENCE_S))
     return sum(not isinstance(reply, BaseException) or isinstance(reply, TimeoutError) for reply in replies)
 
 
@@ -84,3 +88,27 @@ async def own_handle() -> DeploymentHandle:
     context = serve.get_replica_context()
     # In a thread: it waits for Serve's controller, which may be away.
     return await asyncio.to_thread(serve.get_deployment_handle, context.deployment, context.app_name)
+
+
+class HealthRoutes:
+    """What probes ask: whether the ingress lives, whose part this is, and whether every model can be asked."""
+
+    _default_serve_handles: Mapping[str, DeploymentHandle]
+
+    async def health(self, request: Request) -> JSONResponse:
+        """GET /health and /health/ready: 200 when every model has a replica whose engine is well, else 503."""
+        handles, timeout_s = self._default_serve_handles, request.app.state.settings.probe_timeout_s
+        counts = await asyncio.gather(*(count_well(handle, timeout_s) for handle in handles.values()))
+        replicas = dict(zip(handles, counts, strict=True))
+        missing = [model for model, well in replicas.items() if not well]
+        if missing:
+            return unavailable(f"No replica answers for: {', '.join(missing)}.").response()
+        return JSONResponse({"status": "ok", "replicas": replicas})
+
+    async def ready(self, request: Request) -> JSONResponse:
+        """GET /health/ready"""
+        return await self.health(request)
+
+    async def live(self) -> JSONResponse:
+        """GET /health/live: 200 as long as this process answers, whether or not a model can."""
+        return JSONResponse({"status": "ok"})

@@ -45,6 +45,8 @@ ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
     "tokenize": lambda app: app.post("/tokenize"),
     "detokenize": lambda app: app.post("/detokenize"),
     "health": lambda app: app.get("/health"),
+    "ready": lambda app: app.get("/health/ready"),
+    "live": lambda app: app.get("/health/live"),
     "metrics": lambda app: app.get("/metrics"),
     "version": lambda app: app.get("/version"),
     "fleet": lambda app: app.get("/fleet"),

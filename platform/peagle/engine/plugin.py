@@ -9,6 +9,7 @@ from peagle.engine.arguments import LIVE_DEPTH, settings_of
 from peagle.engine.patches.patch_table import install_patches
 from peagle.engine.versions import is_known, require_known_vllm
 from peagle.errors import ConfigError
+from peagle.host.processes import end_after_parent
 from peagle.upstream import Process
 
 
@@ -52,7 +53,8 @@ def _drafting_scheduler(config: Any) -> Any:
 def register() -> None:
     """Let this process's engine cores answer `peagle_set_depths` and `peagle_step_stats`.
 
-    They no longer fetch drafts that came with a step's output. Again, it changes nothing.
+    They no longer fetch drafts that came with a step's output, and end when the process that started theirs has: one
+    that waits for work would never notice. Again, it changes nothing.
     """
     from vllm.v1.engine.core import EngineCore
 
@@ -61,6 +63,7 @@ def register() -> None:
     EngineCore.peagle_set_depths = _set_depths
     EngineCore.peagle_step_stats = _step_stats
     if not hasattr(EngineCore.post_step, "__wrapped__"):
+        end_after_parent()
         EngineCore.post_step = fetch_only_what_is_missing(EngineCore.post_step)
 
 

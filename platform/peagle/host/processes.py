@@ -1,9 +1,11 @@
 """Leaves no process behind: finds every descendant of this process, however deep, and ends it."""
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 
 import psutil  # type: ignore[import-untyped]
@@ -21,6 +23,22 @@ def end_with_parent() -> None:
     """Have the kernel ask this process to end when its parent has, however that ends (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def end_after_parent() -> None:
+    """Kill this process once the one that started it by `multiprocessing` has ended; nothing in any other process.
+
+    Unlike the kernel's own signal, this does not come where only the thread has ended that started the process.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def follow() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=follow, name="parent", daemon=True).start()
 
 
 def descendants() -> list[psutil.Process]:

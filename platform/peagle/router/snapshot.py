@@ -261,9 +261,13 @@ def _minus(cell: StepCell, before: StepCell) -> StepCell:
 
 
 class ReplicaState(StrEnum):
-    """Whether a replica takes new requests: a draining one finishes what it has, a dead one is gone."""
+    """Whether a replica takes new requests: a draining one finishes what it has, a dead one is gone.
+
+    The engine of a stalled one gives no sign of life; it may come back.
+    """
 
     READY = "ready"
+    STALLED = "stalled"
     DRAINING = "draining"
     DEAD = "dead"
 

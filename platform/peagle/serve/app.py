@@ -27,6 +27,9 @@ from peagle.serve.routing.router_deployment import bind_router
 # Open requests at which one more ingress process is started: each is one Python event loop that relays streams.
 INGRESS_TARGET_REQUESTS = 64
 INGRESS_MAX_REQUESTS = 1_000_000
+# One that has died is replaced after the next check, one that says that it is unwell after three: meanwhile requests
+# are sent to it, or wait.
+HEALTH = {"health_check_period_s": 2.0}
 DRAIN_AWARE = {"request_router_config": {"request_router_class": DRAIN_AWARE_ROUTER}}
 
 
@@ -52,7 +55,8 @@ def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.A
     That is K, a request's replica, or whether a client is within its limits.
     """
     configs = {
-        each.name: llm_config(each, {**parting_options(settings), **routing_options(each)}) for each in deployments
+        each.name: llm_config(each, {**parting_options(settings), **HEALTH, **routing_options(each, settings)})
+        for each in deployments
     }
     routed = {each.name: each for each in deployments if each.adapts or is_dispatched(each)}
     router = bind_router(routed) if routed or settings.keys_file is not None else None
@@ -63,6 +67,7 @@ def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.A
                 "deployment": each,
                 "router": router if each.name in routed else None,
                 "metrics": settings.metrics,
+                "dispatched": is_dispatched(each),
             },
         )
         for each in deployments
@@ -71,7 +76,7 @@ def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.A
     # HAProxy chooses among ingress processes itself, and Serve refuses a router for them. So it refuses a HAProxy that
     # peagle has not set up: that would pass on no address, and every client would be taken for one of this machine.
     router_options = {} if haproxy.is_in_front() else DRAIN_AWARE
-    options = {**ingress_options(deployments), **parting_options(settings), **router_options}
+    options = {**ingress_options(deployments), **parting_options(settings), **HEALTH, **router_options}
     return serve.deployment(ingress, name="Ingress", **options).bind(
         llm_deployments=servers,
         model_cards={name: to_model_metadata(name, config) for name, config in configs.items()},
@@ -108,15 +113,17 @@ def is_dispatched(deployment: Deployment) -> bool:
     return deployment.replicas.max > 1 and deployment.routing.policy in POLICIES
 
 
-def routing_options(deployment: Deployment) -> dict[str, Any]:
+def routing_options(deployment: Deployment, settings: ApiSettings) -> dict[str, Any]:
     """Serve options by which a request finds its replica."""
+    wait = {"replica_wait_s": settings.replica_wait_s}
     if not is_dispatched(deployment):
-        return DRAIN_AWARE
+        return {"request_router_config": {**DRAIN_AWARE["request_router_config"], "request_router_kwargs": wait}}
     router = REQUEST_ROUTER
     return {
         "request_router_config": {
             "request_router_class": router,
             "request_router_kwargs": {
+                **wait,
                 "model": deployment.name,
                 "policy": deployment.routing.policy,
                 # vLLM's default is to keep them.

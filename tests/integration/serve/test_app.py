@@ -78,15 +78,15 @@ def test_what_has_to_go_finishes_what_the_api_lets_requests_take() -> None:
 def test_replicas_are_chosen_among_by_when_they_finish_unless_there_is_one_or_serve_is_to_choose(
     fields: dict[str, Any], router: type
 ) -> None:
-    config = RequestRouterConfig(**routing_options(_deployment(**fields))["request_router_config"])
+    config = RequestRouterConfig(**routing_options(_deployment(**fields), ApiSettings())["request_router_config"])
     assert config.get_request_router_class() is router
-    told = {"model": "m", "policy": "soonest", "caches_prefixes": True}
-    assert config.request_router_kwargs == (told if router is PolicyRouter else {})
+    told = {"model": "m", "policy": "soonest", "caches_prefixes": True} if router is PolicyRouter else {}
+    assert config.request_router_kwargs == {"replica_wait_s": ApiSettings().replica_wait_s, **told}
 
 
 def test_dispatch_is_told_of_engines_that_keep_no_prefixes() -> None:
     fields = {"replicas": {"min": 1, "max": 2}, "engine": {"enable_prefix_caching": False}}
-    options = routing_options(_deployment(**fields))["request_router_config"]
+    options = routing_options(_deployment(**fields), ApiSettings())["request_router_config"]
     assert options["request_router_kwargs"]["caches_prefixes"] is False
 
 

@@ -8,8 +8,9 @@ import pytest
 from ray.serve.exceptions import BackPressureError
 
 from peagle.api.dialects.stream_kinds import DONE, MESSAGE, RESPONSE, StreamKind
-from peagle.api.ingress import _constraint, _final, _first_reply
+from peagle.api.ingress import _constraint
 from peagle.api.openai_errors import Asked, EngineError
+from peagle.api.relay import final_error, first_reply
 
 ROLE = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
 TOKEN = 'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
@@ -22,20 +23,20 @@ async def replies(*parts: Any) -> AsyncGenerator[Any, None]:
 
 
 async def test_events_up_to_the_first_token_are_kept_in_order() -> None:
-    assert await _first_reply(replies(ROLE, TOKEN, TOKEN), Asked("messages"), preamble=1) == [ROLE, TOKEN]
-    assert await _first_reply(replies([ROLE, TOKEN, DONE]), Asked("messages"), preamble=1) == [ROLE, TOKEN, DONE]
+    assert await first_reply(replies(ROLE, TOKEN, TOKEN), Asked("messages"), preamble=1) == [ROLE, TOKEN]
+    assert await first_reply(replies([ROLE, TOKEN, DONE]), Asked("messages"), preamble=1) == [ROLE, TOKEN, DONE]
 
 
 @pytest.mark.parametrize("parts", [(ROLE, DONE), ([ROLE, DONE],), (ROLE, USAGE, DONE)])
 async def test_a_stream_that_ends_before_its_first_token_failed(parts: tuple[Any, ...]) -> None:
     with pytest.raises(EngineError) as caught:
-        await _first_reply(replies(*parts), Asked("messages"), preamble=1)
+        await first_reply(replies(*parts), Asked("messages"), preamble=1)
     assert caught.value.reply.status == 500
 
 
 async def test_under_a_constraint_it_is_the_constraint_that_cannot_be_followed() -> None:
     with pytest.raises(EngineError) as caught:
-        await _first_reply(replies(DONE), Asked("prompt", "structured_outputs"), preamble=0)
+        await first_reply(replies(DONE), Asked("prompt", "structured_outputs"), preamble=0)
     assert (caught.value.reply.status, caught.value.reply.param) == (400, "structured_outputs")
 
 
@@ -54,10 +55,10 @@ def test_plain_text_is_no_constraint(body: Any, field: str | None) -> None:
 
 def test_a_refusal_for_want_of_room_is_logged_without_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", logger="peagle.api.ingress"):
-        refused = _final(BackPressureError(num_queued_requests=1, max_queued_requests=1), Asked("prompt"), 3.0)
+        refused = final_error(BackPressureError(num_queued_requests=1, max_queued_requests=1), Asked("prompt"), 3.0)
         assert isinstance(refused, EngineError)
         assert (refused.reply.status, caplog.records) == (429, [])
-        _final(OSError("gone"), Asked("prompt"), 3.0)
+        final_error(OSError("gone"), Asked("prompt"), 3.0)
     assert [record.exc_info is not None for record in caplog.records] == [True]
 
 
@@ -73,11 +74,11 @@ OTHER_KINDS = pytest.mark.parametrize(
 
 @OTHER_KINDS
 async def test_what_opens_a_stream_waits_for_its_first_token(kind: StreamKind, opening: str, token: str) -> None:
-    assert await _first_reply(replies(opening, token, token), Asked("input"), kind=kind) == [opening, token]
+    assert await first_reply(replies(opening, token, token), Asked("input"), kind=kind) == [opening, token]
 
 
 @OTHER_KINDS
 async def test_an_error_before_the_first_token_has_a_status(kind: StreamKind, opening: str, token: str) -> None:
     with pytest.raises(EngineError) as refused:
-        await _first_reply(replies(opening, ENGINE_ERROR), Asked("input"), kind=kind)
+        await first_reply(replies(opening, ENGINE_ERROR), Asked("input"), kind=kind)
     assert (refused.value.reply.status, refused.value.reply.param) == (400, "temperature")

@@ -11,9 +11,18 @@ from starlette.exceptions import HTTPException
 from vllm.exceptions import QueueOverflowError, VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from peagle.api.openai_errors import Asked, describe, from_engine, is_lost_replica, told
+from peagle.api.openai_errors import Asked, describe, from_engine, is_lost_replica, is_not_reached, told
 from peagle.api.reply import MAX_MESSAGE_CHARS, from_status
-from peagle.errors import NotFoundError, OverloadedError, ReplicaLostError, RequestError, TooLargeError
+from peagle.errors import (
+    EngineGoneError,
+    EngineStalledError,
+    NoReplicaError,
+    NotFoundError,
+    OverloadedError,
+    ReplicaLostError,
+    RequestError,
+    TooLargeError,
+)
 
 ASKED = Asked("prompt")
 
@@ -24,8 +33,8 @@ def remote(cause: Exception) -> RayTaskError:
     return error.as_instanceof_cause()
 
 
-def call_that_ended(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata())
+def call_that_ended(code: grpc.StatusCode, details: str | None = None) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +109,43 @@ def test_overload_says_when_to_come_back() -> None:
     assert describe(OverloadedError("busy", 2.1)).headers["Retry-After"] == "3"
     assert describe(BackPressureError(5, 4), retry_after_s=7).headers["Retry-After"] == "7"
     assert describe(BackPressureError(5, 4, 429, 9.0), retry_after_s=7).headers["Retry-After"] == "9"
+
+
+REFUSED = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("error", "unreached"),
+    [
+        (call_that_ended(grpc.StatusCode.UNAVAILABLE, REFUSED), True),
+        (call_that_ended(grpc.StatusCode.UNAVAILABLE, "Socket closed"), False),
+        (remote(EngineGoneError("gone")), True),
+        (remote(EngineStalledError("silent")), False),
+        (remote(EngineDeadError()), False),
+    ],
+)
+def test_a_request_that_a_lost_replica_never_had_has_no_part_in_its_end(error: Exception, unreached: bool) -> None:
+    assert is_lost_replica(error)
+    assert is_not_reached(error) is unreached
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoReplicaError("none"),
+        remote(EngineGoneError("gone")),
+        remote(EngineStalledError("silent")),
+        call_that_ended(grpc.StatusCode.UNAVAILABLE, REFUSED),
+    ],
+)
+def test_where_no_replica_is_a_client_is_told_when_to_come_back(error: Exception) -> None:
+    reply = describe(error)
+    assert (reply.status, reply.code) == (503, "model_unavailable")
+    assert int(reply.headers["Retry-After"]) > 1
+
+
+def test_that_no_replica_has_come_ends_a_request_for_good() -> None:
+    assert not is_lost_replica(NoReplicaError("none"))
 
 
 @pytest.mark.parametrize(

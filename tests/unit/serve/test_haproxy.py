@@ -4,109 +4,26 @@ import asyncio
 import os
 import socket
 import sys
-import tempfile
-from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil  # type: ignore[import-untyped]
 import pytest
-import uvicorn
-from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from peagle.errors import StartupError
 from peagle.serve import haproxy
 from peagle.serve.launch.run import put_haproxy_in_front
+from support.haproxy_front import NODE, below, in_front, listening, serves_haproxy
 from support.kubernetes_api import until
 from support.served import free_port
 
 pytestmark = pytest.mark.skipif(not haproxy.is_installed(), reason="Ray brings HAProxy for Linux only")
 
 OPENAI = {"message", "type", "param", "code"}
-# As Ray names nodes, by which Serve names the folders of their sockets.
-NODE = "7" * 56
-
-
-async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """An ingress process that answers with the headers and the client that it is told of."""
-    seen = {"headers": dict(Request(scope).headers), "client": scope["client"][0]}
-    await JSONResponse(seen)(scope, receive, send)
-
-
-@asynccontextmanager
-async def listening(app: ASGIApp) -> AsyncIterator[int]:
-    """Serve `app` as an ingress process does; yields the port."""
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="critical", lifespan="off"))
-    serving = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-        await asyncio.sleep(0.01)
-    try:
-        yield port
-    finally:
-        server.should_exit = True
-        await serving
-
-
-@pytest.fixture
-async def ingress() -> AsyncIterator[int]:
-    async with listening(echo) as port:
-        yield port
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Of a short name, as those in which `peagle serve` keeps HAProxy's files: pytest's are too long for a socket."""
-    with tempfile.TemporaryDirectory(prefix="peagle-", dir="/tmp") as name:
-        yield Path(name)
-
-
-def serves_haproxy(folder: Path, ports: list[int], http_port: int, monkeypatch: pytest.MonkeyPatch, host: str) -> Any:
-    """Ray Serve's own control of one HAProxy before `ports`, told of peagle's program and files by their settings."""
-    from ray.serve._private import haproxy as serves
-    from ray.serve.config import HTTPOptions
-
-    told = haproxy.environment(folder, host)
-    monkeypatch.setenv(haproxy.LISTEN_KEY, told[haproxy.LISTEN_KEY])
-    monkeypatch.setattr(serves, "RAY_SERVE_HAPROXY_BINARY_PATH", told[haproxy.PROGRAM_KEY])
-    node = folder / NODE
-    api = serves.HAProxyApi(
-        serves.HAProxyConfig(
-            http_options=HTTPOptions(host=haproxy.BEHIND_HOST, port=http_port),
-            socket_path=str(node / "admin.sock"),
-            server_state_base=str(node),
-            server_state_file=str(node / "server-state"),
-            metrics_port=int(told["RAY_SERVE_HAPROXY_METRICS_PORT"]),
-            stats_port=int(told["RAY_SERVE_HAPROXY_STATS_PORT"]),
-            bufsize=int(told["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"]),
-            maxconn=int(told["RAY_SERVE_HAPROXY_MAXCONN"]),
-            metrics_enabled=False,
-        ),
-        config_file_path=str(node / "haproxy.cfg"),
-    )
-    servers = [serves.ServerConfig(f"ingress-{port}", haproxy.BEHIND_HOST, port) for port in ports]
-    api.set_backend_configs({"app": serves.BackendConfig("http-app", "/", servers=servers, app_name="app")})
-    return api
-
-
-@asynccontextmanager
-async def in_front(
-    folder: Path, ports: list[int], monkeypatch: pytest.MonkeyPatch, host: str = "127.0.0.1"
-) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
-    port = free_port()
-    api = serves_haproxy(folder, ports, port, monkeypatch, host)
-    await api.start()
-    try:
-        name = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(host, host)
-        async with httpx.AsyncClient(base_url=f"http://{name}:{port}", timeout=10) as http:
-            yield http, api
-    finally:
-        await api.stop()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1", "::"])
@@ -208,11 +125,60 @@ async def test_a_reload_completes_the_new_configuration_too(
         assert (await http.get("/v1/models")).json()["headers"]["x-forwarded-for"] == "127.0.0.1"
 
 
+async def test_without_an_ingress_process_it_says_that_the_server_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = serves_haproxy(folder, [], port := free_port(), monkeypatch, "127.0.0.1")
+    api.set_backend_configs({})
+    await api.start()
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
+            answer = await http.post("/v1/completions", json={})
+    finally:
+        await api.stop()
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["error"]["code"] == "model_unavailable"
+
+
+async def test_no_address_has_more_than_its_share_of_the_connections(
+    folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(haproxy.SHARE_KEY, "5")
+    monkeypatch.setattr("resource.getrlimit", lambda _: (256, 200 + 2 * 12))  # 12 connections, 9 of a local proxy
+
+    async with in_front(folder, [ingress], monkeypatch) as (http, _):
+        with ExitStack() as connections:
+            there = (http.base_url.host, http.base_url.port)
+            idle = [connections.enter_context(socket.create_connection(there)) for _ in range(12)]
+            await asyncio.sleep(0.5)
+            assert len([each for each in idle if is_open(each)]) == 9
+            # There is room for others.
+            other = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+            async with httpx.AsyncClient(transport=other, base_url=http.base_url) as client:
+                assert (await client.get("/v1/models")).status_code == 200
+
+
+def is_open(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return bool(connection.recv(1))
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+
+
+def test_a_share_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(haproxy.SHARE_KEY, "many")
+    with pytest.raises(StartupError, match=f"{haproxy.SHARE_KEY}='many'"):
+        haproxy.completed("", {}, "")
+
+
 async def test_its_statistics_are_for_callers_on_this_machine(
     folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with in_front(folder, [ingress], monkeypatch, "0.0.0.0") as (http, api):
-        haproxy_ = psutil.Process(api._proc.pid)
+        haproxy_ = below(api)
         listening = {each.laddr for each in haproxy_.net_connections() if each.status == psutil.CONN_LISTEN}
     public = {address.ip for address in listening if address.port == http.base_url.port}
     others = {address.ip for address in listening if address.port != http.base_url.port}
@@ -249,27 +215,6 @@ async def test_it_needs_no_more_files_than_may_be_open(
         told = dict(line.split(": ", 1) for line in (await reader.read()).decode().splitlines() if ": " in line)
         writer.close()
     assert 0.7 * files < int(told["Maxsock"]) <= files
-
-
-# A manager of Serve's, as far as this goes: it starts HAProxy and waits.
-MANAGER = """
-import subprocess, sys
-print(subprocess.Popen(sys.argv[1:]).pid, flush=True)
-sys.stdin.read()
-"""
-
-
-async def test_it_ends_with_the_process_that_started_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    api = serves_haproxy(folder, [free_port()], free_port(), monkeypatch, "127.0.0.1")
-    api._generate_config_file_internal()
-    program = haproxy.environment(folder, "127.0.0.1")[haproxy.PROGRAM_KEY]
-    command = [sys.executable, "-c", MANAGER, program, "-db", "-f", api.config_file_path]
-    manager = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
-    assert manager.stdout is not None
-    started = psutil.Process(int(await manager.stdout.readline()))
-    await until(lambda: Path(api.cfg.socket_path).exists())
-    manager.kill()
-    await until(lambda: not started.is_running() or started.status() == psutil.STATUS_ZOMBIE)
 
 
 @pytest.mark.parametrize("body", [{"stream": False}, {"padding": "x" * 100_000}], ids=["short", "long"])

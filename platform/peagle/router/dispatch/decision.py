@@ -47,6 +47,7 @@ class ShedReason(StrEnum):
     FULL = "full"
     DRAINING = "draining"
     TRIED = "tried"
+    STALLED = "stalled"
     DEAD = "dead"
     NO_REPLICAS = "no-replicas"
 

@@ -3,6 +3,12 @@
 from peagle.router.dispatch.policy import Candidate, Exclusion
 from peagle.router.snapshot import ReplicaState, RouteRequest
 
+_EXCLUDED = {
+    ReplicaState.STALLED: Exclusion.STALLED,
+    ReplicaState.DRAINING: Exclusion.DRAINING,
+    ReplicaState.DEAD: Exclusion.DEAD,
+}
+
 
 def not_tried(request: RouteRequest, candidate: Candidate) -> Exclusion | None:
     """Rule out replicas that have failed this request already."""
@@ -13,7 +19,7 @@ def ready(request: RouteRequest, candidate: Candidate) -> Exclusion | None:
     """Rule out replicas that are going or gone; one that has not reported counts as ready."""
     if candidate.snapshot is None or candidate.snapshot.state is ReplicaState.READY:
         return None
-    return Exclusion.DRAINING if candidate.snapshot.state is ReplicaState.DRAINING else Exclusion.DEAD
+    return _EXCLUDED[candidate.snapshot.state]
 
 
 def not_full(request: RouteRequest, candidate: Candidate) -> Exclusion | None:

@@ -41,6 +41,7 @@ class Exclusion(StrEnum):
     FULL = "full"
     DRAINING = "draining"
     TRIED = "tried"
+    STALLED = "stalled"
     DEAD = "dead"
 
 

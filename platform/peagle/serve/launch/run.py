@@ -27,9 +27,11 @@ from peagle.config import Deployment
 from peagle.errors import ConfigError, StartupError
 from peagle.host import processes
 from peagle.host.addresses import is_loopback
+from peagle.host.supervisor import supervise
 from peagle.host.terminal import Terminal, agents_path, log_path
 from peagle.serve import haproxy
 from peagle.serve.launch import ray_cluster
+from peagle.serve.launch.cluster_watch import watch_ray
 from peagle.serve.launch.diagnosis import root_cause_in
 from peagle.serve.launch.machine_checks import check_machine
 from peagle.serve.launch.serving_arguments import read_deployments, read_settings
@@ -41,6 +43,7 @@ DEFAULT_PORT = 8000
 POLL_S = 0.5
 # How long stragglers get to end by themselves, and again once they are asked to.
 PATIENCE_S = 10.0
+EXIT_LOST = 1
 EXAMPLE_PROMPT = "def read_lines(path):"
 
 
@@ -59,6 +62,10 @@ class StopSignals:
         """Take both signals; again after Ray, which puts its own handler in."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._handle)
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
 
     def begin_stop(self) -> None:
         """From here on a signal forces."""
@@ -96,6 +103,7 @@ def run(
         ConfigError: A file, a setting or a checkpoint is wrong.
         StartupError: It cannot run here now; the message names the cause and the log.
     """
+    supervise("the server")
     deployments = read_deployments([str(path) for path in paths])
     settings = read_settings(api)
     spans = trace_environment(traces, address)
@@ -173,7 +181,9 @@ def _start(
     try:
         with terminal.stage("Start Ray" if address is None else f"Join Ray at {address}"):
             _connect(deployments, address)
-            if address is None:  # another cluster may get such nodes when they are asked for
+            if address is None:
+                watch_ray(lambda what: _end_without(what, signals, terminal))
+                # Another cluster may get such nodes when they are asked for.
                 ray_cluster.check_accelerators(deployments, ray_cluster.resources())
             signals.install()
             # Imported here: Ray's LLM library takes seconds, in which the operator should see something.
@@ -276,6 +286,15 @@ def _attempt(step: Callable[[], None]) -> None:
         logger.exception("A step of the stop failed")
 
 
-def _end_now() -> None:
+def _end_without(what: str, signals: StopSignals, terminal: Terminal) -> None:
+    """End everything where `what` was lost; where it was stopped, this is no news."""
+    if signals.stopping:
+        return
+    signals.begin_stop()
+    terminal.say(f"{what} has ended, and nothing can be served without it. All is ended. Log: {terminal.log}")
+    _end_now(EXIT_LOST)
+
+
+def _end_now(status: int = 128 + signal.SIGINT) -> None:
     processes.send(processes.descendants(), signal.SIGKILL)
-    os._exit(128 + signal.SIGINT)
+    os._exit(status)

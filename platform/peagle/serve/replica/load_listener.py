@@ -10,6 +10,7 @@ from typing import Any
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
+from peagle.router.engine_pulse import EnginePulse
 from peagle.router.rates import EngineRates
 from peagle.serve.replica.engine_sums import EngineSums
 
@@ -27,9 +28,10 @@ class EngineLoad:
 
 
 class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships no types
-    """A vLLM stat logger that keeps the newest figures instead of printing them."""
+    """A vLLM stat logger that keeps the newest figures instead of printing them, and tells `pulse` of every step."""
 
-    def __init__(self) -> None:
+    def __init__(self, pulse: EnginePulse | None = None) -> None:
+        self._pulse = pulse
         # The base's constructor is abstract and takes vLLM's configuration, which is not needed here.
         self._load = EngineLoad()
         self._sums = EngineSums()
@@ -87,6 +89,8 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
                     waiting_requests=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
                     kv_usage_ratio=scheduler_stats.kv_cache_usage,
                 )
+                if self._pulse is not None:
+                    self._pulse.stepped(at_s, self._load.running_requests + self._load.waiting_requests > 0)
 
     def _learn(self, stats: IterationStats, at_s: float) -> None:
         waits_s, first_tokens = stats.inter_token_latencies_iter, len(stats.time_to_first_tokens_iter)

@@ -20,12 +20,15 @@ from peagle.api.clients.client_header import CLIENT_HEADER, flow_in
 from peagle.api.openai_errors import told
 from peagle.config import Deployment
 from peagle.engine.depth.live_depth import StepStatsReader, set_depths
+from peagle.errors import EngineGoneError, EngineStalledError
 from peagle.host.cores import bind_to_cores
 from peagle.router.depth import DepthPlan, StandingLimits
+from peagle.router.engine_pulse import EnginePulse
 from peagle.router.rates import EngineRates
 from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats, StepTime
 from peagle.serve.depth_settings import calibration_points, depth_settings
 from peagle.serve.replica.asking_flow import FLOW
+from peagle.serve.replica.engine_watch import EngineWatch
 from peagle.serve.replica.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 
 # Below Ray Serve's own, which a replica prints from the level of information on.
@@ -54,16 +57,21 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         deployment: Deployment,
         router: DeploymentHandle | None = None,
         metrics: bool = True,
+        dispatched: bool = False,
     ) -> None:
         """Args:
         llm_config: Ray's configuration of the engine.
         deployment: What it was made from.
         router: Whom it reports to, and who chooses its depths where they adapt; None for neither.
         metrics: Whether Ray's metrics have vLLM's own series.
+        dispatched: Whether a dispatcher that hears of its state chooses it among others.
         """
         self._deployment = deployment
         self._router = router
         self._metrics = metrics
+        self._pulse = EnginePulse(deployment.replicas.hung_after_s)
+        self._watch = EngineWatch(self._pulse, self._probe, self._next_prefill, moves=dispatched)
+        self._watching: asyncio.Task[None] | None = None
         self._listener: Any = None
         self._series: Any = None
         self._step_stats: StepStatsReader | None = None
@@ -88,7 +96,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         calibration = await self._calibrate()
         if self._has_live_depth:
             self._before_serving = await self._read_step_stats()
-        self._listener = LoadListener()
+        self._listener = LoadListener(self._pulse)
         manager.stat_loggers.append(self._listener)
         if self._metrics:
             from peagle.serve.replica.engine_series import EngineSeries
@@ -96,6 +104,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             self._series = EngineSeries(self._client.vllm_config, manager.engine_indexes)
             self._series.log_engine_initialized()
             manager.stat_loggers.append(self._series)
+        self._watching = asyncio.create_task(self._watch.run(), name="engine watch")
         if self._router is None:
             return
         if self._deployment.adapts:
@@ -166,7 +175,25 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
 
     @property
     def _state(self) -> ReplicaState:
-        return ReplicaState.DEAD if self._client.errored else ReplicaState.READY
+        if self._client.errored:
+            return ReplicaState.DEAD
+        return ReplicaState.STALLED if self._watch.stalled else ReplicaState.READY
+
+    async def check_ready(self) -> None:
+        """Raise unless the engine is alive; unlike `check_health`, also where it may only be slow to answer."""
+        await self.check_health()
+        if self._watch.stalled:
+            raise EngineStalledError("The engine gives no sign of life.")
+
+    async def _probe(self) -> None:
+        await self._client.is_sleeping()
+
+    def _next_prefill(self) -> tuple[int, float]:
+        from peagle.serve.replica.load_listener import queued_prompt_tokens
+
+        step_tokens: int = self._client.vllm_config.scheduler_config.max_num_batched_tokens
+        rate: float = self._listener.rates.prefill_tokens_per_s
+        return min(queued_prompt_tokens(self._client), step_tokens), rate
 
     async def _answer_once(self) -> None:
         from vllm import SamplingParams
@@ -215,6 +242,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
     async def _run_request(
         self, *args: Any, raw_request_info: RawRequestInfo | None = None, **options: Any
     ) -> AsyncGenerator[Any, None]:
+        if self._client.errored:
+            raise EngineGoneError("The engine of the replica that was asked has ended.")
         headers = dict(raw_request_info.headers) if raw_request_info else {}
         FLOW.set(flow_in(headers))
         headers.pop(CLIENT_HEADER, None)
@@ -231,7 +260,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         """
         async with aclosing(replies):
             try:
-                async for reply in replies:
+                async for reply in self._watch.movable(replies):
                     if self._client.errored:
                         raise self._client.dead_error
                     yield reply
@@ -288,6 +317,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             "running_requests": load.running_requests,
             "waiting_requests": load.waiting_requests,
             "kv_usage_ratio": load.kv_usage_ratio,
+            "engine_stalls": self._watch.stalls,
             "generation_tokens": load.generation_tokens,
             **depth_status(stats),
             **(plan_status(self._plan) if stats is not None else {}),
@@ -316,8 +346,9 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
 
     async def __del__(self) -> None:
         """Serve calls this as it stops a replica: the engine's processes end before the replica's does."""
-        if (reporting := getattr(self, "_reporting", None)) is not None:
-            reporting.cancel()
+        for name in ("_reporting", "_watching"):
+            if (task := getattr(self, name, None)) is not None:
+                task.cancel()
         engine = getattr(self, "engine", None)
         client = getattr(engine, "_engine_client", None)
         if client is not None:

@@ -16,6 +16,8 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]  # Ray ships no 
 from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.request_router import PendingRequest, RunningReplica
 
+from peagle.serve.routing.absence import Absence
+
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
@@ -71,10 +73,21 @@ def draining_nodes() -> DrainingNodes:
 
 
 class DrainAwareRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]  # Ray ships no types
-    """Ray's default choice among replicas, without those on draining nodes."""
+    """Ray's default choice among replicas, without those on draining nodes; `replica_wait_s` as in `Absence`."""
 
-    def initialize_state(self, **_: Any) -> None:
+    def initialize_state(self, *, replica_wait_s: float | None = None, **_: Any) -> None:
         self._draining = draining_nodes()
+        self._absence = Absence(replica_wait_s)
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        (self._absence.ended if replicas else self._absence.began)()
+
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> RunningReplica:
+        async with self._absence.bounded():
+            return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

@@ -15,11 +15,13 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
 from peagle.api.tries import Tries, tries_of
+from peagle.errors import NoReplicaError
 from peagle.router.dispatch import POLICIES, Dispatcher, DispatcherReport, FleetNews, Route, Shed, ShedReason
 from peagle.router.dispatch.reasons import FAILED, of_waiting
 from peagle.router.snapshot import RouteRequest
 from peagle.serve.replica.reporting import TIMEOUT_S, keep_reporting
 from peagle.serve.routing import router_deployment
+from peagle.serve.routing.absence import Absence
 from peagle.serve.routing.draining import draining_nodes, staying
 from peagle.serve.routing.lost_nodes import OpenCalls, alive_nodes
 from peagle.serve.routing.route_request import OUTPUT_TOKENS, route_request
@@ -28,6 +30,7 @@ logger = logging.getLogger("ray.serve.dispatch")
 
 PERIOD_S = 0.25
 """Between two readings of the Router: half a replica's own period, so that a report is on average 0.4 s old."""
+NOBODY_LIVES = frozenset({ShedReason.STALLED, ShedReason.DEAD, ShedReason.NO_REPLICAS})
 DRAW_BITS = 256
 """Enough for a shuffle of as many replicas as one decision looks at."""
 
@@ -47,12 +50,20 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
     What the dispatcher cannot place stays in Serve's own queue, which tries again with back-off and is bounded.
     """
 
-    def initialize_state(self, *, model: str, policy: str, caches_prefixes: bool = True) -> None:
-        """Take the name under which the replicas report, the policy's, and whether a prefix sent again is found."""
+    def initialize_state(
+        self, *, model: str, policy: str, caches_prefixes: bool = True, replica_wait_s: float | None = None
+    ) -> None:
+        """Args:
+        model: The name under which the replicas report.
+        policy: The policy's name.
+        caches_prefixes: Whether a prefix sent again is found.
+        replica_wait_s: How long a request waits where no replica lives; None for ever.
+        """
         self._model = model
         self._caches_prefixes = caches_prefixes
         self._id = uuid.uuid4().hex
         self._dispatcher = Dispatcher(POLICIES[policy])
+        self._absence = Absence(replica_wait_s)
         self._draining = draining_nodes()
         self._members: frozenset[str] = frozenset()
         # What Serve handed in last, what drained then, and who was left.
@@ -71,6 +82,7 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         self._staying(self._replicas_list)
         before, self._nodes = self._nodes, {each.replica_id.unique_id: each.node_id for each in replicas}
         self._calls.left(before.keys() - self._nodes.keys())
+        (self._absence.ended if replicas else self._absence.began)()
         if self._following is None:  # the router's own loop runs from here on
             self._following = self._event_loop.create_task(keep_reporting(self._follow, PERIOD_S), name="fleet-news")
 
@@ -107,8 +119,9 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         self, pending_request: PendingRequest, *, is_retry: bool = False
     ) -> RunningReplica:
         try:
-            return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
-        except asyncio.CancelledError:
+            async with self._absence.bounded():
+                return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
+        except (asyncio.CancelledError, NoReplicaError):
             # Serve sends it nowhere and tells nobody, even where a replica was chosen in this very turn of the loop.
             self._forget(pending_request.metadata.internal_request_id)
             raise
@@ -150,6 +163,10 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         if isinstance(decision, Shed) and decision.reason is ShedReason.TRIED:
             # Nobody else is there, and one that has failed it may be well again.
             decision = self._decide(replace(request, tried=frozenset()))
+        if isinstance(decision, Route):
+            self._absence.ended()
+        elif decision.reason in NOBODY_LIVES:
+            self._absence.began()
         if isinstance(decision, Shed):
             tries.waits(decision.retry_after_s)
         if isinstance(decision, Route) or request.request_id not in self._open:

@@ -130,6 +130,7 @@ def test_other_dispatchers_are_taken_to_have_sent_as_much() -> None:
     [
         ({"state": ReplicaState.DRAINING}, Exclusion.DRAINING),
         ({"state": ReplicaState.DEAD}, Exclusion.DEAD),
+        ({"state": ReplicaState.STALLED}, Exclusion.STALLED),
         ({"running_requests": 16, "waiting_requests": 16}, Exclusion.FULL),
     ],
 )

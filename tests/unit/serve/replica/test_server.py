@@ -1,11 +1,13 @@
 """What a replica says of itself to whoever asks for the fleet, and to its Router."""
 
 import asyncio
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from peagle.errors import EngineStalledError
 from peagle.router.snapshot import DepthTable, StepStats
 from peagle.serve.replica import server
 from peagle.serve.replica.server import STATIC, PeagleServer
@@ -18,6 +20,7 @@ class Replica(PeagleServer):
     _plan = STATIC
 
     def __init__(self, engine: str, errored: bool = False) -> None:
+        self._watch: Any = SimpleNamespace(stalled=engine == "stalled", stalls=0)
         load = SimpleNamespace(running_requests=1, waiting_requests=0, kv_usage_ratio=0.5, generation_tokens=9)
         self._listener: Any = SimpleNamespace(load=load, sums=SimpleNamespace(plain=dict))
         self.engine = SimpleNamespace(_engine_client=SimpleNamespace(errored=errored))
@@ -39,6 +42,9 @@ class Replica(PeagleServer):
         if not self.told_in_time:
             await asyncio.Event().wait()
 
+    async def check_health(self) -> None:
+        """Well, as an engine is that has not ended."""
+
     def __del__(self) -> None:
         """There is nothing to stop."""
 
@@ -51,13 +57,19 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("engine", "errored", "state"),
-    [("well", False, "ready"), ("stuck", False, "ready"), ("dies", False, "dead"), ("well", True, "dead")],
+    [
+        ("well", False, "ready"),
+        ("stuck", False, "ready"),
+        ("stalled", False, "stalled"),
+        ("dies", False, "dead"),
+        ("well", True, "dead"),
+    ],
 )
 @in_virtual_time
 async def test_a_replica_tells_how_it_is_whatever_its_engine_does(engine: str, errored: bool, state: str) -> None:
     for said in (await Replica(engine, errored).replica_status(), await Replica(engine, errored).replica_metrics()):
         assert (said["state"], said["generation_tokens"]) == (state, 9)
-        assert ("depth_mode" in said) is (engine == "well" and not errored)
+        assert ("depth_mode" in said) is (engine in ("well", "stalled") and not errored)
 
 
 @in_virtual_time
@@ -80,3 +92,12 @@ async def test_dispatchers_hear_of_a_replica_in_a_long_step_again_and_again() ->
     dead = Replica("well", errored=True)
     await dead.report()
     assert dead.told == 1
+
+
+@pytest.mark.parametrize(("engine", "ready"), [("well", True), ("stalled", False)])
+@in_virtual_time
+async def test_a_replica_whose_engine_has_stalled_is_not_ready_and_yet_not_replaced(engine: str, ready: bool) -> None:
+    replica = Replica(engine)
+    await replica.check_health()
+    with nullcontext() if ready else pytest.raises(EngineStalledError):
+        await replica.check_ready()

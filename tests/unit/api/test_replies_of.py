@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from peagle.api.ingress import CANCELLED_S, _replies
 from peagle.api.openai_errors import is_lost_replica
+from peagle.api.relay import CANCELLED_S, replies_of
 from support.virtual_time import in_virtual_time
 
 
@@ -37,7 +37,7 @@ async def silent() -> str:
 @in_virtual_time
 async def test_a_call_that_dispatch_ended_is_a_lost_replicas() -> None:
     response = Response(["one"], cancelled_elsewhere)
-    replies = _replies(response, 60.0)
+    replies = replies_of(response, 60.0)
     assert await anext(replies) == "one"
     with pytest.raises(RayActorError) as lost:
         await anext(replies)
@@ -48,7 +48,7 @@ async def test_a_call_that_dispatch_ended_is_a_lost_replicas() -> None:
 @in_virtual_time
 async def test_a_request_that_its_client_left_is_cancelled_and_no_replica_blamed() -> None:
     response = Response([], silent)
-    asked = asyncio.create_task(anext(_replies(response, 60.0)))
+    asked = asyncio.create_task(anext(replies_of(response, 60.0)))
     await asyncio.sleep(0)
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -58,7 +58,7 @@ async def test_a_request_that_its_client_left_is_cancelled_and_no_replica_blamed
 
 @in_virtual_time
 async def test_a_call_that_ends_just_before_its_request_does_blames_no_replica() -> None:
-    asked = asyncio.create_task(anext(_replies(Response([], cancelled_elsewhere), 60.0)))
+    asked = asyncio.create_task(anext(replies_of(Response([], cancelled_elsewhere), 60.0)))
     await asyncio.sleep(0.9 * CANCELLED_S)
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -69,5 +69,5 @@ async def test_a_call_that_ends_just_before_its_request_does_blames_no_replica()
 async def test_a_silent_replica_times_out() -> None:
     response = Response([], silent)
     with pytest.raises(TimeoutError):
-        await anext(_replies(response, 60.0))
+        await anext(replies_of(response, 60.0))
     assert response.cancelled

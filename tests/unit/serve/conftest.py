@@ -1,0 +1,20 @@
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.haproxy_front import echo, listening
+
+
+@pytest.fixture
+async def ingress() -> AsyncIterator[int]:
+    async with listening(echo) as port:
+        yield port
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Of a short name, as those in which `peagle serve` keeps HAProxy's files: pytest's are too long for a socket."""
+    with tempfile.TemporaryDirectory(prefix="peagle-", dir="/tmp") as name:
+        yield Path(name)

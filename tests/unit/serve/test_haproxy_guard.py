@@ -1,0 +1,86 @@
+"""HAProxy that ends unasked is started again; Serve takes its guard for it, and can do all it does to HAProxy."""
+
+import asyncio
+import os
+import re
+import sys
+import time
+from asyncio.subprocess import PIPE
+from pathlib import Path
+
+import httpx
+import psutil  # type: ignore[import-untyped]
+import pytest
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from peagle.serve import haproxy
+from support.haproxy_front import NODE, below, in_front, listening, serves_haproxy
+from support.kubernetes_api import until
+from support.served import free_port
+
+pytestmark = pytest.mark.skipif(not haproxy.is_installed(), reason="Ray brings HAProxy for Linux only")
+
+
+async def test_killed_it_is_back_within_a_second_and_serve_does_not_notice(
+    folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with in_front(folder, [ingress], monkeypatch) as (http, api):
+        for _ in range(2):
+            below(api).kill()
+            killed_s = time.monotonic()
+            while True:
+                try:
+                    answer = await http.get("/v1/models")
+                    break
+                except httpx.TransportError:
+                    await asyncio.sleep(0.01)
+            assert answer.status_code == 200
+            assert time.monotonic() - killed_s < 2
+            assert await api.is_running()
+        # And Serve goes on to replace it, with what it has to do to others.
+        await api.reload()
+        assert (await http.get("/v1/models")).status_code == 200
+
+
+async def test_an_answer_goes_on_while_another_takes_its_place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/slow":
+            asked.set()
+            await go_on.wait()
+        await JSONResponse({"whole": True})(scope, receive, send)
+
+    async with listening(slow) as port, in_front(folder, [port], monkeypatch) as (http, api):
+        first = psutil.Process(api._proc.pid)
+        asking = asyncio.create_task(http.get("/slow"))
+        await asked.wait()
+        await api.reload()
+        assert (await http.get("/v1/models")).json() == {"whole": True}
+        go_on.set()
+        assert (await asking).json() == {"whole": True}
+        # It has nothing left to answer, and is not started again.
+        await until(lambda: not first.is_running() or first.status() == psutil.STATUS_ZOMBIE)
+        assert len([name for name in os.listdir(folder / NODE) if re.fullmatch(r"\d+\.sock", name)]) == 1
+
+
+# A manager of Serve's, as far as this goes: it starts HAProxy and waits.
+MANAGER = """
+import subprocess, sys
+print(subprocess.Popen(sys.argv[1:]).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_it_ends_with_the_process_that_started_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = serves_haproxy(folder, [free_port()], free_port(), monkeypatch, "127.0.0.1")
+    api._generate_config_file_internal()
+    program = haproxy.environment(folder, "127.0.0.1")[haproxy.PROGRAM_KEY]
+    command = [sys.executable, "-c", MANAGER, program, "-db", "-f", api.config_file_path]
+    manager = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    assert manager.stdout is not None
+    started = psutil.Process(int(await manager.stdout.readline()))
+    await until(lambda: Path(api.cfg.socket_path).exists())
+    manager.kill()
+    await until(lambda: not started.is_running() or started.status() == psutil.STATUS_ZOMBIE)
