@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from peagle.serve.launch.sagemaker import PORT
 from support.dockerfiles import IMAGES, instructions, last_stage, stages
 from support.paths import DEPLOYMENTS, REPOSITORY
 
@@ -199,6 +200,39 @@ def test_the_health_check_fails_unless_all_models_answer(answer: int) -> None:
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(FOLDER / "healthcheck.py"))
     assert bool(ended.value.code) == (answer != 200)
+
+
+def test_the_health_check_looks_where_sagemaker_asks_where_nothing_else_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    class Connection:
+        def __init__(self, host: str, port: int, timeout: float) -> None:
+            self.port = port
+
+        def request(self, method: str, path: str) -> None:
+            asked.append(self.port)
+            raise ConnectionRefusedError
+
+    monkeypatch.setattr(http.client, "HTTPConnection", Connection)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(FOLDER / "healthcheck.py"))
+    assert (ended.value.code, asked) == (1, [8000, PORT])
+
+
+def test_the_image_has_the_command_that_sagemaker_runs(tmp_path: Path) -> None:
+    """`serve`, which stands on the image's path and becomes `peagle sagemaker`."""
+    script = (FOLDER / "environment.sh").read_text(encoding="utf-8")
+    assert 'install --mode 0755 "$images/sagemaker.sh" /srv/peagle/venv/bin/serve\n' in script
+    for path in IMAGES:
+        assert environment(last_stage(path))["PATH"].split(":")[0] == "/srv/peagle/venv/bin"
+    (tmp_path / "peagle").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "peagle").chmod(0o755)
+    ran = subprocess.run(
+        [FOLDER / "sagemaker.sh"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "sagemaker\n"
 
 
 @pytest.mark.parametrize("script", sorted(FOLDER.glob("*.sh")), ids=lambda path: path.name)

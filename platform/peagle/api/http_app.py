@@ -29,6 +29,8 @@ ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
     "completions": lambda app: app.post("/v1/completions"),
     "tokenize": lambda app: app.post("/tokenize"),
     "detokenize": lambda app: app.post("/detokenize"),
+    "invocations": lambda app: app.post("/invocations"),
+    "ping": lambda app: app.get("/ping"),
     "health": lambda app: app.get("/health"),
     "metrics": lambda app: app.get("/metrics"),
     "version": lambda app: app.get("/version"),

@@ -41,6 +41,7 @@ from peagle.api.loopback import require_loopback
 from peagle.api.openai_errors import Asked, EngineError, cause_of, describe, from_engine, is_lost_replica
 from peagle.api.relay import DONE, EventStream, engine_error, finish, has_choices, relay, split_events
 from peagle.api.reply import SERVER_ERROR, ErrorReply
+from peagle.api.routes.sagemaker_routes import SageMakerRoutes
 from peagle.api.scraping import LEAST_S, MetricsRoutes
 from peagle.api.tries import Tries
 from peagle.config import Deployment
@@ -78,7 +79,7 @@ class TriedRequestInfo(RawRequestInfo):  # type: ignore[misc]  # Ray ships no ty
         return RawRequestInfo, (self.headers,)
 
 
-class PeagleIngress(DepthRoutes, MetricsRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
+class PeagleIngress(DepthRoutes, MetricsRoutes, SageMakerRoutes, OpenAiIngress):  # type: ignore[misc]  # Ray ships no types
     """OpenAI's API in front of the replicas of every model."""
 
     def __init__(

@@ -11,7 +11,7 @@ from peagle.api.reply import ERROR_EVENT, LEFT
 from peagle.tracing import context_of, continue_in
 
 # What spans are named after; a client is free to invent other paths.
-ROUTES = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"})
+ROUTES = frozenset({"/v1/chat/completions", "/v1/completions", "/invocations", "/tokenize", "/detokenize"})
 # W3C Trace Context.
 TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})
 

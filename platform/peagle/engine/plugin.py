@@ -7,6 +7,7 @@ Importing this module imports no vllm.
 from typing import Any
 
 from peagle.engine.arguments import SETTINGS_KEY
+from peagle.engine.client_mistakes import in_vllm, shorten_vllm
 from peagle.engine.patches.patch_table import install_patches
 from peagle.engine.versions import is_known, require_known_vllm
 from peagle.errors import ConfigError
@@ -21,6 +22,7 @@ def scheduler(**arguments: Any) -> Any:
     """
     from vllm import __version__ as version
 
+    shorten_vllm(in_vllm)
     config = arguments["vllm_config"]
     overlapped, is_live = config.scheduler_config.async_scheduling, SETTINGS_KEY in config.additional_config
     if is_live:

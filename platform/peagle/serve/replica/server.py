@@ -18,6 +18,7 @@ from ray.util import get_node_ip_address
 from peagle import tracing
 from peagle.api.openai_errors import told
 from peagle.config import Deployment
+from peagle.engine.client_mistakes import in_serve, in_vllm, shorten, shorten_vllm
 from peagle.engine.depth.live_depth import StepStatsReader, set_depths
 from peagle.host.cores import bind_to_cores
 from peagle.router.depth import DepthPlan, StandingLimits
@@ -75,6 +76,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         if self._deployment.resources.accelerator == "cpu":
             bind_to_cores(int(self._deployment.resources.cpus))
         await super().start()
+        shorten_vllm(in_vllm)
+        shorten(logging.getLogger("ray.serve"), in_serve)
         # Imported here: vLLM takes seconds, and only a replica needs it.
         from peagle.serve.replica.load_listener import LoadListener
 
