@@ -1,12 +1,15 @@
 """The images' recipes: built from mirrors and from pinned packages, and run as any user id on a read-only root."""
 
+import hashlib
 import http.client
 import re
 import runpy
 import shlex
 import subprocess
+import sys
 import threading
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -43,8 +46,43 @@ def labels(stage: list[tuple[str, str]]) -> dict[str, str]:
 
 
 def pins(engine: str) -> dict[str, str]:
-    lines = (REPOSITORY / PINS[engine]).read_text(encoding="utf-8").splitlines()
-    return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    return {name: version for name, (version, _) in locked(engine).items()}
+
+
+def locked(engine: str) -> dict[str, tuple[str, list[str]]]:
+    """Version and hashes of each pinned package."""
+    text = (REPOSITORY / PINS[engine]).read_text(encoding="utf-8").replace("\\\n", "")
+    found = {}
+    for line in text.splitlines():
+        pin, *hashes = line.split()
+        name, _, version = pin.partition("==")
+        found[canonicalize_name(name)] = version, [each.removeprefix("--hash=sha256:") for each in hashes]
+    return found
+
+
+@each_engine
+def test_an_install_checks_every_file_against_the_pins(engine: str) -> None:
+    """uv does so by itself, of whatever has a hash. The CPU's torch has files of its own for each platform."""
+    without = {name for name, (_, hashes) in locked(engine).items() if not hashes}
+    assert without == ({"torch"} if engine == "cpu" else set())
+    assert all(re.fullmatch("[0-9a-f]{64}", each) for _, hashes in locked(engine).values() for each in hashes)
+
+
+def test_uv_refuses_a_file_that_is_not_the_pinned_one(tmp_path: Path) -> None:
+    """As the recipes install: the package itself by its folder, what it asks for by constraints."""
+    wheel = tmp_path / "wheels" / "asked-1-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as files:
+        files.writestr("asked-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: asked\nVersion: 1\n")
+        files.writestr("asked-1.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        files.writestr("asked-1.dist-info/RECORD", "")
+    uv = [str(Path(sys.executable).with_name("uv")), "--no-cache", "pip", "install", "--offline", "--no-index"]
+    uv += ["--find-links", str(wheel.parent), "--constraint", "pins", "asked", "--target"]
+    for known, status in ((hashlib.sha256(wheel.read_bytes()).hexdigest(), 0), ("0" * 64, 1)):
+        (tmp_path / "pins").write_text(f"asked==1 \\\n    --hash=sha256:{known}\n")
+        ran = subprocess.run([*uv, str(tmp_path / known)], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert bool(ran.returncode) is bool(status), ran.stderr
+        assert ("Hash mismatch" in ran.stderr) is bool(status)
 
 
 @each_image
