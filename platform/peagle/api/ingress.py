@@ -37,7 +37,7 @@ from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG, take_depth_max
 from peagle.api.depth_routes import DepthRoutes
 from peagle.api.fleet_calls import ask_models, count_well
 from peagle.api.http_metrics import Exchange, with_estimates
-from peagle.api.loopback import require_loopback
+from peagle.api.loopback import answer_on_loopback, require_loopback
 from peagle.api.openai_errors import Asked, EngineError, cause_of, describe, from_engine, is_lost_replica
 from peagle.api.relay import DONE, EventStream, engine_error, finish, has_choices, relay, split_events
 from peagle.api.reply import SERVER_ERROR, ErrorReply
@@ -98,6 +98,7 @@ class PeagleIngress(DepthRoutes, MetricsRoutes, SageMakerRoutes, OpenAiIngress):
         router: Who chooses depths and informs dispatchers; None where neither is needed.
         options: Passed on to Ray's ingress.
         """
+        answer_on_loopback()
         super().__init__(llm_deployments, model_cards, **options)
         self._deployments = dict(deployments or {})
         self._router = router

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from peagle.api.reply import bounded
+from peagle.errors import OverloadedError, RequestError
 
 # Of vLLM's loggers, those of what reads requests, and those of what compiles their grammars.
 _READS_REQUESTS = ("vllm.entrypoints.", "vllm.renderers.")
@@ -27,6 +28,8 @@ class OneLine(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
+        if record.name == "ray.serve" and type(error).__name__ == "GenerationError":
+            return False  # vLLM has logged that it failed, and why
         if error is None:
             return not (record.name.startswith(_COMPILES_GRAMMARS) and record.getMessage().startswith(_SAID_AGAIN))
         if self._is_mistake(record.name, error):
@@ -64,9 +67,4 @@ def in_vllm(name: str, error: BaseException) -> bool:
 
 def in_serve(_: str, error: BaseException) -> bool:
     """Whether Ray Serve's record is of a request that cannot be answered, as a replica's server raises it."""
-    from vllm.exceptions import GenerationError
-
-    from peagle.errors import OverloadedError, RequestError
-
-    # vLLM has logged why already, with a traceback where the fault is its own.
-    return isinstance(error, RequestError | OverloadedError | GenerationError)
+    return isinstance(error, RequestError | OverloadedError)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peagle.api.loopback import ONE_MACHINE, YES
 from peagle.config import ACCELERATOR_TYPES, Deployment
 from peagle.errors import ConfigError, StartupError
 from peagle.host.terminal import LOG_BYTES_MAX
@@ -77,8 +78,7 @@ def keep_private(folder: Path) -> None:
     Args:
         folder: That no other user may enter.
     """
-    # Ray's switch for systems whose firewall asks about each port: it is then a cluster of one machine.
-    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    os.environ.setdefault(ONE_MACHINE, YES)
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     if os.environ["RAY_AUTH_MODE"].lower() == "token" and not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(
         os.environ

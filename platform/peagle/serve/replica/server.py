@@ -16,6 +16,7 @@ from ray.serve.llm.deployment import LLMServer
 from ray.util import get_node_ip_address
 
 from peagle import tracing
+from peagle.api.loopback import answer_on_loopback
 from peagle.api.openai_errors import told
 from peagle.config import Deployment
 from peagle.engine.client_mistakes import in_serve, in_vllm, shorten, shorten_vllm
@@ -60,6 +61,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         router: Whom it reports to, and who chooses its depths where they adapt; None for neither.
         metrics: Whether Ray's metrics have vLLM's own series.
         """
+        answer_on_loopback()
         self._deployment = deployment
         self._router = router
         self._metrics = metrics
