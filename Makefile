@@ -98,10 +98,15 @@ $(READY): pyproject.toml $(PINS)
 
 # The GPU environment is resolved for the image's Python and platform, and prefers the versions of the CPU environment, since
 # those are the tested ones. torch is another build; a folder of wheels would offer the CPU's.
-lock: LOCK := compile --quiet --no-header --no-annotate --no-emit-index-url --no-emit-find-links pyproject.toml \
-  --extra bench --extra kubernetes --extra observe --extra train --extra dev
+#
+# An install checks the files that it gets against the hashes in here. The CPU's torch has none: its index, or a folder of
+# wheels, holds files of its own for each platform, of which uv sees those of this one.
+lock: LOCK := compile --quiet --no-header --no-annotate --no-emit-index-url --no-emit-find-links --generate-hashes \
+  pyproject.toml --extra bench --extra kubernetes --extra observe --extra train --extra dev
 lock: $(READY)
 	@$(UV) $(LOCK) --python-version 3.11 --extra cpu $(CPU_TORCH) --upgrade --output-file .constraints.txt
+	@awk '/^torch==/ { print $$1; hashed = 1; next } /^ / && hashed { next } { hashed = 0; print }' .constraints.txt >.constraints.tmp
+	@mv .constraints.tmp .constraints.txt
 	@grep -v '^torch==' .constraints.txt >.constraints-gpu.txt
 	@UV_FIND_LINKS= $(INDEX) $(BIN)/uv pip $(LOCK) --extra gpu \
 	  --python-version 3.12 --python-platform x86_64-unknown-linux-gnu --output-file .constraints-gpu.txt

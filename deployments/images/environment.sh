@@ -45,3 +45,5 @@ fi
 
 rm -f /srv/peagle/venv/.lock
 cp "$images/healthcheck.py" /srv/peagle/
+# Amazon SageMaker runs the image with the command `serve`.
+install --mode 0755 "$images/sagemaker.sh" /srv/peagle/venv/bin/serve

@@ -3,6 +3,11 @@
 import http.client
 import sys
 
-connection = http.client.HTTPConnection("127.0.0.1", 8000, timeout=8)
-connection.request("GET", "/health")
-sys.exit(connection.getresponse().status != 200)
+for port in (8000, 8080):  # of `peagle serve`, and of SageMaker
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=8)
+    try:
+        connection.request("GET", "/health")
+    except ConnectionRefusedError:
+        continue
+    sys.exit(connection.getresponse().status != 200)
+sys.exit(1)

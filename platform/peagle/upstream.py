@@ -21,11 +21,12 @@ class Kind(StrEnum):
 
 
 class Process(StrEnum):
-    """The process of an engine that a symbol is changed in."""
+    """The process that a symbol is changed in: one of an engine's, or any that Serve runs a deployment in."""
 
     FRONT = "front"
     CORE = "engine core"
     WORKER = "worker"
+    SERVE = "serve"
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,13 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
         ),
         f"{DEPLOYMENT}.resources.cpus is 32, and the largest pod that fits has 16 (workerGroups.*.cpus)",
     ),
+    **{
+        f"a request of {asked} CPUs, above a limit of {limit}": (
+            at("workerGroups.b200", {"cpuRequest": asked, "cpus": limit}),
+            f"workerGroups.b200.cpuRequest is {asked}, above cpus, which is {limit} and the pod's limit. Lower it,",
+        )
+        for asked, limit in ((17, 16), ("16500m", 16), (2.5, "2"), ("2100m", "2.05"))
+    },
     "fewer pods than the least": (
         at("workerGroups.b200", {"minReplicas": 3}), "workerGroups.b200.maxReplicas is 1, below minReplicas, which is 3"
     ),
@@ -228,6 +235,11 @@ def test_a_value_that_cannot_be_right_is_refused_by_the_schema(case: str) -> Non
     with pytest.raises(HelmValuesError) as refused:
         render(laid_over(MINIMAL, changes))
     assert place in str(refused.value)
+
+
+@pytest.mark.parametrize(("asked", "limit"), [(16, 16), ("16000m", "16"), ("0.5", "16"), (2.5, "16")])
+def test_a_request_of_no_more_cpus_than_the_limit_is_not_refused(asked: object, limit: object) -> None:
+    render(laid_over(MINIMAL, at("workerGroups.b200", {"cpuRequest": asked, "cpus": limit})))
 
 
 @pytest.mark.parametrize("name", READY)

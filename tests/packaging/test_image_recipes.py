@@ -1,12 +1,15 @@
 """The images' recipes: built from mirrors and from pinned packages, and run as any user id on a read-only root."""
 
+import hashlib
 import http.client
 import re
 import runpy
 import shlex
 import subprocess
+import sys
 import threading
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -16,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from peagle.serve.launch.sagemaker import PORT
 from support.dockerfiles import IMAGES, instructions, last_stage, stages
 from support.paths import DEPLOYMENTS, REPOSITORY
 
@@ -42,8 +46,43 @@ def labels(stage: list[tuple[str, str]]) -> dict[str, str]:
 
 
 def pins(engine: str) -> dict[str, str]:
-    lines = (REPOSITORY / PINS[engine]).read_text(encoding="utf-8").splitlines()
-    return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    return {name: version for name, (version, _) in locked(engine).items()}
+
+
+def locked(engine: str) -> dict[str, tuple[str, list[str]]]:
+    """Version and hashes of each pinned package."""
+    text = (REPOSITORY / PINS[engine]).read_text(encoding="utf-8").replace("\\\n", "")
+    found = {}
+    for line in text.splitlines():
+        pin, *hashes = line.split()
+        name, _, version = pin.partition("==")
+        found[canonicalize_name(name)] = version, [each.removeprefix("--hash=sha256:") for each in hashes]
+    return found
+
+
+@each_engine
+def test_an_install_checks_every_file_against_the_pins(engine: str) -> None:
+    """uv does so by itself, of whatever has a hash. The CPU's torch has files of its own for each platform."""
+    without = {name for name, (_, hashes) in locked(engine).items() if not hashes}
+    assert without == ({"torch"} if engine == "cpu" else set())
+    assert all(re.fullmatch("[0-9a-f]{64}", each) for _, hashes in locked(engine).values() for each in hashes)
+
+
+def test_uv_refuses_a_file_that_is_not_the_pinned_one(tmp_path: Path) -> None:
+    """As the recipes install: the package itself by its folder, what it asks for by constraints."""
+    wheel = tmp_path / "wheels" / "asked-1-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as files:
+        files.writestr("asked-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: asked\nVersion: 1\n")
+        files.writestr("asked-1.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        files.writestr("asked-1.dist-info/RECORD", "")
+    uv = [str(Path(sys.executable).with_name("uv")), "--no-cache", "pip", "install", "--offline", "--no-index"]
+    uv += ["--find-links", str(wheel.parent), "--constraint", "pins", "asked", "--target"]
+    for known, status in ((hashlib.sha256(wheel.read_bytes()).hexdigest(), 0), ("0" * 64, 1)):
+        (tmp_path / "pins").write_text(f"asked==1 \\\n    --hash=sha256:{known}\n")
+        ran = subprocess.run([*uv, str(tmp_path / known)], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert bool(ran.returncode) is bool(status), ran.stderr
+        assert ("Hash mismatch" in ran.stderr) is bool(status)
 
 
 @each_image
@@ -199,6 +238,39 @@ def test_the_health_check_fails_unless_all_models_answer(answer: int) -> None:
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(FOLDER / "healthcheck.py"))
     assert bool(ended.value.code) == (answer != 200)
+
+
+def test_the_health_check_looks_where_sagemaker_asks_where_nothing_else_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    class Connection:
+        def __init__(self, host: str, port: int, timeout: float) -> None:
+            self.port = port
+
+        def request(self, method: str, path: str) -> None:
+            asked.append(self.port)
+            raise ConnectionRefusedError
+
+    monkeypatch.setattr(http.client, "HTTPConnection", Connection)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(FOLDER / "healthcheck.py"))
+    assert (ended.value.code, asked) == (1, [8000, PORT])
+
+
+def test_the_image_has_the_command_that_sagemaker_runs(tmp_path: Path) -> None:
+    """`serve`, which stands on the image's path and becomes `peagle sagemaker`."""
+    script = (FOLDER / "environment.sh").read_text(encoding="utf-8")
+    assert 'install --mode 0755 "$images/sagemaker.sh" /srv/peagle/venv/bin/serve\n' in script
+    for path in IMAGES:
+        assert environment(last_stage(path))["PATH"].split(":")[0] == "/srv/peagle/venv/bin"
+    (tmp_path / "peagle").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "peagle").chmod(0o755)
+    ran = subprocess.run(
+        [FOLDER / "sagemaker.sh"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "sagemaker\n"
 
 
 @pytest.mark.parametrize("script", sorted(FOLDER.glob("*.sh")), ids=lambda path: path.name)

@@ -80,11 +80,16 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 
 {{/* CPUs as Ray counts them, from an amount as Kubernetes writes it: whole ones, upwards, as KubeRay does it. */}}
 {{- define "peagle.wholeCpus" -}}
+{{- divf (include "peagle.milliCpus" .) 1000 | ceil | int -}}
+{{- end -}}
+
+{{/* Thousandths of a CPU, from an amount as Kubernetes writes it. */}}
+{{- define "peagle.milliCpus" -}}
 {{- $amount := toString . -}}
 {{- if hasSuffix "m" $amount -}}
-{{- divf (trimSuffix "m" $amount) 1000 | ceil | int -}}
+{{- trimSuffix "m" $amount | int -}}
 {{- else -}}
-{{- ceil (float64 $amount) | int -}}
+{{- mulf $amount 1000 | ceil | int -}}
 {{- end -}}
 {{- end -}}
 

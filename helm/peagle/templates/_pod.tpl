@@ -46,6 +46,8 @@ imagePullSecrets:
   "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH" "2147483647"
   "grpc_proxy" ""
   "RAY_worker_niceness" "0"
+  "RAY_ROTATION_MAX_BYTES" "67108864"
+  "RAY_ROTATION_BACKUP_COUNT" "1"
   "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO" "0"
   "HOME" "/var/cache/peagle"
   "USER" "peagle"

@@ -159,6 +159,9 @@ fix. What one field alone can have wrong is the schema's business.
 {{- range $name, $group := $groups }}
 {{- $at := printf "workerGroups.%s" $name -}}
 {{- $cpus = add $cpus (mul (int $group.rayCpus) (int $group.maxReplicas)) -}}
+{{- if and $group.cpuRequest (gt (include "peagle.milliCpus" $group.cpuRequest | int) (include "peagle.milliCpus" $group.cpus | int)) }}
+- {{ printf "%s.cpuRequest is %v, above cpus, which is %v and the pod's limit. Lower it, or raise cpus." $at $group.cpuRequest $group.cpus | quote }}
+{{- end }}
 {{- if gt (int $group.minReplicas) (int $group.maxReplicas) }}
 - {{ printf "%s.maxReplicas is %d, below minReplicas, which is %d. Raise it to %d." $at (int $group.maxReplicas) (int $group.minReplicas) (int $group.minReplicas) | quote }}
 {{- else if and (not $.Values.autoscaling.enabled) (ne (int $group.minReplicas) (int $group.maxReplicas)) }}

@@ -65,6 +65,23 @@ async def read_request(request: Request, settings: ApiSettings, make: Callable[[
         RequestError: It is too large, not JSON, not an object, or nested too deep; or `make` refuses it.
         HTTPException: 415 for another content type, 408 for a body that arrives too slowly.
     """
+    raw = await read_body(request, settings)
+
+    def parse() -> Made:
+        return make(parse_object(raw, settings.max_json_depth))
+
+    return parse() if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse)
+
+
+async def read_body(request: Request, settings: ApiSettings) -> bytes:
+    """Read the body, up to the limit, if it is said to be JSON; or take the one kept in `request.state.body`.
+
+    Raises:
+        TooLargeError: It is larger than that.
+        HTTPException: 415 for another content type, 408 for a body that arrives too slowly.
+    """
+    if (kept := getattr(request.state, "body", None)) is not None:
+        return bytes(kept)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # Browsers send other types across origins without asking first; JSON they must ask for.
     if media_type != "application/json" and not media_type.endswith("+json"):
@@ -72,14 +89,9 @@ async def read_request(request: Request, settings: ApiSettings, make: Callable[[
         raise HTTPException(415, f"Send a JSON body, {sent}: add the header Content-Type: application/json.")
     try:
         async with asyncio.timeout(settings.body_timeout_s):
-            raw = await _read(request, settings.max_body_bytes)
+            return await _read(request, settings.max_body_bytes)
     except TimeoutError:
         raise HTTPException(408, f"The body did not arrive within {settings.body_timeout_s:g} seconds.") from None
-
-    def parse() -> Made:
-        return make(parse_object(raw, settings.max_json_depth))
-
-    return parse() if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse)
 
 
 async def _read(request: Request, limit: int) -> bytes:

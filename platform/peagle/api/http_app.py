@@ -44,6 +44,8 @@ ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
     "not_generated": lambda app: _all(app.post(path) for path in NOT_GENERATED),
     "tokenize": lambda app: app.post("/tokenize"),
     "detokenize": lambda app: app.post("/detokenize"),
+    "invocations": lambda app: app.post("/invocations"),
+    "ping": lambda app: app.get("/ping"),
     "health": lambda app: app.get("/health"),
     "ready": lambda app: app.get("/health/ready"),
     "live": lambda app: app.get("/health/live"),

@@ -42,13 +42,14 @@ from peagle.api.dialects.relayed_routes import RelayedRoutes
 from peagle.api.dialects.stream_kinds import COMPLETION, StreamKind
 from peagle.api.fleet_calls import HealthRoutes, ask_models
 from peagle.api.http_metrics import Exchange, with_estimates
-from peagle.api.loopback import require_loopback
+from peagle.api.loopback import answer_on_loopback, require_loopback
 from peagle.api.openai_errors import (
     Asked,
     is_lost_replica,
     is_not_reached,
 )
 from peagle.api.relay import EventStream, final_error, finish, first_reply, relay, replies_of
+from peagle.api.routes.sagemaker_routes import SageMakerRoutes
 from peagle.api.scraping import LEAST_S
 from peagle.api.tries import Tries
 from peagle.config import Deployment
@@ -83,7 +84,8 @@ class TriedRequestInfo(RawRequestInfo):  # type: ignore[misc]  # Ray ships no ty
         return RawRequestInfo, (self.headers,)
 
 
-class PeagleIngress(DepthRoutes, HealthRoutes, UsageRoutes, RelayedRoutes, OpenAiIngress):  # type: ignore[misc]
+# Ray ships no types.
+class PeagleIngress(DepthRoutes, HealthRoutes, UsageRoutes, RelayedRoutes, SageMakerRoutes, OpenAiIngress):  # type: ignore[misc]
     """OpenAI's API in front of the replicas of every model."""
 
     def __init__(
@@ -102,6 +104,7 @@ class PeagleIngress(DepthRoutes, HealthRoutes, UsageRoutes, RelayedRoutes, OpenA
         router: Who chooses depths and informs dispatchers; None where neither is needed.
         options: Passed on to Ray's ingress.
         """
+        answer_on_loopback()
         super().__init__(llm_deployments, model_cards, **options)
         self._deployments = dict(deployments or {})
         self._router = router

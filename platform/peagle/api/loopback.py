@@ -1,9 +1,36 @@
-"""Routes that only callers on the server's own machine may use."""
+"""What only callers on the server's own machine reach: some routes, and Serve's ports of a cluster of one machine."""
+
+import functools
+import os
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from peagle.host.addresses import is_address, is_loopback
+
+ONE_MACHINE, YES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"
+"""Ray's variable for systems whose firewall asks about each port: its own then listen on loopback, of one machine."""
+
+
+def answer_on_loopback() -> None:
+    """In a cluster of one machine, have this replica's gRPC port listen on loopback; again, it changes nothing.
+
+    Serve opens it on every address, and runs whatever is sent there: calls are pickled.
+    """
+    if os.environ.get(ONE_MACHINE) != YES:
+        return
+    from ray.serve._private import replica
+
+    add = replica.add_port_to_grpc_server
+    if hasattr(add, "__wrapped__"):
+        return
+
+    @functools.wraps(add)
+    def add_on_loopback(server: Any, address: str) -> Any:
+        return add(server, address.replace("[::]", "127.0.0.1"))
+
+    replica.add_port_to_grpc_server = add_on_loopback
 
 
 def require_loopback(request: Request) -> None:

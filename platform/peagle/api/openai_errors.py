@@ -125,6 +125,11 @@ def told(error: Exception) -> Exception:
     return meant
 
 
+def is_client_caused(error: Exception) -> bool:
+    """Whether a replica's exception is the client's mistake, or an overload."""
+    return isinstance(_meant(error), RequestError | OverloadedError)
+
+
 def _meant(error: Exception) -> Exception:
     """What an exception of a replica comes to: what vLLM blames on the client is the client's mistake here, too."""
     match error:

@@ -14,7 +14,7 @@ from peagle.tracing import context_of, continue_in
 ROUTES = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
-        *("/tokenize", "/detokenize"),
+        *("/invocations", "/tokenize", "/detokenize"),
     }
 )
 _ERROR_EVENTS = (ERROR_EVENT.encode(), NAMED_ERROR_EVENT.encode())

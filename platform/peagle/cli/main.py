@@ -97,6 +97,22 @@ def serve(
 
 
 @app.command()
+def sagemaker() -> None:
+    """Serve as Amazon SageMaker runs a container.
+
+    Listens on port 8080 of every address, where /ping tells whether it is ready and /invocations takes chats and
+    completions. The model is SM_VLLM_MODEL, else the one that the endpoint was given; other arguments of vLLM are
+    SM_VLLM_ and their name, as for vLLM's own images. SM_VLLM_SPECULATIVE_CONFIG (JSON) names the drafter. Prints the
+    deployment file that comes of it.
+
+    Example: SM_VLLM_MODEL=openai/gpt-oss-20b peagle sagemaker
+    """
+    from peagle.serve.launch.sagemaker import serve_sagemaker
+
+    raise typer.Exit(serve_sagemaker())
+
+
+@app.command()
 def validate(files: Files) -> None:
     """Check deployment files.
 

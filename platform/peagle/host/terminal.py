@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -14,12 +16,21 @@ from rich.status import Status
 
 from peagle.errors import StartupError
 
+LOG_BYTES_MAX = 64 * 2**20
+"""Of a log; what is before that is kept once more, as `NAME.1`, and what is before that is not."""
+_LOOK_S = 5.0
+
 _STATE_FIX = "Set XDG_STATE_HOME to a folder that you may write"
 
 
 def log_path(port: int) -> Path:
-    """The file that takes Ray's and vLLM's logs; every start on that port writes it anew."""
+    """The file that takes Ray's and vLLM's logs; every start on that port writes it anew, and it stays bounded."""
     return _state() / f"serve-{port}.log"
+
+
+def former(log: Path) -> Path:
+    """Where the part of a log goes that was written before it became too large."""
+    return log.with_name(f"{log.name}.1")
 
 
 def agents_path(port: int) -> Path:
@@ -38,8 +49,14 @@ def _state() -> Path:
 class Terminal:
     """Keeps the terminal for our own lines: while entered, everything else that is printed goes to the log."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, log_bytes_max: int = LOG_BYTES_MAX, look_s: float = _LOOK_S) -> None:
+        """Args:
+        log: The file, which is begun anew.
+        log_bytes_max: How large it may grow, but for what comes within `look_s`.
+        look_s: How often its size is looked at, in seconds.
+        """
         self.log = log
+        self._bounds, self._done = (log_bytes_max, look_s), threading.Event()
         self._screen: TextIO = sys.stdout
         self._saved: tuple[int, int] = (1, 2)
         self.console = Console()
@@ -47,7 +64,10 @@ class Terminal:
     def __enter__(self) -> Self:
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
-            opened = self.log.open("wb")
+            self.log.write_bytes(b"")
+            former(self.log).unlink(missing_ok=True)
+            # Whoever writes does so at the end, wherever that is: children have the descriptor, too.
+            opened = self.log.open("ab")
         except OSError as error:
             raise StartupError(f"the log {self.log} cannot be written ({error.strerror})", _STATE_FIX) from None
         sys.stdout.flush()
@@ -59,11 +79,22 @@ class Terminal:
             os.dup2(sink.fileno(), 2)
         self._screen = os.fdopen(os.dup(self._saved[0]), "w", encoding="utf-8", buffering=1)
         self.console = Console(file=self._screen, highlight=False, soft_wrap=True)
+        self._done.clear()
+        threading.Thread(target=self._keep_bounded, name="log size", daemon=True).start()
         return self
+
+    def _keep_bounded(self) -> None:
+        log_bytes_max, look_s = self._bounds
+        while not self._done.wait(look_s):
+            with contextlib.suppress(OSError):  # a full disk, or somebody has taken the file away
+                if self.log.stat().st_size > log_bytes_max:
+                    shutil.copyfile(self.log, former(self.log))
+                    os.truncate(self.log, 0)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._done.set()
         sys.stdout.flush()
         sys.stderr.flush()
         for number, saved in enumerate(self._saved, start=1):

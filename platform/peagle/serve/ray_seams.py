@@ -5,7 +5,7 @@ Rows for `api/` and `cluster/` stand here too, so that there is one table for Ra
 
 from functools import partial
 
-from peagle.upstream import Kind, Seam
+from peagle.upstream import Kind, Process, Seam
 
 RAY_VERSIONS = ("2.60",)
 
@@ -143,6 +143,17 @@ _ROUTING = (
         removed_when="`serve.status` is as quick",
     ),
 )
+_PORTS = (
+    Seam(
+        "ray.serve._private.replica:add_port_to_grpc_server",
+        kind=Kind.REPLACES,
+        why="Of a cluster of one machine, replicas take calls, which are pickled, from that machine alone.",
+        removed_when="Serve binds the port to the node's address, or asks for Ray's token",
+        versions=RAY_VERSIONS,
+        installed_by="peagle.api.loopback:answer_on_loopback",
+        process=Process.SERVE,
+    ),
+)
 _NODES = (
     _reads("ray._raylet:GcsClient", why="Nodes that drain are read and drained by it.", removed_when=_PUBLIC_DRAIN),
     _reads("ray.core.generated.gcs_pb2:GcsNodeInfo", why="A node's state is one of its.", removed_when=_PUBLIC_DRAIN),
@@ -152,4 +163,4 @@ _NODES = (
         removed_when=_PUBLIC_DRAIN,
     ),
 )
-RAY_SEAMS: tuple[Seam, ...] = (*_INTERFACES, *_REPLICA, *_ROUTING, *_NODES)
+RAY_SEAMS: tuple[Seam, ...] = (*_INTERFACES, *_REPLICA, *_ROUTING, *_PORTS, *_NODES)

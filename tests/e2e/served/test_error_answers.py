@@ -1,9 +1,10 @@
 """Every mistake a client can make, against the real platform: OpenAI's error object, and never a 5xx.
 
-The last test asks for one more answer, so nothing here may have hurt an engine.
+The last tests ask for one more answer, so nothing here may have hurt an engine, and look into the log.
 """
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,12 @@ JSON = {"content-type": "application/json"}
 def http(served: Served) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=served.url, timeout=120) as client:
         yield client
+
+
+@pytest.fixture(scope="module", autouse=True)
+def logged_before(served: Served) -> int:
+    """Bytes of the log before any mistake was made."""
+    return served.log.stat().st_size
 
 
 @pytest.fixture(scope="module")
@@ -336,3 +343,13 @@ def test_an_answer_carries_a_request_id(http: httpx.Client) -> None:
 def test_after_all_that_every_replica_still_answers(http: httpx.Client, served: Served) -> None:
     assert http.get("/health").json()["replicas"] == {served.model: served.replicas}
     assert http.post(COMPLETIONS, json=completion()).status_code == 200
+
+
+def test_no_mistake_left_a_traceback(served: Served, logged_before: int) -> None:
+    """In no process: the one log has what all of them print, a moment later."""
+    time.sleep(2.0)
+    lines = served.log.read_bytes()[logged_before:].decode(errors="replace").splitlines()
+    assert [line for line in lines if "Traceback" in line] == []
+    assert [
+        line for line in lines if " ERROR " in line and "EngineCore" not in line and "failed with an" not in line
+    ] == []

@@ -1,10 +1,13 @@
 """Who may use the routes for operators: callers on the server's own machine, and no page that pretends to be one."""
 
+import grpc
+import psutil
 import pytest
+from ray.serve._private import replica
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from peagle.api.loopback import require_loopback
+from peagle.api.loopback import ONE_MACHINE, answer_on_loopback, require_loopback
 
 
 def request(client: str, host: str) -> Request:
@@ -40,3 +43,28 @@ def test_a_page_whose_name_leads_here_is_not(host: str) -> None:
     with pytest.raises(HTTPException, match=r"localhost or an IP address, not .*evil\.example") as caught:
         require_loopback(request("127.0.0.1", host))
     assert caught.value.status_code == 403
+
+
+async def bound(address: str) -> str:
+    """The address that a replica's gRPC server listens on, if it is asked to listen on `address`."""
+    server = grpc.aio.server()
+    port = replica.add_port_to_grpc_server(server, address)
+    await server.start()
+    try:
+        listening = psutil.Process().net_connections("inet")
+        return next(each.laddr.ip for each in listening if each.laddr.port == port)
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.parametrize(("one_machine", "addresses"), [("0", {"127.0.0.1", "::ffff:127.0.0.1"}), ("1", {"::"})])
+async def test_a_replica_of_a_cluster_of_one_machine_takes_calls_on_loopback(
+    one_machine: str, addresses: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ONE_MACHINE, one_machine)
+    monkeypatch.setattr(replica, "add_port_to_grpc_server", replica.add_port_to_grpc_server)
+    answer_on_loopback()
+    once = replica.add_port_to_grpc_server
+    answer_on_loopback()
+    assert replica.add_port_to_grpc_server is once
+    assert await bound("[::]:0") in addresses

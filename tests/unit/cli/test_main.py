@@ -25,6 +25,7 @@ from support.served import DEPLOYMENT
 
 COMMANDS = (
     "serve",
+    "sagemaker",
     "validate",
     "chat",
     "status",

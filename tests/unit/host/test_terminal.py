@@ -38,6 +38,33 @@ def test_our_lines_reach_the_terminal_and_all_others_the_log(tmp_path: Path) -> 
     assert log.read_text(encoding="utf-8").splitlines() == ["library line", "child line"]
 
 
+GROWING = """
+import subprocess, sys, time
+from pathlib import Path
+from peagle.host.terminal import Terminal
+with Terminal(Path(sys.argv[1]), log_bytes_max=20_000, look_s=0.01):
+    child = subprocess.Popen(["sh", "-c", "for i in $(seq 300); do echo child $i; sleep 0.001; done"])
+    for number in range(2000):
+        print("line", number, "x" * 50, flush=True)
+        time.sleep(0.0005)
+    child.wait()
+    time.sleep(0.1)
+    print("last", flush=True)
+"""
+
+
+def test_a_log_stays_bounded_and_keeps_what_was_written_last(tmp_path: Path) -> None:
+    log = tmp_path / "serve.log"
+    log.with_name("serve.log.1").write_text("of an earlier start")
+    subprocess.run([sys.executable, "-c", GROWING, str(log)], check=True, timeout=60)
+    assert {path.name for path in tmp_path.iterdir()} == {"serve.log", "serve.log.1"}
+    assert all(path.stat().st_size < 60_000 for path in tmp_path.iterdir())  # of 120,000 written
+    text = log.read_text(encoding="utf-8")
+    assert text.endswith("last\n")
+    assert "\0" not in text
+    assert "line" in log.with_name("serve.log.1").read_text(encoding="utf-8")
+
+
 def test_a_log_that_cannot_be_written_is_named_with_what_moves_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

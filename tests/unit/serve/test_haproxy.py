@@ -244,23 +244,23 @@ async def test_an_ingress_learns_that_a_client_has_left_before_its_answer(
             await until(left.is_set)
 
 
-def test_an_operators_settings_stay_but_not_a_program_that_tells_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operators_settings_stay_but_not_a_program_that_tells_no_address(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     theirs = {
         haproxy.PROGRAM_KEY: "/usr/sbin/haproxy",
         haproxy.TRUSTED_KEY: "10.0.0.5",
         "RAY_SERVE_HAPROXY_MAXCONN": "7",
     }
     monkeypatch.setattr(os, "environ", theirs)
-    files = put_haproxy_in_front("127.0.0.1")
-    assert files is not None
-    files.rmdir()
+    assert put_haproxy_in_front("127.0.0.1", tmp_path)
     assert os.environ["RAY_SERVE_HAPROXY_MAXCONN"] == "7"
     assert os.environ[haproxy.PROGRAM_KEY].endswith(haproxy.PROGRAM)
     assert os.environ[haproxy.TRUSTED_KEY] == "127.0.0.1,::1"
     assert haproxy.is_in_front()
 
 
-def test_serves_proxy_stays_where_the_operator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serves_proxy_stays_where_the_operator_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "environ", {haproxy.SWITCH_KEY: "0"})
-    assert put_haproxy_in_front("127.0.0.1") is None
+    assert not put_haproxy_in_front("127.0.0.1", tmp_path)
     assert not haproxy.is_in_front()

@@ -11,12 +11,13 @@ from peagle.errors import CombinedConfigError, ConfigError
 class Check:
     """What was looked at (`subject`: file, engine, target or drafter), for what (`name`), and what came of it.
 
-    `detail` says what was found, or why nothing was looked at. `problems` is empty unless `outcome` is wrong.
+    `detail` says what was found, or why nothing was looked at. `problems` is empty unless `outcome` is wrong; what a
+    caution is about can be served as it is.
     """
 
     subject: str
     name: str
-    outcome: Literal["ok", "wrong", "not checked"]
+    outcome: Literal["ok", "caution", "wrong", "not checked"]
     detail: str
     problems: tuple[ConfigError, ...] = ()
 

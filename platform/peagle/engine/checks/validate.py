@@ -7,6 +7,7 @@ from peagle.config import Deployment, load_deployment
 from peagle.engine.checks.argument_checks import examine_arguments
 from peagle.engine.checks.check import Check, wrong_check
 from peagle.engine.checks.drafter_checks import examine_checkpoints
+from peagle.engine.checks.sampling_checks import examine_sampling
 from peagle.engine.cost_prior import cost_prior
 from peagle.errors import ConfigError
 
@@ -34,7 +35,12 @@ def validate_file(path: Path) -> Report:
         deployment = load_deployment(path)
     except ConfigError as error:
         return Report(path, None, (wrong_check("file", "fields", error),))
-    looked_at = (*examine_arguments(deployment), *examine_checkpoints(deployment), *_examine_prior(deployment))
+    looked_at = (
+        *examine_arguments(deployment),
+        *examine_checkpoints(deployment),
+        *examine_sampling(deployment),
+        *_examine_prior(deployment),
+    )
     checks = [Check("file", "fields", "ok", deployment.name)]
     for check in looked_at:
         problems = tuple(problem.under(str(path)) for problem in check.problems)

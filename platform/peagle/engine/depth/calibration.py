@@ -9,7 +9,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from statistics import fmean
+from statistics import fmean, median_low
 from typing import Any
 
 from vllm import SamplingParams
@@ -29,7 +29,11 @@ _TURNS = 2
 _ZERO_WEIGHT = 2
 # A turn has enough with so many steps; with fewer than the least it tells nothing.
 _STEPS_MAX, _STEPS_MIN = 8, 2
-_POLL_S = 0.02
+# Steps that take so many times the median were held up, such as by another process. Those that draft deeper than the
+# others, as one in a few does, take longer too, but not so much.
+_STALLED = 2.0
+# Short, so that few steps end between two readings, and one that was held up is seen by itself.
+_POLL_S = 0.005
 # Of all the time; the rest is for what overruns.
 _PLANNED_SHARE = 0.85
 
@@ -186,28 +190,42 @@ async def _timed(client: Any, batch_size: int, depth: int, ends_s: float, ended:
     """
     begun: StepStats | None = None
     stats = StepStatsReader(client)
-    before = await stats.read()
+    before = last = await stats.read()
+    parts: list[StepTime] = []
     while True:
         await asyncio.sleep(_POLL_S)
         now = await stats.read()
-        cell = _cell(now, begun or before, batch_size, depth)
+        cell, part = _cell(now, begun or before, batch_size, depth), _cell(now, last, batch_size, depth)
+        last = now
         if begun is None and cell is None and sum(each.steps for each in now.since(before).cells) >= _STEPS_MAX:
             return None
         if begun is None and cell is not None:
             begun, cell = now, None
+        elif part is not None:
+            parts.append(StepTime(batch_size, depth, part.steps, part.seconds))
         steps = cell.steps if cell is not None else 0
         if steps >= _STEPS_MAX or ended.is_set() or (steps >= _STEPS_MIN and _now_s() >= ends_s):
             break
     if cell is None or cell.steps < _STEPS_MIN or not cell.reached:
         return None
-    return StepTime(batch_size, depth, cell.steps, cell.seconds)
+    return StepTime(batch_size, depth, cell.steps, cell.steps * _usual_s(parts))
+
+
+def _usual_s(parts: Sequence[StepTime]) -> float:
+    """The mean seconds of a step, of `parts` of which none but the sum is known, without those that were held up."""
+    middle_s = median_low(_step_s(part) for part in parts for _ in range(part.steps))
+    kept = [part for part in parts if _step_s(part) <= _STALLED * middle_s]
+    return sum(part.seconds for part in kept) / sum(part.steps for part in kept)
 
 
 def _mean(turns: Sequence[StepTime]) -> StepTime:
     """All of one K's turns, each of the same weight: the context of one makes up for that of the other."""
     steps = sum(each.steps for each in turns)
-    seconds = steps * fmean(each.seconds / each.steps for each in turns)
-    return StepTime(turns[0].batch_size, turns[0].depth, steps, seconds)
+    return StepTime(turns[0].batch_size, turns[0].depth, steps, steps * fmean(map(_step_s, turns)))
+
+
+def _step_s(part: StepTime) -> float:
+    return part.seconds / part.steps
 
 
 def _cell(now: StepStats, before: StepStats, batch_size: int, depth: int) -> StepCell | None:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import secrets
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peagle.api.loopback import ONE_MACHINE, YES
 from peagle.config import ACCELERATOR_TYPES, Deployment
 from peagle.errors import ConfigError, StartupError
+from peagle.host.terminal import LOG_BYTES_MAX
 from peagle.import_paths import EDGE_MIDDLEWARES
 
 APP_NAME = "peagle"
@@ -33,6 +36,9 @@ ENVIRONMENT: Mapping[str, str] = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": EDGE_MIDDLEWARES,
     # A busy machine takes longer than the 5 s that Serve gives its proxy to answer; after three it is started anew.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
+    # Of each log of Ray's own and of its workers, two parts are kept; its workers' would grow without bound.
+    "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES_MAX),
+    "RAY_ROTATION_BACKUP_COUNT": "1",
     # A first start that fails is told at once; a replica that has run is restarted for ever all the same.
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
 }
@@ -61,6 +67,27 @@ def prepare_environment(*, joins: bool = False) -> None:
     """Set what is not set; `joins` where the cluster runs already, and decides for itself how requests pass."""
     for name, value in (ENVIRONMENT if joins else {**ENVIRONMENT, **TRANSPORT}).items():
         os.environ.setdefault(name, value)
+
+
+def keep_private(folder: Path) -> None:
+    """Have the cluster that is started next be used by this user on this machine alone: Ray runs any code it is sent.
+
+    Its ports listen on loopback, and whoever connects to one has to know a token, which lies in `folder`. Where the
+    operator has set either, it stays.
+
+    Args:
+        folder: That no other user may enter.
+    """
+    os.environ.setdefault(ONE_MACHINE, YES)
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if os.environ["RAY_AUTH_MODE"].lower() == "token" and not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(
+        os.environ
+    ):
+        # Ray itself would write one into the user's home, for others to read.
+        token = folder / "ray_token"
+        with open(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32))
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
 
 
 def logical_cpus(deployments: Sequence[Deployment]) -> int:

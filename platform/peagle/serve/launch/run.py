@@ -116,7 +116,11 @@ def run(
     processes.adopt_orphans()
     signals, deployed = StopSignals(force=_end_now), threading.Event()
     with Terminal(log_path(port)) as terminal:
-        folder = put_haproxy_in_front(host) if address is None else None
+        folder = None
+        if address is None:
+            folder = Path(tempfile.mkdtemp(prefix="peagle-", dir="/tmp"))  # for this user alone
+            ray_cluster.keep_private(folder)
+            put_haproxy_in_front(host, folder)
         signals.install()
         try:
             terminal.say(f"Logs of Ray and vLLM: {terminal.log}")
@@ -136,20 +140,19 @@ def run(
     return 0
 
 
-def put_haproxy_in_front(host: str) -> Path | None:
-    """Have the cluster that is started next listen on `host` by HAProxy; return the folder of its files.
+def put_haproxy_in_front(host: str, folder: Path) -> bool:
+    """Have the cluster that is started next listen on `host` by HAProxy, whose files go into `folder`.
 
-    None where Serve's own proxy has to do: HAProxy is not installed, or the operator has said so.
+    False where Serve's own proxy has to do: HAProxy is not installed, or the operator has said so.
     """
     if os.environ.get(haproxy.SWITCH_KEY) == "0" or not haproxy.is_installed():
-        return None
-    folder = Path(tempfile.mkdtemp(prefix="peagle-", dir="/tmp"))
+        return False
     given = haproxy.environment(folder, host)
     for name, value in given.items():
         os.environ.setdefault(name, value)
     # Without these clients would be taken for callers on this machine.
     os.environ.update({name: given[name] for name in (haproxy.PROGRAM_KEY, haproxy.LISTEN_KEY, haproxy.TRUSTED_KEY)})
-    return folder
+    return True
 
 
 def trace_environment(traces: tuple[str, float] | None, address: str | None) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Ray Serve LLM's engine, with what Ray 2.60 loses on the way to vLLM 0.29. Importing this module imports vLLM."""
 
+import logging
 import os
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -7,11 +8,15 @@ from typing import Any
 from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 
 from peagle import tracing
+from peagle.engine.checks.sampling_checks import undrafted_by
 from peagle.engine.patches.patch_table import install_patches
 from peagle.serve.replica.asking_flow import named
 from peagle.serve.replica.draft_usage import count_drafts, tell_drafts
 from peagle.serve.replica.relayed_apis import ask_count, ask_messages, ask_responses
 from peagle.upstream import Process
+
+# Below Ray Serve's own, as the replica's.
+logger = logging.getLogger("ray.serve.replica")
 
 EXECUTOR = "distributed_executor_backend"
 
@@ -35,6 +40,8 @@ class PeagleEngine(VLLMEngine):  # type: ignore[misc]  # Ray ships no types
         self._engine_client.generate = named(self._engine_client.generate)
         if self._engine_client.vllm_config.speculative_config is not None:
             install_patches(Process.FRONT)
+            if (said := undrafted_by(self._engine_client.model_config.get_diff_sampling_param())) is not None:
+                logger.warning(said)
             self._engine_client.generate = count_drafts(self._engine_client.generate)
         if tracing.is_on():
             # As an engine argument it would have vLLM set up a second exporter, which gets nothing beside Serve's.

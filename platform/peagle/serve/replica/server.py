@@ -17,8 +17,10 @@ from ray.util import get_node_ip_address
 
 from peagle import tracing
 from peagle.api.clients.client_header import CLIENT_HEADER, flow_in
+from peagle.api.loopback import answer_on_loopback
 from peagle.api.openai_errors import told
 from peagle.config import Deployment
+from peagle.engine.client_mistakes import in_serve, in_vllm, shorten, shorten_vllm
 from peagle.engine.depth.live_depth import StepStatsReader, set_depths
 from peagle.errors import EngineGoneError, EngineStalledError
 from peagle.host.cores import bind_to_cores
@@ -66,6 +68,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         metrics: Whether Ray's metrics have vLLM's own series.
         dispatched: Whether a dispatcher that hears of its state chooses it among others.
         """
+        answer_on_loopback()
         self._deployment = deployment
         self._router = router
         self._metrics = metrics
@@ -85,6 +88,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         if self._deployment.resources.accelerator == "cpu":
             bind_to_cores(int(self._deployment.resources.cpus))
         await super().start()
+        shorten_vllm(in_vllm)
+        shorten(logging.getLogger("ray.serve"), in_serve)
         # Imported here: vLLM takes seconds, and only a replica needs it.
         from peagle.serve.replica.load_listener import LoadListener
 

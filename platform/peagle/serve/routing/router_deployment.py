@@ -11,6 +11,7 @@ from typing import Any
 
 from ray import serve
 
+from peagle.api.loopback import answer_on_loopback
 from peagle.config import Deployment
 from peagle.engine.cost_prior import FoundPrior, cost_prior
 from peagle.errors import ConfigError, NotFoundError
@@ -31,6 +32,7 @@ class Router:
     dispatchers go by what they have sent themselves until it is back and has heard from all."""
 
     def __init__(self, deployments: Mapping[str, Deployment]) -> None:
+        answer_on_loopback()
         self._boards = {name: Board() for name in deployments}
         self._limits = LimitBook()
         adaptive = {name: each for name, each in deployments.items() if each.adapts}

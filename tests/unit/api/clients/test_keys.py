@@ -27,7 +27,7 @@ def client(keys_file: Path | None) -> httpx.AsyncClient:
     async def answer() -> dict[str, bool]:
         return {"ok": True}
 
-    for path in ("/v1/models", "/tokenize", "/health", "/metrics", "/fleet"):
+    for path in ("/v1/models", "/tokenize", "/invocations", "/health", "/ping", "/metrics", "/fleet"):
         app.get(path)(answer)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
@@ -65,7 +65,7 @@ async def test_a_key_comes_as_anthropic_s_clients_send_it(keys_file: Path, heade
 @pytest.mark.parametrize(
     "sent", ["Bearer gamma", "Bearer ", "Bearer", "Basic alpha", "alpha", "Bearer # team a", "Bearer alph", "Bearer ä"]
 )
-@pytest.mark.parametrize("path", ["/v1/models", "/tokenize"])
+@pytest.mark.parametrize("path", ["/v1/models", "/tokenize", "/invocations"])
 async def test_anything_else_is_a_401_in_openai_s_form(keys_file: Path, sent: str, path: str) -> None:
     async with client(keys_file) as http:
         answer = await http.get(path, headers={"Authorization": sent.encode("latin-1")})
@@ -83,7 +83,7 @@ async def test_no_key_is_told_what_to_send(keys_file: Path) -> None:
     assert "Authorization: Bearer" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/health", "/metrics", "/fleet"])
+@pytest.mark.parametrize("path", ["/health", "/ping", "/metrics", "/fleet"])
 async def test_probes_and_operators_need_no_key(keys_file: Path, path: str) -> None:
     async with client(keys_file) as http:
         assert (await http.get(path)).status_code == 200

@@ -1,7 +1,9 @@
 """What a server takes away as it leaves: all of a Ray that it started, on a joined one only what it brought."""
 
+import os
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,3 +81,33 @@ def refused(match: str) -> None:
     with pytest.raises(StartupError, match=match):
         ray_cluster.deploy(None, "localhost", 8000, joined=True, deployed=deployed)
     leave(ADDRESS, deployed)
+
+
+def test_a_cluster_of_ones_own_listens_on_loopback_and_asks_for_a_token_that_only_its_user_reads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    ray_cluster.keep_private(tmp_path)
+    (token,) = tmp_path.iterdir()
+    assert os.environ == {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)
+    }  # fmt: skip
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert len(token.read_text()) == 64
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"},
+        {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "x", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
+        {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/x", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
+    ],
+)
+def test_what_the_operator_has_set_stays(
+    theirs: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(theirs))
+    ray_cluster.keep_private(tmp_path)
+    assert os.environ == theirs
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,4 @@
+#!/bin/sh
+# The command `serve` of the image, which is what Amazon SageMaker runs.
+set -eu
+exec peagle sagemaker "$@"

@@ -1,0 +1,1 @@
+"""Routes beside OpenAI's."""

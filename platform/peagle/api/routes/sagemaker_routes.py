@@ -1,0 +1,46 @@
+"""The two routes of a container that Amazon SageMaker runs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import Response
+
+from peagle.api.body import read_body, read_request
+from peagle.api.fleet_calls import count_well
+from peagle.errors import RequestError
+
+# SageMaker waits 2 s for the answer to its health check.
+PING_S = 1.5
+
+
+class SageMakerRoutes:
+    """Handlers of `/ping` and `/invocations`, for an ingress that answers chats and completions."""
+
+    _default_serve_handles: Mapping[str, DeploymentHandle]
+    chat: Callable[[Request], Awaitable[Response]]
+    completions: Callable[[Request], Awaitable[Response]]
+
+    async def ping(self, request: Request) -> Response:
+        """GET: 200 when every model has a replica whose engine is well, else 503; the body is empty."""
+        timeout_s = min(request.app.state.settings.probe_timeout_s, PING_S)
+        handles = self._default_serve_handles.values()
+        counts = await asyncio.gather(*(count_well(handle, timeout_s) for handle in handles))
+        return Response(status_code=200 if all(counts) else 503)
+
+    async def invocations(self, request: Request) -> Response:
+        """POST: a chat where the body has `messages`, a completion where it has `prompt`."""
+        settings = request.app.state.settings
+        # Read once, and parsed again by the route that it is for.
+        request.state.body = await read_body(request, settings)
+        answer = await read_request(request, settings, self._route)
+        return await answer(request)
+
+    def _route(self, data: dict[str, Any]) -> Callable[[Request], Awaitable[Response]]:
+        if "messages" in data:
+            return self.chat
+        if "prompt" in data:
+            return self.completions
+        raise RequestError("Send messages, for a chat, or prompt, for a completion.", code="missing_required_parameter")

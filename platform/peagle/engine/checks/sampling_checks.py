@@ -1,0 +1,44 @@
+"""Looks at the sampling that requests get where they ask for none: `min_p` beside a drafter costs all of its drafts."""
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from peagle.config import Deployment
+from peagle.engine.checkpoint import Folder
+from peagle.engine.checks.check import Check
+from peagle.errors import ConfigError
+
+GENERATION_CONFIG = "generation_config.json"
+MIN_P = "min_p"
+
+
+def undrafted_by(defaults: Mapping[str, Any]) -> str | None:
+    """What of the defaults has an engine draft nothing for sampled requests, and the fix; None where nothing does."""
+    if not (min_p := defaults.get(MIN_P)):
+        return None
+    fix = "Write engine.override_generation_config: {min_p: 0}, unless clients need it more than speed."
+    return f"min_p is {min_p} by default, and nothing is drafted for a sampled request that has one. {fix}"
+
+
+def examine_sampling(deployment: Deployment) -> tuple[Check, ...]:
+    """Tell where a deployment's drafter would draft for greedy requests alone, as far as it is known here."""
+    if deployment.drafter is None or not deployment.speculates:
+        return ()
+    if (said := undrafted_by(_defaults(deployment))) is not None:
+        return (Check("drafter", "sampling", "caution", said),)
+    return ()
+
+
+def _defaults(deployment: Deployment) -> dict[str, Any]:
+    """As vLLM reads them; those of a repository are not known before it is here."""
+    engine = deployment.engine
+    found: dict[str, Any] = {}
+    source = engine.get("generation_config") or "auto"
+    folder = Path(deployment.target.source if source == "auto" else str(source))
+    if source != "vllm" and (folder / GENERATION_CONFIG).is_file():
+        with contextlib.suppress(ConfigError):  # the engine itself refuses it
+            found = Folder(folder, "engine.generation_config").read_json(GENERATION_CONFIG)
+    own = engine.get("override_generation_config")
+    return {**found, **(own if isinstance(own, dict) else {})}
