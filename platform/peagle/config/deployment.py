@@ -39,6 +39,10 @@ ROUTING_POLICIES: Mapping[str, str] = {
 }
 """What each policy takes, by name: those of the platform, and Ray Serve's own."""
 
+STRUCTURED_OUTPUTS = "structured_outputs_config"
+GRAMMAR_BACKENDS = ("xgrammar", "guidance")
+"""Backends of vLLM's whose compilation is bounded, here or by themselves; the first is what an engine has by default."""
+
 Depth = Annotated[int, Field(ge=0, le=64)]
 
 
@@ -214,6 +218,21 @@ class Deployment(Strict):
             if "\0" in value:
                 raise wrong(name, None, "its value holds a NUL character", "Write it without.")
         return environment
+
+    @field_validator("engine")
+    @classmethod
+    def _compiles_within_bounds(cls, engine: dict[str, Any]) -> dict[str, Any]:
+        config = engine.get(STRUCTURED_OUTPUTS)
+        backend = config.get("backend", GRAMMAR_BACKENDS[0]) if isinstance(config, dict) else GRAMMAR_BACKENDS[0]
+        if config is not None and not isinstance(config, dict):
+            raise wrong(STRUCTURED_OUTPUTS, config, "it is no mapping", "Write fields such as backend: xgrammar.")
+        if backend not in GRAMMAR_BACKENDS:
+            problem = "nothing bounds how long its grammars compile"
+            if backend == "auto":
+                problem = "the first request would choose the backend of all"
+            fix = f"Write {' or '.join(GRAMMAR_BACKENDS)}."
+            raise wrong(f"{STRUCTURED_OUTPUTS}.backend", backend, problem, fix)
+        return engine
 
     @model_validator(mode="after")
     def _depth_within_training(self) -> Self:

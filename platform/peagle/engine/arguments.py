@@ -3,6 +3,7 @@
 from typing import Any
 
 from peagle.config import Deployment
+from peagle.config.deployment import GRAMMAR_BACKENDS, STRUCTURED_OUTPUTS
 from peagle.engine.cpu_dtype import cpu_dtype
 from peagle.import_paths import EXECUTOR, SCHEDULER, WORKER_EXTENSION
 
@@ -27,6 +28,8 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
         "disable_log_stats": False,
         # With and without a drafter, so that a seed gives one text.
         "worker_extension_cls": WORKER_EXTENSION,
+        "scheduler_cls": SCHEDULER,
+        "structured_outputs_config": _structured_outputs(deployment),
     }
     if deployment.resources.accelerator == "cpu":
         # One worker: a CPU has neither tensors split nor stages.
@@ -48,7 +51,6 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
         "num_speculative_tokens": depth,
         "parallel_drafting": drafter.method == "p-eagle",
     }
-    arguments["scheduler_cls"] = SCHEDULER
     if deployment.speculation.live_depth:
         speculation = deployment.speculation
         if deployment.adapts and arguments.get("max_num_seqs") is None:
@@ -61,6 +63,11 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
         }
         arguments["additional_config"] = {**(arguments.get("additional_config") or {}), SETTINGS_KEY: settings}
     return arguments
+
+
+def _structured_outputs(deployment: Deployment) -> dict[str, Any]:
+    # An engine core has one backend for all requests. Left to itself, vLLM has its first request choose.
+    return {"backend": GRAMMAR_BACKENDS[0], **(deployment.engine.get(STRUCTURED_OUTPUTS) or {})}
 
 
 def _skips_drafter(deployment: Deployment) -> bool:

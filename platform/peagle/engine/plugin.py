@@ -1,12 +1,13 @@
 """The way into vLLM's engine core process: which scheduler to build, and which calls it answers.
 
-vLLM resolves `scheduler` by name while it builds an engine core, so a process without a drafter never runs any of this.
+vLLM resolves `scheduler` by name while it builds an engine core.
 Importing this module imports no vllm.
 """
 
 from typing import Any
 
 from peagle.engine.arguments import SETTINGS_KEY
+from peagle.engine.grammars.compile_threads import widen
 from peagle.engine.patches.patch_table import install_patches
 from peagle.engine.versions import is_known, require_known_vllm
 from peagle.errors import ConfigError
@@ -14,18 +15,19 @@ from peagle.upstream import Process
 
 
 def scheduler(**arguments: Any) -> Any:
-    """Build the scheduler of an engine core that drafts; the value of `scheduler_cls`. Takes vLLM's own arguments.
+    """Build the scheduler of an engine core; the value of `scheduler_cls`. Takes vLLM's own arguments.
 
     Raises:
         StartupError: Live depth is asked for and does not know the installed vLLM.
     """
     from vllm import __version__ as version
 
+    widen(arguments["structured_output_manager"])
     config = arguments["vllm_config"]
     overlapped, is_live = config.scheduler_config.async_scheduling, SETTINGS_KEY in config.additional_config
     if is_live:
         require_known_vllm()
-    elif not is_known(version):
+    elif config.speculative_config is None or not is_known(version):
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
 

@@ -60,6 +60,7 @@ def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.A
                 "deployment": each,
                 "router": router if each.name in routed else None,
                 "metrics": settings.metrics,
+                "grammar": settings.grammar,
             },
         )
         for each in deployments

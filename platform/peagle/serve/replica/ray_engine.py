@@ -30,8 +30,8 @@ class PeagleEngine(VLLMEngine):  # type: ignore[misc]  # Ray ships no types
 
     async def start(self) -> None:
         await super().start()
+        install_patches(Process.FRONT)
         if self._engine_client.vllm_config.speculative_config is not None:
-            install_patches(Process.FRONT)
             self._engine_client.generate = count_drafts(self._engine_client.generate)
         if tracing.is_on():
             # As an engine argument it would have vLLM set up a second exporter, which gets nothing beside Serve's.

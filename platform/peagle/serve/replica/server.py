@@ -16,6 +16,7 @@ from ray.serve.llm.deployment import LLMServer
 from ray.util import get_node_ip_address
 
 from peagle import tracing
+from peagle.api.api_settings import GrammarSettings
 from peagle.api.openai_errors import told
 from peagle.config import Deployment
 from peagle.engine.depth.live_depth import StepStatsReader, set_depths
@@ -52,16 +53,20 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         deployment: Deployment,
         router: DeploymentHandle | None = None,
         metrics: bool = True,
+        grammar: GrammarSettings = GrammarSettings(),
     ) -> None:
         """Args:
         llm_config: Ray's configuration of the engine.
         deployment: What it was made from.
         router: Whom it reports to, and who chooses its depths where they adapt; None for neither.
         metrics: Whether Ray's metrics have vLLM's own series.
+        grammar: What compiling a request's grammar may take.
         """
         self._deployment = deployment
         self._router = router
         self._metrics = metrics
+        self._grammar = grammar
+        self._gate: Any = None
         self._listener: Any = None
         self._series: Any = None
         self._step_stats: StepStatsReader | None = None
@@ -76,8 +81,10 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             bind_to_cores(int(self._deployment.resources.cpus))
         await super().start()
         # Imported here: vLLM takes seconds, and only a replica needs it.
+        from peagle.serve.replica.grammar_gate import GrammarGate
         from peagle.serve.replica.load_listener import LoadListener
 
+        self._gate = await asyncio.to_thread(GrammarGate, self._client, self._grammar)
         self._step_stats = StepStatsReader(self._client)
         manager = self._client.logger_manager
         # vLLM has put in its own, whose figures nobody could read here. Ours come after what no client has asked for.
@@ -299,6 +306,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         """Serve calls this as it stops a replica: the engine's processes end before the replica's does."""
         if (reporting := getattr(self, "_reporting", None)) is not None:
             reporting.cancel()
+        if (gate := getattr(self, "_gate", None)) is not None:
+            gate.close()
         engine = getattr(self, "engine", None)
         client = getattr(engine, "_engine_client", None)
         if client is not None:
