@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 class GrammarSettings(BaseModel):
     """The most that one request's schemas, patterns, grammars and choices may hold, those of its tools included.
 
-    An engine compiles them before it generates. What a request names beyond a bound is answered with 400, and so is what
+    An engine compiles them before it generates. What a request names beyond a bound is answered with 400. So is what
     takes too long to compile: each grammar is compiled on trial first, in a process that can be stopped.
 
     Attributes:

@@ -26,6 +26,8 @@ _CLIENT_CAUSED = (ValueError, TypeError, OverflowError, NotImplementedError, *VL
 _LOST_REPLICA = (RayActorError, ReplicaUnavailableError, *VLLM_FATAL_ERRORS)
 # How a call ends that its server did not: Serve itself knows only the first of them.
 _LOST_CALL = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL})
+# vLLM's name for what constrains an output, whichever field that came from.
+GRAMMAR = "structured_outputs"
 # Where an engine is full and does not say for how long.
 RETRY_AFTER_S = 1.0
 
@@ -128,6 +130,8 @@ def from_engine(info: Mapping[str, Any], asked: Asked) -> EngineError:
         return EngineError(from_status(400, message, param=asked.prompt_field, code="context_length_exceeded"))
     leading = _LEADING_FIELD.match(message)
     param = info.get("param") or (leading.group(1) if leading else None)
+    if param == GRAMMAR:
+        param = asked.constraint or "tools"
     return EngineError(from_status(status, message, param=param))
 
 

@@ -41,7 +41,7 @@ ROUTING_POLICIES: Mapping[str, str] = {
 
 STRUCTURED_OUTPUTS = "structured_outputs_config"
 GRAMMAR_BACKENDS = ("xgrammar", "guidance")
-"""Backends of vLLM's whose compilation is bounded, here or by themselves; the first is what an engine has by default."""
+"""vLLM's backends whose compilation is bounded, here or by themselves; the first is the default."""
 
 Depth = Annotated[int, Field(ge=0, le=64)]
 
@@ -222,16 +222,14 @@ class Deployment(Strict):
     @field_validator("engine")
     @classmethod
     def _compiles_within_bounds(cls, engine: dict[str, Any]) -> dict[str, Any]:
-        config = engine.get(STRUCTURED_OUTPUTS)
-        backend = config.get("backend", GRAMMAR_BACKENDS[0]) if isinstance(config, dict) else GRAMMAR_BACKENDS[0]
-        if config is not None and not isinstance(config, dict):
+        config = engine.get(STRUCTURED_OUTPUTS, {})
+        if not isinstance(config, dict):
             raise wrong(STRUCTURED_OUTPUTS, config, "it is no mapping", "Write fields such as backend: xgrammar.")
+        backend = config.get("backend", GRAMMAR_BACKENDS[0])
         if backend not in GRAMMAR_BACKENDS:
-            problem = "nothing bounds how long its grammars compile"
-            if backend == "auto":
-                problem = "the first request would choose the backend of all"
-            fix = f"Write {' or '.join(GRAMMAR_BACKENDS)}."
-            raise wrong(f"{STRUCTURED_OUTPUTS}.backend", backend, problem, fix)
+            is_auto = backend == "auto"
+            problem = "the first request would choose for all" if is_auto else "nothing bounds what its grammars take"
+            raise wrong(f"{STRUCTURED_OUTPUTS}.backend", backend, problem, f"Write {' or '.join(GRAMMAR_BACKENDS)}.")
         return engine
 
     @model_validator(mode="after")

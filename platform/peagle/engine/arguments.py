@@ -67,7 +67,8 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
 
 def _structured_outputs(deployment: Deployment) -> dict[str, Any]:
     # An engine core has one backend for all requests. Left to itself, vLLM has its first request choose.
-    return {"backend": GRAMMAR_BACKENDS[0], **(deployment.engine.get(STRUCTURED_OUTPUTS) or {})}
+    chosen = deployment.engine.get(STRUCTURED_OUTPUTS)
+    return {"backend": GRAMMAR_BACKENDS[0], **(chosen if isinstance(chosen, dict) else {})}
 
 
 def _skips_drafter(deployment: Deployment) -> bool:

@@ -15,6 +15,7 @@ import resource
 import signal
 import socket
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -57,8 +58,8 @@ def _compiler(tokenizer_info: str) -> Any:
     sys.modules["transformers"] = hidden = ModuleType("transformers")
     for name in ("PreTrainedTokenizerBase", "PreTrainedTokenizerFast"):
         setattr(hidden, name, object)
-    import xgrammar.exception  # noqa: I001  # in the order of the package's own
-    import xgrammar.load_binding
+    for name in ("exception", "load_binding"):  # which the package itself imports first
+        import_module(f"xgrammar.{name}")
     from xgrammar.compiler import GrammarCompiler
     from xgrammar.tokenizer_info import TokenizerInfo
 
@@ -109,10 +110,9 @@ def compile_grammar(compiler: Any, kind: str, text: str, any_whitespace: bool) -
             if "structures" not in tag:
                 compiler.compile_structural_tag(text)
                 return
-            from xgrammar.grammar import StructuralTagItem
-
+            item = import_module("xgrammar.structural_tag").StructuralTagItem
             items = [
-                StructuralTagItem(begin=each["begin"], schema=json.dumps(each["schema"]), end=each["end"])
+                item(begin=each["begin"], schema=json.dumps(each["schema"]), end=each["end"])
                 for each in tag["structures"]
             ]
             compiler.compile_structural_tag(items, tag["triggers"])

@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 # Trials that may begin at once, and for how long each may keep its place. A usual grammar takes milliseconds.
 PLACES, QUICK_S = 4, 0.25
-# Trials that may go on after that. Where as many do, one more is turned away, so that quick ones always have their turn.
+# Trials that may go on after that. Where as many do, one more is turned away: quick ones always have their turn.
 SLOW_PLACES = 2
 # A request that finds no place within this time is turned away, and answered before its client gives up.
 PLACE_TIMEOUT_S = 1.0
@@ -176,10 +176,9 @@ class _Trial:
     async def begin(cls, control: socket.socket, question: dict[str, Any]) -> Self:
         """Ask the process at the other end of `control`; return once the trial has begun, or cannot."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            # Where nobody is there to take it, the other end is closed, which is an answer.
-            with suppress(OSError):
-                socket.send_fds(control, [b"\0"], [theirs.fileno()])
+        # Where nobody is there to take it, the other end is closed, which is an answer.
+        with theirs, suppress(OSError):
+            socket.send_fds(control, [b"\0"], [theirs.fileno()])
         trial = cls(*await asyncio.open_connection(sock=ours))
         try:
             await trial._ask(question)

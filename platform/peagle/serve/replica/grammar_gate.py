@@ -20,13 +20,11 @@ from vllm.v1.structured_output.utils import (
 )
 
 from peagle.api.api_settings import GrammarSettings
+from peagle.api.openai_errors import GRAMMAR
 from peagle.engine.grammars.trials import Grammar, Trials
 from peagle.errors import OverloadedError
 
 Generate = Callable[..., AsyncGenerator[Any, None]]
-
-# vLLM's name for whatever constrains a request's output; the ingress knows which field its client wrote.
-PARAMETER = "structured_outputs"
 
 
 class GrammarGate:
@@ -102,11 +100,11 @@ async def _admit(trials: Trials, grammar: Grammar) -> None:
     except OverloadedError as error:
         raise GracefulHTTPError(error.message, HTTPStatus.TOO_MANY_REQUESTS) from None
     if refusal is not None:
-        raise VLLMValidationError(refusal, parameter=PARAMETER)
+        raise VLLMValidationError(refusal, parameter=GRAMMAR)
 
 
 def grammar_of(outputs: Any) -> Grammar | None:
-    """What xgrammar will compile for vLLM's `StructuredOutputsParams`; None where that needs no trial, or is invalid."""
+    """What xgrammar compiles for vLLM's `StructuredOutputsParams`; None where it needs no trial, or is invalid."""
     kind, text = get_structured_output_key(outputs)
     match kind:
         case StructuredOutputOptions.JSON_OBJECT:

@@ -17,14 +17,17 @@ from ray.util import get_node_ip_address
 
 from peagle import tracing
 from peagle.api.api_settings import GrammarSettings
+from peagle.api.loop_watch import watch_loop
 from peagle.api.openai_errors import told
 from peagle.config import Deployment
 from peagle.engine.depth.live_depth import StepStatsReader, set_depths
 from peagle.host.cores import bind_to_cores
+from peagle.metrics import SECONDS
 from peagle.router.depth import DepthPlan, StandingLimits
 from peagle.router.rates import EngineRates
 from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats, StepTime
 from peagle.serve.depth_settings import calibration_points, depth_settings
+from peagle.serve.replica.engine_sums import Buckets
 from peagle.serve.replica.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 
 # Below Ray Serve's own, which a replica prints from the level of information on.
@@ -53,26 +56,27 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         deployment: Deployment,
         router: DeploymentHandle | None = None,
         metrics: bool = True,
-        grammar: GrammarSettings = GrammarSettings(),
+        grammar: GrammarSettings | None = None,
     ) -> None:
         """Args:
         llm_config: Ray's configuration of the engine.
         deployment: What it was made from.
         router: Whom it reports to, and who chooses its depths where they adapt; None for neither.
         metrics: Whether Ray's metrics have vLLM's own series.
-        grammar: What compiling a request's grammar may take.
+        grammar: What compiling a request's grammar may take; None for the defaults.
         """
         self._deployment = deployment
         self._router = router
         self._metrics = metrics
-        self._grammar = grammar
+        self._grammar = grammar or GrammarSettings()
         self._gate: Any = None
         self._listener: Any = None
         self._series: Any = None
         self._step_stats: StepStatsReader | None = None
         self._before_serving: StepStats | None = None
         self._reporter: DepthReporter | None = None
-        self._reporting: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stalls = Buckets(SECONDS)
         await super().__init__(llm_config)
 
     async def start(self) -> None:
@@ -101,11 +105,12 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             self._series = EngineSeries(self._client.vllm_config, manager.engine_indexes)
             self._series.log_engine_initialized()
             manager.stat_loggers.append(self._series)
+            self._tasks.append(asyncio.create_task(watch_loop(self._stalls.observe), name="loop watch"))
         if self._router is None:
             return
         if self._deployment.adapts:
             self._reporter = DepthReporter(self._read_step_stats, self._apply, self._ask_router, calibration)
-        self._reporting = asyncio.create_task(keep_reporting(self.report), name="reports")
+        self._tasks.append(asyncio.create_task(keep_reporting(self.report), name="reports"))
 
     async def report(self) -> None:
         """Tell the Router of load and steps, once; of load alone where the engine is dead or chooses no depths."""
@@ -259,7 +264,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
                 "depth_modes": {self._plan.mode: 1},
             }
         sums = self._listener.sums.plain()
-        return {**self._status(stats), **sums, **speculation, "devices": self._deployment.devices}
+        replica = {"devices": self._deployment.devices, "loop_stall": self._stalls.plain()}
+        return {**self._status(stats), **sums, **speculation, **replica}
 
     async def count_steps(self, counting: bool) -> None:
         """Count the engine's steps that come from now on, or do not. Load, rates and drafts are known either way."""
@@ -304,8 +310,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
 
     async def __del__(self) -> None:
         """Serve calls this as it stops a replica: the engine's processes end before the replica's does."""
-        if (reporting := getattr(self, "_reporting", None)) is not None:
-            reporting.cancel()
+        for task in getattr(self, "_tasks", ()):
+            task.cancel()
         if (gate := getattr(self, "_gate", None)) is not None:
             gate.close()
         engine = getattr(self, "engine", None)
