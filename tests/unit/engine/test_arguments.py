@@ -87,7 +87,7 @@ def test_without_live_depth_the_static_depth_is_drafted_and_no_table_is_kept() -
 def test_an_engine_that_never_speculates_starts_without_a_drafter(speculation: dict[str, Any]) -> None:
     off = deployment(speculation=speculation)
     assert drafted_depth(off) == 0
-    only_speculating = {"speculative_config", "scheduler_cls", "additional_config", "per_request_spec_decode_metrics"}
+    only_speculating = {"speculative_config", "additional_config", "per_request_spec_decode_metrics"}
     assert not only_speculating & engine_arguments(off).keys()
 
 
