@@ -34,6 +34,8 @@ class GrammarSettings(BaseModel):
         compile_timeout_s: Longest time that a grammar may compile, on trial; 4 by default. Not kept where an engine's
             `structured_outputs_config.backend` is `guidance`, which compiles as it generates, within limits of its own.
         compile_memory_bytes: The most that a grammar's trial may allocate; 1 GiB by default.
+        max_mask_s: Longest time that a grammar may take to say which tokens may come next, on trial, as all requests
+            of an engine wait for it; 0.05 by default.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -53,6 +55,7 @@ class GrammarSettings(BaseModel):
     max_grammar_chars: int = Field(default=2**16, ge=64, le=2**30)
     compile_timeout_s: float = Field(default=4.0, ge=0.1, le=600.0)
     compile_memory_bytes: int = Field(default=2**30, ge=2**26, le=2**40)
+    max_mask_s: float = Field(default=0.05, ge=0.001, le=60.0)
 
 
 class ApiSettings(BaseModel):

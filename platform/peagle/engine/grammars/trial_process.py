@@ -11,21 +11,26 @@ does, and gigabytes.
 import fcntl
 import json
 import os
+import random
 import resource
 import signal
 import socket
 import sys
+import time
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-STARTED, ENDED = b"S", b"E"
-"""What a trial says as it begins, and where it comes to an end by itself: the grammar compiles, or is none."""
+STARTED, ENDED, SLOW = b"S", b"E", b"M"
+"""What a trial says as it begins, and how it came to an end by itself: the grammar compiles or is none; or it compiles,
+but masks of tokens take too long."""
 
 # As many as vLLM compiles with.
 THREADS = 8
+# Tokens for which masks are made. A grammar that compiles in milliseconds may take minutes for each.
+TOKENS = 32
 # Engines and those who serve go first.
 NICENESS = 10
 # Where memory runs out, the kernel ends a trial rather than an engine.
@@ -48,16 +53,18 @@ def main() -> None:
 
 
 def _compiler(tokenizer_info: str) -> Any:
-    """Load xgrammar's compiler alone: the rest of it needs torch and transformers, 250 MB and many seconds."""
-    # Hidden, no library looks for it. It is not what compiles.
+    """Load xgrammar's compiler and matcher alone: the rest needs torch and transformers, 250 MB and many seconds."""
+    # Hidden, so that no library takes it in. It neither compiles nor matches.
     sys.modules["torch"] = None  # type: ignore[assignment]
+    import_module("tvm_ffi")
+    sys.modules["torch"] = torch = ModuleType("torch")
+    vars(torch).update(int32=None, Tensor=object, tensor=lambda *_, **__: None)
     spec = find_spec("xgrammar")
     assert spec is not None, "vLLM requires it"
     sys.modules["xgrammar"] = package = ModuleType("xgrammar")
     package.__path__ = list(spec.submodule_search_locations or ())
     sys.modules["transformers"] = hidden = ModuleType("transformers")
-    for name in ("PreTrainedTokenizerBase", "PreTrainedTokenizerFast"):
-        setattr(hidden, name, object)
+    vars(hidden).update(PreTrainedTokenizerBase=object, PreTrainedTokenizerFast=object)
     for name in ("exception", "load_binding"):  # which the package itself imports first
         import_module(f"xgrammar.{name}")
     from xgrammar.compiler import GrammarCompiler
@@ -75,7 +82,10 @@ def _try(compiler: Any, trial: socket.socket) -> None:
         _limit(trial, asked["timeout_s"], asked["memory_bytes"])
         trial.sendall(STARTED)
         try:
-            compile_grammar(compiler, asked["kind"], asked["text"], asked["any_whitespace"])
+            compiled = compile_grammar(compiler, asked["kind"], asked["text"], asked["any_whitespace"])
+            if has_slow_mask(compiled, asked["mask_s_max"]):
+                trial.sendall(SLOW)
+                return
         except Exception as error:
             # Anything else is the grammar's own mistake, which vLLM tells in better words.
             if isinstance(error, MemoryError) or "bad_alloc" in str(error):
@@ -96,26 +106,47 @@ def _limit(trial: socket.socket, timeout_s: float, memory_bytes: int) -> None:
     fcntl.fcntl(trial, fcntl.F_SETFL, fcntl.fcntl(trial, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def compile_grammar(compiler: Any, kind: str, text: str, any_whitespace: bool) -> None:
+def compile_grammar(compiler: Any, kind: str, text: str, any_whitespace: bool) -> Any:
     """Compile as vLLM's `XgrammarBackend.compile_grammar` does; `kind` is one of its options, in lower case."""
     match kind:
         case "json":
-            compiler.compile_json_schema(text, any_whitespace=any_whitespace)
+            return compiler.compile_json_schema(text, any_whitespace=any_whitespace)
         case "regex":
-            compiler.compile_regex(text)
+            return compiler.compile_regex(text)
         case "grammar":
-            compiler.compile_grammar(text)
+            return compiler.compile_grammar(text)
         case "structural_tag":
             tag = json.loads(text)
             if "structures" not in tag:
-                compiler.compile_structural_tag(text)
-                return
+                return compiler.compile_structural_tag(text)
             item = import_module("xgrammar.structural_tag").StructuralTagItem
             items = [
                 item(begin=each["begin"], schema=json.dumps(each["schema"]), end=each["end"])
                 for each in tag["structures"]
             ]
-            compiler.compile_structural_tag(items, tag["triggers"])
+            return compiler.compile_structural_tag(items, tag["triggers"])
+
+
+def has_slow_mask(compiled: Any, mask_s_max: float) -> bool:
+    """Whether one of a few random tokens of a grammar takes more processor time than that."""
+    import numpy as np
+
+    matcher = import_module("xgrammar.matcher").GrammarMatcher(compiled)
+    mask = np.empty((1, -(-compiled.tokenizer_info.vocab_size // 32)), dtype=np.int32)
+    choice = random.Random(0)
+    for _ in range(TOKENS):
+        mask.fill(-1)
+        began_s = time.thread_time()
+        matcher.fill_next_token_bitmask(mask)
+        mask_s = time.thread_time() - began_s
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        began_s = time.thread_time()
+        goes_on = len(allowed) > 0 and matcher.accept_token(int(choice.choice(allowed))) and not matcher.is_terminated()
+        if mask_s + time.thread_time() - began_s > mask_s_max:
+            return True
+        if not goes_on:
+            return False
+    return False
 
 
 if __name__ == "__main__":

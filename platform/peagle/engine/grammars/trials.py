@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from peagle.engine.grammars import trial_process
-from peagle.engine.grammars.trial_process import ENDED, STARTED
+from peagle.engine.grammars.trial_process import ENDED, SLOW, STARTED
 from peagle.errors import OverloadedError, PeagleError
 
 _LOG = logging.getLogger(__name__)
@@ -48,13 +48,17 @@ class Grammar:
 class Trials:
     """Compiles grammars in forks of a process, each with a limit of time and memory; remembers how each ended."""
 
-    def __init__(self, tokenizer_info: str, timeout_s: float, memory_bytes: int, *, any_whitespace: bool) -> None:
+    def __init__(
+        self, tokenizer_info: str, timeout_s: float, memory_bytes: int, mask_s_max: float, *, any_whitespace: bool
+    ) -> None:
         """Args:
         tokenizer_info: xgrammar's, serialized.
         timeout_s: Longest time that a grammar may compile.
         memory_bytes: The most that a compilation may allocate.
+        mask_s_max: Longest time that the mask of one token may take.
         any_whitespace: Whether JSON may hold any, as vLLM asks xgrammar for it.
         """
+        self._mask_s_max = mask_s_max
         self._tokenizer_info, self._any_whitespace = tokenizer_info, any_whitespace
         self._timeout_s, self._memory_bytes = timeout_s, memory_bytes
         self._places, self._slow_places = asyncio.Semaphore(PLACES), asyncio.Semaphore(SLOW_PLACES)
@@ -141,17 +145,23 @@ class Trials:
             "any_whitespace": self._any_whitespace,
             "timeout_s": self._timeout_s,
             "memory_bytes": self._memory_bytes,
+            "mask_s_max": self._mask_s_max,
         }
 
     def _refusal(self, trial: "_Trial") -> str | None:
-        if trial.said:
+        if trial.said == ENDED:
             return None
+        if trial.said == SLOW:
+            return (
+                f"The request's grammar takes more than {self._mask_s_max * 1000:g} ms to follow for one token, and "
+                "other requests would wait. Send a simpler one; the server's limit is api.grammar.max_mask_s."
+            )
         if trial.seconds >= self._timeout_s:
             passed, setting = f"longer than {self._timeout_s:g} s", "compile_timeout_s"
         else:
             passed, setting = f"more than {self._memory_bytes} bytes of memory", "compile_memory_bytes"
         return (
-            f"The request's grammar took {passed} to compile, and was stopped. "
+            f"The request's grammar took {passed} to compile and try, and was stopped. "
             f"Send a simpler one; the server's limit is api.grammar.{setting}."
         )
 
@@ -203,9 +213,11 @@ class _Trial:
         return bool(ended)
 
     @property
-    def said(self) -> bool:
-        """Whether it ended by itself: the grammar compiles, or is none."""
-        return self._end is not None and self._end.done() and not self._end.exception() and self._end.result() == ENDED
+    def said(self) -> bytes:
+        """How it ended by itself; nothing where it did not."""
+        if self._end is None or not self._end.done() or self._end.exception():
+            return b""
+        return self._end.result()
 
     def close(self) -> None:
         if self._end is not None:

@@ -62,6 +62,7 @@ class GrammarGate:
             backend.compiler.compile_regex("a").tokenizer_info.serialize_json(),
             timeout_s=settings.compile_timeout_s,
             memory_bytes=settings.compile_memory_bytes,
+            mask_s_max=settings.max_mask_s,
             any_whitespace=not chosen.disable_any_whitespace,
         )
 

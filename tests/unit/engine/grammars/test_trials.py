@@ -30,7 +30,7 @@ def tokenizer_info() -> str:
 
 @contextmanager
 def running(tokenizer_info: str, timeout_s: float = TIMEOUT_S, memory_bytes: int = 2**30) -> Iterator[Trials]:
-    trials = Trials(tokenizer_info, timeout_s, memory_bytes, any_whitespace=True)
+    trials = Trials(tokenizer_info, timeout_s, memory_bytes, 0.05, any_whitespace=True)
     trials.start()
     try:
         yield trials
@@ -90,6 +90,16 @@ async def test_what_takes_too_long_is_stopped_and_refused_at_once_when_it_comes_
     began_s = time.monotonic()
     assert await trials.refusal(SLOW) == refusal
     assert time.monotonic() - began_s < TIMEOUT_S / 2
+
+
+CHAIN = "\n".join(("root ::= r0", *(f"r{i} ::= r{i + 1} r{i + 1}?" for i in range(128)), "r128 ::= [a-z]*"))
+
+
+async def test_what_compiles_soon_and_takes_long_for_each_token_is_refused(trials: Trials) -> None:
+    refusal = await trials.refusal(Grammar("grammar", CHAIN))
+    assert refusal is not None
+    assert "more than 50 ms to follow for one token" in refusal
+    assert "api.grammar.max_mask_s" in refusal
 
 
 async def test_what_takes_too_much_memory_is_stopped(tokenizer_info: str) -> None:
