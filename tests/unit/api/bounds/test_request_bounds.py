@@ -47,6 +47,7 @@ LONG = "x" * (PROMPT_CHARS_MIN + 1)
         (chat(EMPTY, tools=[TOOL] * 600), "tools", "array_above_max_length"),
         (chat(EMPTY, stop_token_ids=[1] * 300_000), "stop_token_ids", "array_above_max_length"),
         (chat(EMPTY, logit_bias=dict.fromkeys(map(str, range(300_000)), 1)), "logit_bias", "array_above_max_length"),
+        (chat(EMPTY, bad_words=["x" * 2**14, "y"]), "bad_words", "array_above_max_length"),
         (chat(EMPTY, n=128), "n", "integer_above_max_value"),
         ({"prompt": "x", "n": 33}, "n", "integer_above_max_value"),
         ({"prompt": ["x"] * 8, "n": 5}, "n", "integer_above_max_value"),
