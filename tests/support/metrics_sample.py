@@ -6,9 +6,10 @@ from typing import Any
 from peagle.api.http_metrics import Exchange, HttpMetrics, Scrape
 from peagle.engine.cost_prior import FoundPrior
 from peagle.errors import ConfigError
+from peagle.metrics import SECONDS
 from peagle.router.depth import ModelDepths
 from peagle.router.snapshot import DepthTable, StepStats
-from peagle.serve.replica.engine_sums import EngineSums
+from peagle.serve.replica.engine_sums import Buckets, EngineSums
 from peagle.serve.replica.reporting import PlanStatus
 from support.depth_reports import SETTINGS, good_cell, report
 
@@ -56,6 +57,7 @@ def replica_row() -> dict[str, Any]:
         "kv_usage_ratio": 0.25,
         "generation_tokens": 40,
         "devices": 1,
+        "loop_stall": Buckets(SECONDS).plain(),
         "depth_changes": {"gain": 2},
         "depth_modes": {"adaptive": 1},
         "steps_by_depth": stats.steps_by_depth,
