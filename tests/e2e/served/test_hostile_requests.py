@@ -9,6 +9,7 @@ import json
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from support.served import Served
 
@@ -105,6 +107,7 @@ HOSTILE: dict[str, tuple[str, Body]] = {
     ),
     "deep recursion": (COMPLETIONS, lambda sent: completion(structured_outputs={"grammar": f'{CHAIN} | "{sent}"'})),
 }
+STALLS = ("peagle_ingress_loop_stall_seconds", "peagle_replica_loop_stall_seconds")
 SLOW_READER = "a slow reader"
 
 
@@ -115,6 +118,7 @@ class Row:
     plain: list[float] = field(default_factory=list)
     constrained: list[float] = field(default_factory=list)
     answered: list[tuple[float, int]] = field(default_factory=list)
+    stalls: str = ""
 
 
 class Client:
@@ -191,6 +195,26 @@ def p95(seconds: list[float]) -> float:
     return sorted(seconds)[math.ceil(0.95 * len(seconds)) - 1]
 
 
+def stall_counts(http: httpx.Client) -> dict[str, Counter[float]]:
+    """Stalls of event loops so far, by the bucket that each fell in: of ingress processes and of replicas."""
+    found: dict[str, Counter[float]] = {}
+    for family in text_string_to_metric_families(http.get("/metrics").raise_for_status().text):
+        if family.name in STALLS:
+            below = dict[tuple[str, ...], float]()
+            for sample in family.samples:
+                if "le" in sample.labels:
+                    process = tuple(value for name, value in sorted(sample.labels.items()) if name != "le")
+                    counts = found.setdefault(family.name, Counter())
+                    counts[float(sample.labels["le"])] += round(sample.value - below.get(process, 0))
+                    below[process] = sample.value
+    return found
+
+
+def longest(before: dict[str, Counter[float]], after: dict[str, Counter[float]]) -> str:
+    """The bound that the longest stall between the two was within, of ingress processes and of replicas."""
+    return "/".join(f"{max((after[name] - before[name]).keys(), default=0):g}" for name in STALLS)
+
+
 def engines(served: Served) -> dict[int, psutil.Process]:
     served.remember_family()
     found = {}
@@ -228,8 +252,10 @@ def test_hostile_requests_hold_up_nobody_else(served: Served) -> None:
                     if name == SLOW_READER
                     else (lambda name=name, row=row: send(hostile_http, name, row, sent))
                 )
+                stalls = stall_counts(usual_http)
                 with under(attack):
                     client.ask(row, HOSTILE_S)
+                row.stalls = longest(stalls, stall_counts(usual_http))
             slow = [name for name in slow if max(slower(rows[name], quiet)) >= SLOWER_MOST]
         after = resident(processes)
         grown = {pid: after[pid] - before[pid] for pid in before}
@@ -251,5 +277,8 @@ def table(rows: dict[str, Row], quiet: Row) -> str:
         plain, constrained = slower(row, quiet)
         answers = f"{max(row.answered)[0]:.2f} s, {sorted({each[1] for each in row.answered})}" if row.answered else "-"
         asked = f"{len(row.plain)} asked"
-        lines.append(f"{name:28} plain x{plain:.2f}  schema x{constrained:.2f}  ({asked})  answered in {answers}")
+        lines.append(
+            f"{name:28} plain x{plain:.2f}  schema x{constrained:.2f}  ({asked})  "
+            f"loops stalled <= {row.stalls} s  answered in {answers}"
+        )
     return "\n".join(lines)

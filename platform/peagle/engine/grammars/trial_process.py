@@ -23,16 +23,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-STARTED, ENDED, SLOW = b"S", b"E", b"M"
-"""What a trial says as it begins, and how it came to an end by itself: the grammar compiles or is none; or it compiles,
-but masks of tokens take too long."""
+ENDED, SLOW = b"E", b"M"
+"""How a trial came to an end by itself: the grammar compiles or is none; or it compiles, but masks of tokens take too
+long. It begins with a line, the number of its process group."""
 
-# As many as vLLM compiles with.
-THREADS = 8
+# Up to as many as vLLM compiles with.
+THREADS = min(8, os.cpu_count() or 1)
 # Tokens for which masks are made. A grammar that compiles in milliseconds may take minutes for each.
 TOKENS = 32
 # Engines and those who serve go first.
-NICENESS = 10
+NICENESS = 5
 # Where memory runs out, the kernel ends a trial rather than an engine.
 OOM_SCORE = 1000
 
@@ -80,7 +80,8 @@ def _try(compiler: Any, trial: socket.socket) -> None:
         with trial.makefile("rb") as reader:
             asked = json.loads(reader.read())
         _limit(trial, asked["timeout_s"], asked["memory_bytes"])
-        trial.sendall(STARTED)
+        os.setpgid(0, 0)
+        trial.sendall(b"%d\n" % os.getpid())
         try:
             compiled = compile_grammar(compiler, asked["kind"], asked["text"], asked["any_whitespace"])
             if has_slow_mask(compiled, asked["mask_s_max"]):

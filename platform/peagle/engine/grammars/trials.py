@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from peagle.engine.grammars import trial_process
-from peagle.engine.grammars.trial_process import ENDED, SLOW, STARTED
+from peagle.engine.grammars.trial_process import ENDED, SLOW
 from peagle.errors import OverloadedError, PeagleError
 
 _LOG = logging.getLogger(__name__)
 
 # Trials that may begin at once, and for how long each may keep its place. A usual grammar takes milliseconds.
 PLACES, QUICK_S = 4, 0.25
-# Trials that may go on after that. Where as many do, one more is turned away: quick ones always have their turn.
-SLOW_PLACES = 2
+# Trials that may go on after that, as long as no other wants the cores. Where as many do, one more is turned away.
+SLOW_PLACES, SLOW_NICENESS = 2, 19
 # A request that finds no place within this time is turned away, and answered before its client gives up.
 PLACE_TIMEOUT_S = 1.0
 # Beyond the limit, which the kernel keeps: for a machine that is too busy to start it.
@@ -130,6 +130,7 @@ class Trials:
                         place.close()
                         if self._slow_places.locked():
                             raise self._overloaded()
+                        trial.give_way()
                         async with self._slow_places:
                             await trial.ends_within(self._timeout_s + GRACE_S)
                     return self._refusal(trial)
@@ -179,7 +180,7 @@ class _Trial:
         self._reader, self._writer = reader, writer
         self._began_s = time.monotonic()
         self._end: asyncio.Task[bytes] | None = None
-        self.began = False
+        self._group = 0
         self.seconds = 0.0
 
     @classmethod
@@ -201,9 +202,18 @@ class _Trial:
         with suppress(ConnectionError):
             self._writer.write(json.dumps(question).encode())
             self._writer.write_eof()
-            self.began = await self._reader.read(1) == STARTED
+            self._group = int(await self._reader.readline() or 0)
         self._began_s = time.monotonic()
         self._end = asyncio.create_task(self._reader.read())
+
+    @property
+    def began(self) -> bool:
+        return self._group > 0
+
+    def give_way(self) -> None:
+        """Leave the cores to whatever else wants them."""
+        with suppress(ProcessLookupError):  # it has ended since
+            os.setpriority(os.PRIO_PGRP, self._group, SLOW_NICENESS)
 
     async def ends_within(self, timeout_s: float) -> bool:
         """Whether it has ended, by itself or by the kernel, when so much time has passed."""

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from peagle.engine.grammars.trials import SLOW_PLACES, Grammar, Trials
+from peagle.engine.grammars.trial_process import NICENESS
+from peagle.engine.grammars.trials import SLOW_NICENESS, SLOW_PLACES, Grammar, Trials
 from peagle.errors import OverloadedError
 
 TIMEOUT_S = 1.0
@@ -42,6 +43,7 @@ def running(tokenizer_info: str, timeout_s: float = TIMEOUT_S, memory_bytes: int
 @pytest.fixture
 async def trials(tokenizer_info: str) -> AsyncIterator[Trials]:
     with running(tokenizer_info) as started:
+        assert await started.refusal(Grammar("regex", "a")) is None  # its process is there
         yield started
 
 
@@ -79,7 +81,6 @@ async def test_what_compiles_or_fails_soon_is_let_through(trials: Trials, gramma
 
 
 async def test_what_takes_too_long_is_stopped_and_refused_at_once_when_it_comes_again(trials: Trials) -> None:
-    assert await trials.refusal(USUAL) is None  # its process has started
     began_s = time.monotonic()
     refusal = await trials.refusal(SLOW)
     assert time.monotonic() - began_s < TIMEOUT_S + 2
@@ -95,8 +96,9 @@ async def test_what_takes_too_long_is_stopped_and_refused_at_once_when_it_comes_
 CHAIN = "\n".join(("root ::= r0", *(f"r{i} ::= r{i + 1} r{i + 1}?" for i in range(128)), "r128 ::= [a-z]*"))
 
 
-async def test_what_compiles_soon_and_takes_long_for_each_token_is_refused(trials: Trials) -> None:
-    refusal = await trials.refusal(Grammar("grammar", CHAIN))
+async def test_what_compiles_soon_and_takes_long_for_each_token_is_refused(tokenizer_info: str) -> None:
+    with running(tokenizer_info, timeout_s=30.0) as trials:
+        refusal = await trials.refusal(Grammar("grammar", CHAIN))
     assert refusal is not None
     assert "more than 50 ms to follow for one token" in refusal
     assert "api.grammar.max_mask_s" in refusal
@@ -113,6 +115,7 @@ async def test_what_takes_too_much_memory_is_stopped(tokenizer_info: str) -> Non
 async def test_slow_grammars_leave_places_to_quick_ones(trials: Trials) -> None:
     slow = [asyncio.create_task(trials.refusal(Grammar("regex", f"{SLOW_TEXT}{n}"))) for n in range(SLOW_PLACES)]
     await asyncio.sleep(TIMEOUT_S / 2)
+    assert {process.nice() for process in processes()} == {NICENESS, SLOW_NICENESS}
     assert await trials.refusal(USUAL) is None
     with pytest.raises(OverloadedError):
         await trials.refusal(SLOW)
@@ -122,12 +125,13 @@ async def test_slow_grammars_leave_places_to_quick_ones(trials: Trials) -> None:
 
 async def test_a_request_that_is_given_up_ends_its_trial(tokenizer_info: str) -> None:
     with running(tokenizer_info, timeout_s=60.0) as trials:
+        assert await trials.refusal(USUAL) is None
         asked = asyncio.create_task(trials.refusal(SLOW))
         await until_left(2)
         await asyncio.sleep(0.3)
         asked.cancel()
         await until_left(1)
-        assert await trials.refusal(USUAL) is None
+        assert await trials.refusal(Grammar("regex", "ab")) is None
 
 
 async def test_a_process_that_was_killed_is_started_anew(trials: Trials) -> None:
