@@ -116,6 +116,12 @@ HTTP = (
         units.Seconds,
         (Query(quantile(1, "peagle_ingress_loop_stall_seconds", SPACE, "ingress"), "{{ingress}}"),),
     ),
+    Panel(
+        "Stalls of replicas",
+        "The longest, to the next bound: how late a replica's event loop came to a timer.",
+        units.Seconds,
+        (Query(quantile(1, "peagle_replica_loop_stall_seconds", SPACE, "replica"), "{{replica}}"),),
+    ),
 )
 
 CLIENTS = (

@@ -212,6 +212,12 @@ REPLICA_METRICS = (
     ),
     _seconds("peagle_replica_e2e", OF_REPLICA, "From the engine's receipt of a request to its last token.", "e2e"),
     _seconds("peagle_replica_queue", OF_REPLICA, "From the engine's queue to a place in the batch.", "queue"),
+    _seconds(
+        "peagle_replica_loop_stall",
+        OF_REPLICA,
+        "How late the event loop of a replica came to a timer: meanwhile it relayed nothing.",
+        "loop_stall",
+    ),
     _gauge("peagle_replica_depth_version", Unit.VERSION, OF_REPLICA, "Version of the depth table.", "depth_version"),
     _gauge("peagle_replica_plan_age_seconds", Unit.SECONDS, OF_REPLICA, "Since the Router's last plan.", "plan_age_s"),
     _gauge(

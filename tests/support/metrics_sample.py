@@ -7,9 +7,10 @@ from peagle.api.clients.request_charge import Usage
 from peagle.api.http_metrics import Exchange, HttpMetrics, Scrape
 from peagle.engine.cost_prior import FoundPrior
 from peagle.errors import ConfigError
+from peagle.metrics import SECONDS
 from peagle.router.depth import ModelDepths
 from peagle.router.snapshot import DepthTable, StepStats
-from peagle.serve.replica.engine_sums import EngineSums
+from peagle.serve.replica.engine_sums import Buckets, EngineSums
 from peagle.serve.replica.reporting import PlanStatus
 from support.depth_reports import SETTINGS, good_cell, report
 
@@ -58,6 +59,7 @@ def replica_row() -> dict[str, Any]:
         "engine_stalls": 1,
         "generation_tokens": 40,
         "devices": 1,
+        "loop_stall": Buckets(SECONDS).plain(),
         "depth_changes": {"gain": 2},
         "depth_modes": {"adaptive": 1},
         "steps_by_depth": stats.steps_by_depth,

@@ -38,6 +38,8 @@ _LOST_REPLICA = (RayActorError, ReplicaUnavailableError, EngineStalledError, Eng
 _NOT_CONNECTED = "failed to connect"
 # How a call ends that its server did not: Serve itself knows only the first of them.
 _LOST_CALL = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL})
+# vLLM's name for what constrains an output, whichever field that came from.
+GRAMMAR = "structured_outputs"
 # Where an engine is full and does not say for how long.
 RETRY_AFTER_S = 1.0
 # Where a replica has to start first.
@@ -170,6 +172,8 @@ def from_engine(info: Mapping[str, Any], asked: Asked) -> EngineError:
     leading = _LEADING_FIELD.match(message)
     param = info.get("param") or (leading.group(1) if leading else None)
     param = asked.fields.get(param, param) if isinstance(param, str) else None
+    if param == GRAMMAR:
+        param = asked.constraint or "tools"
     return EngineError(from_status(status, message, param=param))
 
 

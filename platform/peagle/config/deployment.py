@@ -51,6 +51,10 @@ ROUTING_POLICIES: Mapping[str, str] = {
 }
 """What each policy takes, by name: those of the platform, and Ray Serve's own."""
 
+STRUCTURED_OUTPUTS = "structured_outputs_config"
+GRAMMAR_BACKENDS = ("xgrammar", "guidance")
+"""vLLM's backends whose compilation is bounded, here or by themselves; the first is the default."""
+
 Depth = Annotated[int, Field(ge=0, le=64)]
 
 
@@ -243,6 +247,19 @@ class Deployment(Strict):
             if name in REFUSED_VARIABLES and value not in ("", "0"):
                 raise wrong(name, None, REFUSED_VARIABLES[name], "Remove it.")
         return environment
+
+    @field_validator("engine")
+    @classmethod
+    def _compiles_within_bounds(cls, engine: dict[str, Any]) -> dict[str, Any]:
+        config = engine.get(STRUCTURED_OUTPUTS, {})
+        if not isinstance(config, dict):
+            raise wrong(STRUCTURED_OUTPUTS, config, "it is no mapping", "Write fields such as backend: xgrammar.")
+        backend = config.get("backend", GRAMMAR_BACKENDS[0])
+        if backend not in GRAMMAR_BACKENDS:
+            is_auto = backend == "auto"
+            problem = "the first request would choose for all" if is_auto else "nothing bounds what its grammars take"
+            raise wrong(f"{STRUCTURED_OUTPUTS}.backend", backend, problem, f"Write {' or '.join(GRAMMAR_BACKENDS)}.")
+        return engine
 
     @model_validator(mode="after")
     def _depth_within_training(self) -> Self:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from peagle.config import Deployment
+from peagle.config.deployment import GRAMMAR_BACKENDS, STRUCTURED_OUTPUTS
 from peagle.engine.cpu_dtype import cpu_dtype
 from peagle.import_paths import EXECUTOR, SCHEDULER, WORKER_EXTENSION
 
@@ -32,6 +33,7 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
         # With and without a drafter, so that a seed gives one text.
         "worker_extension_cls": WORKER_EXTENSION,
         "scheduler_cls": SCHEDULER,
+        "structured_outputs_config": _structured_outputs(deployment),
     }
     settings: dict[str, Any] = {
         STEP_TOKENS: deployment.routing.step_tokens_shared or _STEP_TOKENS[deployment.resources.accelerator]
@@ -74,6 +76,12 @@ def settings_of(vllm_config: Any) -> dict[str, Any]:
     """The settings that `engine_arguments` put into an engine's configuration."""
     settings: dict[str, Any] = vllm_config.additional_config[SETTINGS_KEY]
     return settings
+
+
+def _structured_outputs(deployment: Deployment) -> dict[str, Any]:
+    # An engine core has one backend for all requests. Left to itself, vLLM has its first request choose.
+    chosen = deployment.engine.get(STRUCTURED_OUTPUTS)
+    return {"backend": GRAMMAR_BACKENDS[0], **(chosen if isinstance(chosen, dict) else {})}
 
 
 def _skips_drafter(deployment: Deployment) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from peagle.engine.arguments import LIVE_DEPTH, settings_of
 from peagle.engine.client_mistakes import in_vllm, shorten_vllm
+from peagle.engine.grammars.compile_threads import widen
 from peagle.engine.patches.patch_table import install_patches
 from peagle.engine.versions import is_known, require_known_vllm
 from peagle.errors import ConfigError
@@ -25,6 +26,7 @@ def scheduler(**arguments: Any) -> Any:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     shorten_vllm(in_vllm)
+    widen(arguments["structured_output_manager"])
     config = arguments["vllm_config"]
     overlapped = config.scheduler_config.async_scheduling
     if LIVE_DEPTH in settings_of(config):

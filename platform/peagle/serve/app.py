@@ -68,6 +68,7 @@ def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.A
                 "router": router if each.name in routed else None,
                 "metrics": settings.metrics,
                 "dispatched": is_dispatched(each),
+                "grammar": settings.grammar,
             },
         )
         for each in deployments

@@ -166,6 +166,12 @@ def test_the_engines_parameter_is_kept() -> None:
     assert (reply.status, reply.param, reply.kind) == (400, "n", "invalid_request_error")
 
 
+@pytest.mark.parametrize("constraint", ["response_format", "structured_outputs", None])
+def test_a_refused_grammar_is_named_by_the_field_that_it_came_from(constraint: str | None) -> None:
+    info = {"message": "The request's grammar took longer", "code": 400, "param": "structured_outputs"}
+    assert from_engine(info, Asked("messages", constraint)).reply.param == (constraint or "tools")
+
+
 def test_an_engine_that_is_full_is_an_overload() -> None:
     assert from_engine({"message": "busy", "code": 503}, ASKED).reply.status == 429
 

@@ -55,6 +55,20 @@ def test_what_adapts_skips_its_drafter_and_on_a_cpu_drafts_no_deeper_than_it_ver
     assert (settings["skips_drafter"], settings["drafts_to_depth"]) == (skips, to_depth)
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"backend": "xgrammar"}),
+        ({"disable_any_whitespace": True}, {"backend": "xgrammar", "disable_any_whitespace": True}),
+        ({"backend": "guidance"}, {"backend": "guidance"}),
+    ],
+    ids=["nothing", "whitespace", "guidance"],
+)
+def test_no_request_chooses_the_backend_of_grammars(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    engine = {"structured_outputs_config": given} if given else {}
+    assert engine_arguments(deployment(engine=engine))["structured_outputs_config"] == expected
+
+
 def test_target_name_and_engine_settings_reach_vllm() -> None:
     arguments = engine_arguments(deployment())
     assert arguments["model"] == "org/target"

@@ -21,6 +21,8 @@ CONTEXT_TOKENS = 2**18
 
 # More than the largest vocabularies have tokens.
 MAX_LISTED = 2**18
+# The engine's front tokenizes them, twice, in the event loop that sends everybody's tokens.
+MAX_BAD_WORD_CHARS = 2**14
 # Of a list with as many values of wrong types, pydantic tells many times as many problems.
 MIXED_VALUES_MAX = 1000
 
@@ -72,6 +74,8 @@ def _check_lists(data: Mapping[str, Any], settings: ApiSettings) -> None:
         if field not in ("prompt", "tokens") and isinstance(value, list | dict):
             counts = {**dict.fromkeys(_TURNS, settings.max_messages), "tools": settings.max_tools}
             _check_length(len(value), counts.get(field, MAX_LISTED), field, field)
+    chars = sum(len(word) for word in _listed(data.get("bad_words")) if isinstance(word, str))
+    _check_length(chars, MAX_BAD_WORD_CHARS, "bad_words", "characters")
     parts = 0
     for field in _TURNS:
         for index, turn in enumerate(_listed(data.get(field))):

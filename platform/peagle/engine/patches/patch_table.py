@@ -74,6 +74,12 @@ _FRONT = (
         why="A message is made a chat here, whose stream is read for errors before vLLM converts it.",
         removed_when="vLLM's stream of a message tells an error of its chat",
     ),
+    _in_front(
+        "vllm.sampling_params:SamplingParams._validate_structured_outputs",
+        why="It parses grammars in the event loop, which a replica has had done in a thread.",
+        removed_when="vLLM validates grammars away from the event loop",
+        installed_by="peagle.engine.patches.validated_grammars:install",
+    ),
 )
 _WORKER = (
     _in_worker(
@@ -210,6 +216,16 @@ _NOT_INSTALLED = (
         f"{_SCHEDULER}.dynamic_sd_lookup",
         why="A schedule of K, even a constant one, keeps empty drafts out of new requests.",
         removed_when=_NO_WAY_TO_THE_SCHEDULER,
+    ),
+    _reads(
+        "vllm.sampling_params:StructuredOutputsParams._backend",
+        why="It tells whether a request's grammar has been validated.",
+        removed_when="the row of `_validate_structured_outputs` goes",
+    ),
+    _overrides(
+        "vllm.v1.structured_output:StructuredOutputManager.executor",
+        why="A grammar that takes seconds to compile would keep all others waiting.",
+        removed_when="vLLM compiles several grammars at once on a small machine",
     ),
     _reads(
         "vllm.utils.cpu_triton_utils:_FuncWrapper",

@@ -38,8 +38,8 @@ class PeagleEngine(VLLMEngine):  # type: ignore[misc]  # Ray ships no types
     async def start(self) -> None:
         await super().start()
         self._engine_client.generate = named(self._engine_client.generate)
+        install_patches(Process.FRONT)
         if self._engine_client.vllm_config.speculative_config is not None:
-            install_patches(Process.FRONT)
             if (said := undrafted_by(self._engine_client.model_config.get_diff_sampling_param())) is not None:
                 logger.warning(said)
             self._engine_client.generate = count_drafts(self._engine_client.generate)

@@ -16,7 +16,9 @@ from ray.serve.llm.deployment import LLMServer
 from ray.util import get_node_ip_address
 
 from peagle import tracing
+from peagle.api.api_settings import GrammarSettings
 from peagle.api.clients.client_header import CLIENT_HEADER, flow_in
+from peagle.api.loop_watch import watch_loop
 from peagle.api.loopback import answer_on_loopback
 from peagle.api.openai_errors import told
 from peagle.config import Deployment
@@ -24,13 +26,16 @@ from peagle.engine.client_mistakes import in_serve, in_vllm, shorten, shorten_vl
 from peagle.engine.depth.live_depth import StepStatsReader, set_depths
 from peagle.errors import EngineGoneError, EngineStalledError
 from peagle.host.cores import bind_to_cores
+from peagle.metrics import SECONDS
 from peagle.router.depth import DepthPlan, StandingLimits
 from peagle.router.engine_pulse import EnginePulse
 from peagle.router.rates import EngineRates
 from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats, StepTime
 from peagle.serve.depth_settings import calibration_points, depth_settings
 from peagle.serve.replica.asking_flow import FLOW
+from peagle.serve.replica.engine_sums import Buckets
 from peagle.serve.replica.engine_watch import EngineWatch
+from peagle.serve.replica.replica_status import depth_status, plan_status
 from peagle.serve.replica.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 
 # Below Ray Serve's own, which a replica prints from the level of information on.
@@ -60,6 +65,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         router: DeploymentHandle | None = None,
         metrics: bool = True,
         dispatched: bool = False,
+        grammar: GrammarSettings | None = None,
     ) -> None:
         """Args:
         llm_config: Ray's configuration of the engine.
@@ -67,6 +73,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         router: Whom it reports to, and who chooses its depths where they adapt; None for neither.
         metrics: Whether Ray's metrics have vLLM's own series.
         dispatched: Whether a dispatcher that hears of its state chooses it among others.
+        grammar: What compiling a request's grammar may take; None for the defaults.
         """
         answer_on_loopback()
         self._deployment = deployment
@@ -74,13 +81,15 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         self._metrics = metrics
         self._pulse = EnginePulse(deployment.replicas.hung_after_s)
         self._watch = EngineWatch(self._pulse, self._probe, self._next_prefill, moves=dispatched)
-        self._watching: asyncio.Task[None] | None = None
+        self._grammar = grammar or GrammarSettings()
+        self._gate: Any = None
         self._listener: Any = None
         self._series: Any = None
         self._step_stats: StepStatsReader | None = None
         self._before_serving: StepStats | None = None
         self._reporter: DepthReporter | None = None
-        self._reporting: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stalls = Buckets(SECONDS)
         await super().__init__(llm_config)
 
     async def start(self) -> None:
@@ -91,8 +100,10 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         shorten_vllm(in_vllm)
         shorten(logging.getLogger("ray.serve"), in_serve)
         # Imported here: vLLM takes seconds, and only a replica needs it.
+        from peagle.serve.replica.grammar_gate import GrammarGate
         from peagle.serve.replica.load_listener import LoadListener
 
+        self._gate = await asyncio.to_thread(GrammarGate, self._client, self._grammar)
         self._step_stats = StepStatsReader(self._client)
         manager = self._client.logger_manager
         # vLLM has put in its own, whose figures nobody could read here. Ours come after what no client has asked for.
@@ -109,12 +120,13 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             self._series = EngineSeries(self._client.vllm_config, manager.engine_indexes)
             self._series.log_engine_initialized()
             manager.stat_loggers.append(self._series)
-        self._watching = asyncio.create_task(self._watch.run(), name="engine watch")
+            self._tasks.append(asyncio.create_task(watch_loop(self._stalls.observe), name="loop watch"))
+        self._tasks.append(asyncio.create_task(self._watch.run(), name="engine watch"))
         if self._router is None:
             return
         if self._deployment.adapts:
             self._reporter = DepthReporter(self._read_step_stats, self._apply, self._ask_router, calibration)
-        self._reporting = asyncio.create_task(keep_reporting(self.report), name="reports")
+        self._tasks.append(asyncio.create_task(keep_reporting(self.report), name="reports"))
 
     async def report(self) -> None:
         """Tell the Router of load and steps, once; of load alone where the engine is dead or chooses no depths."""
@@ -305,7 +317,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
                 "depth_modes": {self._plan.mode: 1},
             }
         sums = self._listener.sums.plain()
-        return {**self._status(stats), **sums, **speculation, "devices": self._deployment.devices}
+        replica = {"devices": self._deployment.devices, "loop_stall": self._stalls.plain()}
+        return {**self._status(stats), **sums, **speculation, **replica}
 
     async def count_steps(self, counting: bool) -> None:
         """Count the engine's steps that come from now on, or do not. Load, rates and drafts are known either way."""
@@ -351,9 +364,10 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
 
     async def __del__(self) -> None:
         """Serve calls this as it stops a replica: the engine's processes end before the replica's does."""
-        for name in ("_reporting", "_watching"):
-            if (task := getattr(self, name, None)) is not None:
-                task.cancel()
+        for task in getattr(self, "_tasks", ()):
+            task.cancel()
+        if (gate := getattr(self, "_gate", None)) is not None:
+            gate.close()
         engine = getattr(self, "engine", None)
         client = getattr(engine, "_engine_client", None)
         if client is not None:
@@ -365,29 +379,3 @@ def replica_id() -> str:
     """This replica's name in the fleet."""
     name: str = serve.get_replica_context().replica_id.unique_id
     return name
-
-
-def plan_status(plan: PlanStatus) -> dict[str, Any]:
-    """The fields of a replica's status that say who chose its depths."""
-    return {"depth_mode": plan.mode, "depth_reason": plan.reason, "plan_age_s": plan.age_s}
-
-
-def depth_status(stats: StepStats | None) -> dict[str, Any]:
-    """The depth fields of a replica's status; null or empty where nothing is known.
-
-    By position, accepted over drafted is the share of drafts that were right up to there; a mean over all drafts would
-    count drafts that never went so deep as wrong.
-    """
-    return {
-        "depth_version": stats.table.version if stats else None,
-        "depths": list(stats.table.depths) if stats else [],
-        "drafts": stats.drafts if stats else None,
-        "drafting_steps": stats.drafting_steps if stats else None,
-        "requested": stats.requested if stats else None,
-        "drafted": stats.drafted if stats else None,
-        "accepted": stats.accepted if stats else None,
-        "drafted_by_position": list(stats.drafted_by_position) if stats else [],
-        "accepted_by_position": list(stats.accepted_by_position) if stats else [],
-        "depth_effective": stats.depth_effective if stats else None,
-        "acceptance_length": stats.acceptance_length if stats else None,
-    }

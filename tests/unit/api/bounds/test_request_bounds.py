@@ -51,6 +51,7 @@ LONG = "x" * (PROMPT_CHARS_MIN + 1)
         ({"input": [EMPTY, user([PART] * 5000)]}, "input[1].content", "array_above_max_length"),
         (chat(user([{"type": "tool_result", "content": [PART] * 5000}])), "messages[0].content[0].content", None),
         ({"input": "", "tools": [{"type": "namespace", "tools": [TOOL] * 600}]}, "tools[0].tools", None),
+        (chat(EMPTY, bad_words=["x" * 2**14, "y"]), "bad_words", "array_above_max_length"),
         (chat(EMPTY, n=128), "n", "integer_above_max_value"),
         ({"prompt": "x", "n": 33}, "n", "integer_above_max_value"),
         ({"prompt": ["x"] * 8, "n": 5}, "n", "integer_above_max_value"),

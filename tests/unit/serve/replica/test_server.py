@@ -10,6 +10,7 @@ import pytest
 from peagle.errors import EngineStalledError
 from peagle.router.snapshot import DepthTable, StepStats
 from peagle.serve.replica import server
+from peagle.serve.replica.engine_sums import Buckets
 from peagle.serve.replica.server import STATIC, PeagleServer
 from support.virtual_time import in_virtual_time
 
@@ -27,6 +28,7 @@ class Replica(PeagleServer):
         speculation = SimpleNamespace(live_depth=True)
         self._deployment: Any = SimpleNamespace(speculates=True, speculation=speculation, devices=1)
         self._reporter: Any = SimpleNamespace(report=self._read_step_stats, changes={}, status=STATIC)
+        self._stalls = Buckets((1.0,))
         self._behaves, self.told, self.told_in_time = engine, 0, True
 
     async def _read_step_stats(self) -> StepStats:

@@ -1,0 +1,123 @@
+"""No grammar reaches an engine before it has compiled on trial, within limits, in a process of its own."""
+
+import asyncio
+import functools
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Any
+
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+from vllm.v1.structured_output.request import get_structured_output_key
+from vllm.v1.structured_output.utils import (
+    choice_as_grammar,
+    convert_lark_to_ebnf,
+    grammar_is_likely_lark,
+    maybe_wrap_mistral_common_tokenizer,
+)
+
+from peagle.api.api_settings import GrammarSettings
+from peagle.api.openai_errors import GRAMMAR
+from peagle.engine.grammars.trials import Grammar, Trials
+from peagle.errors import OverloadedError
+
+Generate = Callable[..., AsyncGenerator[Any, None]]
+
+
+class GrammarGate:
+    """Admits requests to an engine: tries their grammars, and has vLLM validate them, away from the event loop."""
+
+    def __init__(self, client: Any, settings: GrammarSettings) -> None:
+        """Args:
+        client: vLLM's `AsyncLLM`, whose `generate` will admit requests first.
+        settings: What a compilation may take.
+        """
+        self._config = client.vllm_config
+        self._tokenizer = client.tokenizer
+        self._trials = self._make_trials(settings)
+        if self._trials is not None:
+            self._trials.start()
+        client.generate = self._admitting(client.generate)
+
+    def close(self) -> None:
+        """End the process in which grammars are tried."""
+        if self._trials is not None:
+            self._trials.close()
+
+    def _make_trials(self, settings: GrammarSettings) -> Trials | None:
+        """None where no grammar is compiled by xgrammar: guidance compiles as it generates, within its own limits."""
+        chosen = self._config.structured_outputs_config
+        if chosen.backend != "xgrammar" or self._tokenizer is None:
+            return None
+        # As the engine core makes it, so that what is tried is what will be compiled.
+        backend = XgrammarBackend(
+            self._config,
+            tokenizer=maybe_wrap_mistral_common_tokenizer(self._tokenizer),
+            vocab_size=self._config.model_config.get_vocab_size(),
+        )
+        return Trials(
+            backend.compiler.compile_regex("a").tokenizer_info.serialize_json(),
+            timeout_s=settings.compile_timeout_s,
+            memory_bytes=settings.compile_memory_bytes,
+            mask_s_max=settings.max_mask_s,
+            any_whitespace=not chosen.disable_any_whitespace,
+        )
+
+    def _admitting(self, generate: Generate) -> Generate:
+        @functools.wraps(generate)
+        def admitting(prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+            if getattr(sampling_params, "structured_outputs", None) is None:
+                return generate(prompt, sampling_params, *args, **kwargs)
+            return self._after_trial(generate, prompt, sampling_params, *args, **kwargs)
+
+        return admitting
+
+    async def _after_trial(
+        self, generate: Generate, prompt: Any, params: Any, *args: Any, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        if self._trials is not None:
+            grammar = await asyncio.to_thread(grammar_of, params.structured_outputs)
+            if grammar is not None:
+                await _admit(self._trials, grammar)
+        # vLLM would do this in the event loop, and parses the grammar.
+        await asyncio.to_thread(
+            params._validate_structured_outputs,
+            self._config.model_config,
+            self._config.structured_outputs_config,
+            self._tokenizer,
+        )
+        async with aclosing(generate(prompt, params, *args, **kwargs)) as outputs:
+            async for output in outputs:
+                yield output
+
+
+async def _admit(trials: Trials, grammar: Grammar) -> None:
+    """Try a grammar; what keeps it out is raised as vLLM's own errors, which it tells in streams too."""
+    try:
+        refusal = await trials.refusal(grammar)
+    except OverloadedError as error:
+        raise GracefulHTTPError(error.message, HTTPStatus.TOO_MANY_REQUESTS) from None
+    if refusal is not None:
+        raise VLLMValidationError(refusal, parameter=GRAMMAR)
+
+
+def grammar_of(outputs: Any) -> Grammar | None:
+    """What xgrammar compiles for vLLM's `StructuredOutputsParams`; None where it needs no trial, or is invalid."""
+    kind, text = get_structured_output_key(outputs)
+    match kind:
+        case StructuredOutputOptions.JSON_OBJECT:
+            return None
+        case StructuredOutputOptions.CHOICE:
+            choices = json.loads(text)
+            valid = isinstance(choices, list) and all(isinstance(choice, str) for choice in choices)
+            return Grammar("grammar", choice_as_grammar(choices)) if valid else None
+        case StructuredOutputOptions.GRAMMAR if grammar_is_likely_lark(text):
+            try:
+                return Grammar("grammar", convert_lark_to_ebnf(text))
+            except ValueError:
+                return None
+        case _:
+            return Grammar(kind.name.lower(), text)

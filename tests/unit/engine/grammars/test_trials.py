@@ -1,0 +1,142 @@
+"""Grammars that real xgrammar compiles on trial, in a real process: what passes, what is stopped, what is left."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from peagle.engine.grammars.trial_process import NICENESS
+from peagle.engine.grammars.trials import SLOW_NICENESS, SLOW_PLACES, Grammar, Trials
+from peagle.errors import OverloadedError
+
+TIMEOUT_S = 1.0
+USUAL = Grammar("json", json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}))
+SLOW_TEXT = "(" + "|".join(f"[a-z]{{{number}}}x" for number in range(1, 700)) + ")*"
+SLOW = Grammar("regex", SLOW_TEXT)
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def tokenizer_info() -> str:
+    xgrammar = pytest.importorskip("xgrammar")
+    vocabulary = [*map(chr, range(32, 127)), *(f"{a}{b}" for a in map(chr, range(97, 123)) for b in "aeiou"), "</s>"]
+    info: str = xgrammar.TokenizerInfo(vocabulary, stop_token_ids=[len(vocabulary) - 1]).serialize_json()
+    return info
+
+
+@contextmanager
+def running(tokenizer_info: str, timeout_s: float = TIMEOUT_S, memory_bytes: int = 2**30) -> Iterator[Trials]:
+    trials = Trials(tokenizer_info, timeout_s, memory_bytes, 0.05, any_whitespace=True)
+    trials.start()
+    try:
+        yield trials
+    finally:
+        trials.close()
+    assert processes() == []
+
+
+@pytest.fixture
+async def trials(tokenizer_info: str) -> AsyncIterator[Trials]:
+    with running(tokenizer_info) as started:
+        assert await started.refusal(Grammar("regex", "a")) is None  # its process is there
+        yield started
+
+
+def processes() -> list[psutil.Process]:
+    return [
+        child for child in psutil.Process().children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE and "trial_process" in " ".join(child.cmdline())
+    ]  # fmt: skip
+
+
+async def until_left(count: int) -> None:
+    async with asyncio.timeout(5):
+        while len(processes()) != count:  # noqa: ASYNC110 -- the kernel ends them, and tells nobody here
+            await asyncio.sleep(0.02)
+
+
+STRUCTURE = {"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        USUAL,
+        Grammar("regex", "[0-9]{3}"),
+        Grammar("grammar", 'root ::= "a" | "b"'),
+        Grammar("structural_tag", json.dumps({"structures": [STRUCTURE], "triggers": ["<f>"]})),
+        Grammar("regex", "((("),
+        Grammar("json", "no schema"),
+    ],
+    ids=["schema", "pattern", "rules", "tag", "no pattern", "no schema"],
+)
+async def test_what_compiles_or_fails_soon_is_let_through(trials: Trials, grammar: Grammar) -> None:
+    assert await trials.refusal(grammar) is None
+    await until_left(1)
+
+
+async def test_what_takes_too_long_is_stopped_and_refused_at_once_when_it_comes_again(trials: Trials) -> None:
+    began_s = time.monotonic()
+    refusal = await trials.refusal(SLOW)
+    assert time.monotonic() - began_s < TIMEOUT_S + 2
+    assert refusal is not None
+    assert "took longer than 1 s" in refusal
+    assert "api.grammar.compile_timeout_s" in refusal
+    await until_left(1)
+    began_s = time.monotonic()
+    assert await trials.refusal(SLOW) == refusal
+    assert time.monotonic() - began_s < TIMEOUT_S / 2
+
+
+CHAIN = "\n".join(("root ::= r0", *(f"r{i} ::= r{i + 1} r{i + 1}?" for i in range(128)), "r128 ::= [a-z]*"))
+
+
+async def test_what_compiles_soon_and_takes_long_for_each_token_is_refused(tokenizer_info: str) -> None:
+    with running(tokenizer_info, timeout_s=30.0) as trials:
+        refusal = await trials.refusal(Grammar("grammar", CHAIN))
+    assert refusal is not None
+    assert "more than 50 ms to follow for one token" in refusal
+    assert "api.grammar.max_mask_s" in refusal
+
+
+async def test_what_takes_too_much_memory_is_stopped(tokenizer_info: str) -> None:
+    with running(tokenizer_info, timeout_s=30.0, memory_bytes=2**20) as trials:
+        refusal = await trials.refusal(SLOW)
+    assert refusal is not None
+    assert "took more than 1048576 bytes" in refusal
+    assert "api.grammar.compile_memory_bytes" in refusal
+
+
+async def test_slow_grammars_leave_places_to_quick_ones(trials: Trials) -> None:
+    slow = [asyncio.create_task(trials.refusal(Grammar("regex", f"{SLOW_TEXT}{n}"))) for n in range(SLOW_PLACES)]
+    await asyncio.sleep(TIMEOUT_S / 2)
+    assert {process.nice() for process in processes()} == {NICENESS, SLOW_NICENESS}
+    assert await trials.refusal(USUAL) is None
+    with pytest.raises(OverloadedError):
+        await trials.refusal(SLOW)
+    assert not any(task.done() for task in slow)
+    assert all(await asyncio.gather(*slow))
+
+
+async def test_a_request_that_is_given_up_ends_its_trial(tokenizer_info: str) -> None:
+    with running(tokenizer_info, timeout_s=60.0) as trials:
+        assert await trials.refusal(USUAL) is None
+        asked = asyncio.create_task(trials.refusal(SLOW))
+        await until_left(2)
+        await asyncio.sleep(0.3)
+        asked.cancel()
+        await until_left(1)
+        assert await trials.refusal(Grammar("regex", "ab")) is None
+
+
+async def test_a_process_that_was_killed_is_started_anew(trials: Trials) -> None:
+    assert await trials.refusal(USUAL) is None
+    for process in processes():
+        process.kill()
+        process.wait()
+    assert await trials.refusal(Grammar("regex", "ab")) is None
