@@ -54,7 +54,7 @@ def serve(
     keys_file: Annotated[
         Path | None,
         typer.Option(
-            help="File of API keys, of which clients have to send one: one on each line, or YAML with names and limits. "
+            help="File of API keys, one on each line or YAML with names and limits, of which clients have to send one. "
             "Without it anyone may ask.",
             exists=True,
             dir_okay=False,
