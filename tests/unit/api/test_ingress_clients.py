@@ -47,13 +47,12 @@ class Platform:
         self.error: Exception | None = None
         self._book, self.reports = LimitBook(), list[LimitReport]()
         self.app = build_http(ApiSettings(keys_file=None if keys is None else str(keys), replica_retries=0))
-        ingress = PeagleIngress.__new__(PeagleIngress)
-        ingress._model_cards = {"m": SimpleNamespace(metadata={})}
-        ingress._router = SimpleNamespace(limit_clients=SimpleNamespace(remote=self._limit))
-        ingress._created = 0
-        ingress.app = self.app
         handle = SimpleNamespace(completions=SimpleNamespace(remote=self._complete))
-        ingress._get_configured_serve_handle = lambda model: handle
+        handle.options = lambda **options: handle
+        router = SimpleNamespace(limit_clients=SimpleNamespace(remote=self._limit))
+        card = SimpleNamespace(metadata={})
+        ingress = PeagleIngress({"m": handle}, {"m": card}, router=router)
+        ingress.app = self.app
         for name in ("completions", "models"):
             ENDPOINTS[name](self.app)(getattr(ingress, name))
 
