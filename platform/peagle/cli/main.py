@@ -54,8 +54,8 @@ def serve(
     keys_file: Annotated[
         Path | None,
         typer.Option(
-            help="File of API keys, of which clients have to send one: one on each line, or YAML with names and limits."
-            " Without it anyone may ask.",
+            help="File of API keys, one on each line or YAML with names and limits, of which clients have to send one. "
+            "Without it anyone may ask.",
             exists=True,
             dir_okay=False,
             readable=True,

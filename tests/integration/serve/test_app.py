@@ -9,7 +9,15 @@ from ray.util.accelerators import accelerators
 from peagle.api.api_settings import ApiSettings
 from peagle.config import ACCELERATOR_TYPES, Deployment, parse_deployment
 from peagle.errors import ConfigError
-from peagle.serve.app import build_app, ingress_options, llm_config, parting_options, replica_count, routing_options
+from peagle.serve.app import (
+    build_app,
+    compose,
+    ingress_options,
+    llm_config,
+    parting_options,
+    replica_count,
+    routing_options,
+)
 from peagle.serve.replica.server import LocalCheckpoint, PeagleServer
 from peagle.serve.routing.draining import DrainAwareRouter
 from peagle.serve.routing.request_router import PolicyRouter
@@ -117,3 +125,9 @@ def test_the_kinds_of_gpu_are_those_that_ray_takes() -> None:
     assert (
         llm_config(_deployment(resources={"accelerator": "gpu", "accelerator_type": "A10"})).accelerator_type == "A10G"
     )
+
+
+@pytest.mark.parametrize(("keys_file", "bound"), [(None, False), ("keys.yaml", True)])
+def test_a_router_keeps_clients_limits_even_where_it_has_nothing_else_to_do(keys_file: str | None, bound: bool) -> None:
+    app = compose([_deployment()], ApiSettings(keys_file=keys_file))
+    assert (app._bound_deployment.init_kwargs["router"] is not None) == bound

@@ -11,7 +11,8 @@ CLIENT_HEADER = "x-peagle-client"
 
 def told(client: Client) -> str:
     """The header's value."""
-    return json.dumps({"client": client.name, "weight": client.weight, "class": client.class_})
+    fields = {"client": client.name, "weight": client.weight, "class": client.class_}
+    return json.dumps(fields, separators=(",", ":"))
 
 
 def flow_in(headers: Mapping[str, str]) -> Flow | None:

@@ -23,10 +23,8 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.25
 """So often a process tells what has ended, where no request comes that would tell it sooner."""
-PATIENCE_S, FIRST_PATIENCE_S = 0.25, 5.0
+PATIENCE_S, FIRST_PATIENCE_S = 1.0, 5.0
 """For an answer of the Router's, and for the first, before which Serve has to find it."""
-AWAY_S = 1.0
-"""A Router that did not answer is not asked again for so long."""
 LEVELS_KEPT = 10_000
 """Clients whose levels are remembered."""
 
@@ -50,7 +48,7 @@ class ClientLimits:
         self._heard: dict[str, tuple[Levels, float]] = {}
         self._ingresses = 1
         self._alone: LimitBook | None = None
-        self._away_until_s = -math.inf
+        self._probe: asyncio.Task[LimitAnswer | None] | None = None
         self._woken = asyncio.Event()
         self._telling: asyncio.Task[None] | None = None
 
@@ -112,7 +110,7 @@ class ClientLimits:
                 pass
             self._woken.clear()
             self._open, self._waiting = +self._open, +self._waiting
-            if self._asks or self._open or self._has_news or self._owed_tokens or self._owed_requests:
+            if self._asks or self._open or self._has_news or self._alone is not None:
                 self._has_news = False
                 asked, self._asks = self._asks, []
                 try:
@@ -129,31 +127,36 @@ class ClientLimits:
         returned, self._returned = self._returned, Counter()
         report = LimitReport(self._name, held, dict(returned), tuple(self._ask(charge) for charge, _ in asked))
         answer, share = None, 1
-        if now_s() >= self._away_until_s:
+        if self._alone is None:
             answer = await self._of_router(report, exchange)
+        elif self._probe is None or self._probe.done():
+            # Nobody waits for a Router that was lost: it is asked beside.
+            self._probe = asyncio.create_task(self._of_router(replace(report, returned={}, asks=()), exchange))
         if answer is None:
-            self._owed_tokens.update(returned)
+            self._owed_tokens.update(returned)  # those of the probe, which begins later, too
             share, answer = self._ingresses, self._decide_alone(report, now_s())
         for (charge, future), verdict in zip(asked, answer.verdicts, strict=True):
             self._hear(charge, future, verdict, share)
 
     async def _of_router(self, report: LimitReport, exchange: Exchange) -> LimitAnswer | None:
         """The Router's answer; None where it gives none in time."""
-        owed = Counter(report.returned)
-        owed.update(self._owed_tokens)
+        requests, tokens = self._owed_requests.copy(), self._owed_tokens.copy()
+        told = Counter(report.returned)
+        told.update(tokens)
         try:
             async with asyncio.timeout(self._patience_s):
-                answer = await exchange(replace(report, returned=dict(owed), admitted=dict(self._owed_requests)))
+                answer = await exchange(replace(report, returned=dict(told), admitted=dict(requests)))
         except Exception as error:
             if self._alone is None:
                 logger.warning("Limits go by what was known: the Router does not answer: %r", error)
-            self._away_until_s = asyncio.get_running_loop().time() + AWAY_S
             return None
         finally:
             self._patience_s = PATIENCE_S
         self._ingresses, self._alone = answer.ingresses, None
-        self._owed_requests.clear()
-        self._owed_tokens.clear()
+        for owed, paid in ((self._owed_requests, requests), (self._owed_tokens, tokens)):
+            owed.subtract(paid)
+            for name in [name for name, count in owed.items() if not count]:
+                del owed[name]
         return answer
 
     def _ask(self, charge: Charge) -> Ask:

@@ -41,7 +41,7 @@ class UsageRoutes(MetricsRoutes):
         ledger: Ledger = request.app.state.ledger
         charge = charge_of(client, model, body, ledger.lengths.of(model) if generates else None)
         try:
-            await ledger.limits.admit(charge, self._ask_router)
+            await ledger.limits.admit(charge, self._ask_limits)
         except LimitError as error:
             if request.state.counted:
                 ledger.metrics.refused(client.name, error.limit)
@@ -71,7 +71,7 @@ class UsageRoutes(MetricsRoutes):
         values = await self.ingress_values(settings.probe_timeout_s)
         return JSONResponse({"clients": usage_rows(value for of_one in values.values() for value in of_one)})
 
-    async def _ask_router(self, report: LimitReport) -> LimitAnswer:
+    async def _ask_limits(self, report: LimitReport) -> LimitAnswer:
         if self._router is None:
             raise RouterLostError("There is none.")
         response = self._router.limit_clients.remote(report)

@@ -1,8 +1,10 @@
 """What a stream used is read in its events, and taken out of those where the client did not ask for it."""
 
 import asyncio
+import importlib
+import pickle
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
@@ -87,6 +89,46 @@ def test_a_client_that_asked_for_it_all_along_gets_it_so() -> None:
 def test_a_client_that_leaves_is_charged_for_what_it_was_sent(count: int, output: int) -> None:
     _, charge, _ = relayed(None, stop_after=count)
     assert charge.used == Usage(prompt=12, output=output)
+
+
+@pytest.mark.parametrize("api", ["chat_completion", "completion"])
+def test_events_as_vllm_writes_them_lose_their_usage_and_nothing_else(api: str) -> None:
+    protocol = importlib.import_module(f"vllm.entrypoints.openai.{api}.protocol")
+    chat = api == "chat_completion"
+    made, choice = (
+        (protocol.ChatCompletionStreamResponse, {"index": 0, "delta": {"content": 'a,"usage":{"b":1}'}})
+        if chat
+        else (protocol.CompletionStreamResponse, {"index": 0, "text": 'a,"usage":{"b":1}'})
+    )
+    chunk = made(id="1", created=1, model="m", choices=[choice], system_fingerprint="x")
+    plain = f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
+    chunk.usage = get_args(made.model_fields["usage"].annotation)[0](
+        prompt_tokens=12, completion_tokens=3, total_tokens=15, completion_tokens_details=None
+    )
+    told = f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
+    assert told != plain
+    charge = Charge(Client("c"), "m", 1, 1)
+
+    async def replies() -> AsyncGenerator[Any, None]:
+        yield told
+
+    async def read() -> list[str]:
+        return [
+            event async for kept in metered(replies(), Body(), charge, lambda: None, lambda: None) for event in kept
+        ]
+
+    assert asyncio.run(read()) == [plain]
+    assert charge.used == Usage(prompt=12, output=3)
+
+
+@pytest.mark.parametrize("name", ["ChatCompletionRequest", "CompletionRequest"])
+def test_vllm_s_requests_take_the_options(name: str) -> None:
+    models = importlib.import_module("ray.llm._internal.serve.core.configs.openai_api_models")
+    text = {"messages": [{"role": "user", "content": "x"}]} if name.startswith("Chat") else {"prompt": "x"}
+    body = getattr(models, name)(model="m", stream=True, **text)
+    sent = pickle.loads(pickle.dumps(ask_for_usage(body)))
+    assert (sent.stream_options.include_usage, sent.stream_options.continuous_usage_stats) == (True, True)
+    assert body.stream_options is None
 
 
 def test_a_stream_s_engine_is_asked_for_usage_and_the_client_s_request_stays() -> None:

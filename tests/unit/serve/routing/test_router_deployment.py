@@ -8,6 +8,8 @@ import pytest
 from peagle.config import parse_deployment
 from peagle.errors import ConfigError, NotFoundError
 from peagle.router.depth import DepthLimits
+from peagle.router.fairness.client_terms import Limits
+from peagle.router.fairness.limit_book import Ask, LimitReport
 from peagle.router.snapshot import ReplicaSnapshot
 from peagle.serve.routing.router_deployment import Router
 from support.depth_reports import report
@@ -43,6 +45,13 @@ async def test_what_can_be_kept_is_taken(limits: DepthLimits | None) -> None:
 async def test_what_cannot_is_refused_with_the_fix(limits: DepthLimits, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         await router().limit_model("m", limits)
+
+
+async def test_it_decides_of_all_ingress_processes_requests_whether_they_are_within_limits() -> None:
+    book, ask = Router({}), Ask("team-a", Limits(requests_per_minute=1), 10)
+    answers = [await book.limit_clients(LimitReport(ingress, {}, {}, (ask,))) for ingress in ("a", "b")]
+    assert [answer.ingresses for answer in answers] == [1, 2]
+    assert [answer.verdicts[0].refusal is None for answer in answers] == [True, False]
 
 
 async def test_a_model_whose_depth_does_not_adapt_is_not_found() -> None:

@@ -1,0 +1,130 @@
+"""Requests with API keys through the real application: a replica is told whose one is, an answer what is left."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from ray.llm._internal.serve.core.configs.openai_api_models import CompletionResponse
+
+from peagle.api.api_settings import ApiSettings
+from peagle.api.http_app import ENDPOINTS, build_http
+from peagle.api.ingress import PeagleIngress
+from peagle.router.fairness.limit_book import LimitAnswer, LimitBook, LimitReport
+
+KEYS = """keys:
+- {name: few, key: sk-few, limits: {requests_per_minute: 2, tokens_per_minute: 1000}}
+- {name: many, key: sk-many, weight: 3}
+"""
+USAGE = {"prompt_tokens": 12, "completion_tokens": 9, "total_tokens": 21}
+CHOICE = {"index": 0, "text": "a", "finish_reason": "stop", "logprobs": None}
+
+
+class Replies:
+    """Serve's response to one call: one answer, or what is raised instead."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._left: list[Any] = [error or CompletionResponse(model="m", choices=[CHOICE], usage=USAGE)]
+
+    async def __anext__(self) -> Any:
+        if not self._left:
+            raise StopAsyncIteration
+        reply = self._left.pop()
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def cancel(self) -> None:
+        pass
+
+
+class Platform:
+    """The routes of an ingress, a model's handle and a Router's that note what they are told."""
+
+    def __init__(self, keys: Path | None) -> None:
+        self.headers: list[dict[str, str]] = []
+        self.error: Exception | None = None
+        self._book, self.reports = LimitBook(), list[LimitReport]()
+        self.app = build_http(ApiSettings(keys_file=None if keys is None else str(keys), replica_retries=0))
+        handle = SimpleNamespace(completions=SimpleNamespace(remote=self._complete))
+        handle.options = lambda **options: handle
+        router = SimpleNamespace(limit_clients=SimpleNamespace(remote=self._limit))
+        card = SimpleNamespace(metadata={})
+        ingress = PeagleIngress({"m": handle}, {"m": card}, router=router)
+        ingress.app = self.app
+        for name in ("completions", "models"):
+            ENDPOINTS[name](self.app)(getattr(ingress, name))
+
+    async def _limit(self, report: LimitReport) -> LimitAnswer:
+        self.reports.append(report)
+        return self._book.exchange(report, 0.0)
+
+    def _complete(self, body: Any, info: Any) -> Replies:
+        self.headers.append(info.headers)
+        return Replies(self.error)
+
+    async def ask(self, key: str | None, **fields: Any) -> httpx.Response:
+        headers = {"x-peagle-client": "forged"} | ({"authorization": f"Bearer {key}"} if key else {})
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test") as http:
+            return await http.post("/v1/completions", json={"prompt": "x" * 40, **fields}, headers=headers)
+
+
+@pytest.fixture
+async def platform(tmp_path: Path) -> Platform:
+    path = tmp_path / "keys.yaml"
+    path.write_text(KEYS)
+    return Platform(path)
+
+
+async def test_a_replica_is_told_whose_a_request_is(platform: Platform) -> None:
+    assert (await platform.ask("sk-many")).status_code == 200
+    assert (await platform.ask("sk-many", service_tier="flex")).status_code == 200
+    assert platform.headers == [
+        {"x-peagle-client": '{"client":"many","weight":3.0,"class":"interactive"}'},
+        {"x-peagle-client": '{"client":"many","weight":3.0,"class":"batch"}'},
+    ]
+    assert platform.reports == []
+
+
+async def test_without_keys_nothing_is_told_and_nobody_asked() -> None:
+    platform = Platform(None)
+    answer = await platform.ask(None)
+    assert (answer.status_code, platform.headers, platform.reports) == (200, [{}], [])
+    assert not any(name.startswith("x-ratelimit") for name in answer.headers)
+
+
+async def test_a_request_beyond_a_limit_reaches_no_replica_and_says_when_to_come_again(platform: Platform) -> None:
+    answers = [await platform.ask("sk-few", max_tokens=100) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["1", "0", "0"]
+    assert answers[0].headers["x-ratelimit-remaining-tokens"] == "890"
+    error, headers = answers[2].json()["error"], answers[2].headers
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+    assert "requests_per_minute of the API key few is 2" in error["message"]
+    assert headers["retry-after"] == "30"
+    assert len(platform.headers) == 2
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(platform.app), base_url="http://test") as http:
+        listed = await http.get("/v1/models", headers={"x-api-key": "sk-few"})
+    assert listed.headers["x-ratelimit-limit-tokens"] == "1000"
+
+
+async def test_a_request_that_failed_gives_its_tokens_back(platform: Platform) -> None:
+    platform.error = ValueError("no")
+    assert (await platform.ask("sk-few", max_tokens=900)).status_code == 500
+    platform.error = None
+    assert (await platform.ask("sk-few", max_tokens=900)).status_code == 200
+    assert platform.reports[1].returned == {"few": 910}
+
+
+async def test_what_was_used_is_counted_by_client(platform: Platform) -> None:
+    for _ in range(3):
+        await platform.ask("sk-few")
+    counted = {
+        (name, dict(labels).get("kind") or dict(labels).get("limit")): value
+        for name, labels, value in platform.app.state.ledger.metrics.values()
+        if dict(labels).get("client") == "few"
+    }
+    assert counted["peagle_client_requests_total", None] == 2
+    assert counted["peagle_client_tokens_total", "output"] == 18
+    assert counted["peagle_client_refusals_total", "requests_per_minute"] == 1
