@@ -1,5 +1,6 @@
 """Requests with API keys through the real application: a replica is told whose one is, an answer what is left."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from ray.llm._internal.serve.core.configs.openai_api_models import CompletionRes
 from peagle.api.api_settings import ApiSettings
 from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
+from peagle.config.deployment import Replicas, Routing
 from peagle.router.fairness.limit_book import LimitAnswer, LimitBook, LimitReport
 
 KEYS = """keys:
@@ -21,13 +23,15 @@ USAGE = {"prompt_tokens": 12, "completion_tokens": 9, "total_tokens": 21}
 CHOICE = {"index": 0, "text": "a", "finish_reason": "stop", "logprobs": None}
 
 
-class Replies:
+class Answers:
     """Serve's response to one call: one answer, or what is raised instead."""
 
-    def __init__(self, error: Exception | None) -> None:
+    def __init__(self, error: Exception | None, answers: asyncio.Event) -> None:
+        self._answers = answers
         self._left: list[Any] = [error or CompletionResponse(model="m", choices=[CHOICE], usage=USAGE)]
 
     async def __anext__(self) -> Any:
+        await self._answers.wait()
         if not self._left:
             raise StopAsyncIteration
         reply = self._left.pop()
@@ -45,13 +49,17 @@ class Platform:
     def __init__(self, keys: Path | None) -> None:
         self.headers: list[dict[str, str]] = []
         self.error: Exception | None = None
+        self.answers = asyncio.Event()
+        self.answers.set()
         self._book, self.reports = LimitBook(), list[LimitReport]()
         self.app = build_http(ApiSettings(keys_file=None if keys is None else str(keys), replica_retries=0))
         handle = SimpleNamespace(completions=SimpleNamespace(remote=self._complete))
         handle.options = lambda **options: handle
         router = SimpleNamespace(limit_clients=SimpleNamespace(remote=self._limit))
         card = SimpleNamespace(metadata={})
-        ingress = PeagleIngress({"m": handle}, {"m": card}, router=router)
+        routing = Routing(max_ongoing_requests=4, max_queued_requests=4)
+        deployment: Any = SimpleNamespace(routing=routing, replicas=Replicas())
+        ingress = PeagleIngress({"m": handle}, {"m": card}, router=router, deployments={"m": deployment})
         ingress.app = self.app
         for name in ("completions", "models"):
             ENDPOINTS[name](self.app)(getattr(ingress, name))
@@ -60,9 +68,9 @@ class Platform:
         self.reports.append(report)
         return self._book.exchange(report, 0.0)
 
-    def _complete(self, body: Any, info: Any) -> Replies:
+    def _complete(self, body: Any, info: Any) -> Answers:
         self.headers.append(info.headers)
-        return Replies(self.error)
+        return Answers(self.error, self.answers)
 
     async def ask(self, key: str | None, **fields: Any) -> httpx.Response:
         headers = {"x-peagle-client": "forged"} | ({"authorization": f"Bearer {key}"} if key else {})
@@ -128,3 +136,19 @@ async def test_what_was_used_is_counted_by_client(platform: Platform) -> None:
     assert counted["peagle_client_requests_total", None] == 2
     assert counted["peagle_client_tokens_total", "output"] == 18
     assert counted["peagle_client_refusals_total", "requests_per_minute"] == 1
+
+
+async def test_who_floods_a_model_leaves_places_to_others(platform: Platform) -> None:
+    platform.answers.clear()
+    flood = [asyncio.create_task(platform.ask("sk-many")) for _ in range(8)]
+    _, waiting = await asyncio.wait(flood, timeout=0.5)
+    assert len(waiting) == 4
+    other = asyncio.create_task(platform.ask("sk-few"))
+    await asyncio.wait({other}, timeout=0.1)
+    platform.answers.set()
+    refused = [answer for answer in await asyncio.gather(*flood) if answer.status_code == 429]
+    assert (await other).status_code == 200
+    assert len(refused) == 4
+    assert {answer.json()["error"]["code"] for answer in refused} == {"overloaded"}
+    assert all(answer.headers["retry-after"] for answer in refused)
+    assert (await platform.ask("sk-many")).status_code == 200

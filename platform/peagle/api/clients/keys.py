@@ -133,6 +133,8 @@ class KeyCheck:
             charge: Charge | None = scope["state"].get("charge")
             if charge is not None:
                 ledger.limits.end(charge)
+                if charge.has_place:
+                    ledger.places[charge.model].give_back(charge.client.name)
                 ledger.lengths.saw(charge)
                 if scope["state"].get("counted"):
                     ledger.metrics.used(charge.client.name, charge.model, charge.used)

@@ -54,6 +54,7 @@ class Charge:
         used: What the engine counted so far; None where it has not said, and what was expected counts.
         is_waiting: Whether its answer has not begun.
         is_open: Whether it is admitted and not over.
+        has_place: Whether it holds one of its model's places.
     """
 
     client: Client
@@ -64,6 +65,7 @@ class Charge:
     used: Usage | None = None
     is_waiting: bool = True
     is_open: bool = False
+    has_place: bool = False
 
     @property
     def tokens(self) -> int:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from peagle import metrics
+from peagle.api.api_settings import ApiSettings
 from peagle.api.clients.metered_replies import metered
 from peagle.api.clients.request_charge import Charge, charge_of
 from peagle.api.dialects.stream_kinds import StreamKind
@@ -18,7 +19,8 @@ from peagle.api.http_metrics import Value
 from peagle.api.ledger import Ledger
 from peagle.api.loopback import require_loopback
 from peagle.api.scraping import MetricsRoutes, counting_settings
-from peagle.errors import LimitError, RouterLostError
+from peagle.config import Deployment
+from peagle.errors import LimitError, OverloadedError, RouterLostError
 from peagle.metrics import Metric
 from peagle.router.fairness.client_terms import Client
 from peagle.router.fairness.limit_book import LimitAnswer, LimitReport
@@ -28,12 +30,14 @@ class UsageRoutes(MetricsRoutes):
     """Charges clients for requests; handler of `/fleet/usage`."""
 
     _router: DeploymentHandle | None
+    _deployments: dict[str, Deployment]
 
     async def admit(self, request: Request, body: Any, model: str, generates: bool) -> Charge | None:
         """Charge a request to its client, whose API key came with it; None where no keys are asked for.
 
         Raises:
             LimitError: It is beyond a limit of the client's.
+            OverloadedError: The client holds as many places of the model as it leaves to others.
         """
         client: Client | None = getattr(request.state, "client", None)
         if client is None:
@@ -47,7 +51,21 @@ class UsageRoutes(MetricsRoutes):
                 ledger.metrics.refused(client.name, error.limit)
             raise
         request.state.charge = charge
+        places = self._places(model)
+        if places is not None:
+            charge.has_place = ledger.places[model].take(client.name, places)
+            if not charge.has_place:
+                settings: ApiSettings = request.app.state.settings
+                problem = f"The API key {client.name} has as many requests open as it may while others need a place."
+                raise OverloadedError(problem, ledger.waits.of(model, settings.retry_after_s))
         return charge
+
+    def _places(self, model: str) -> int | None:
+        """How many requests one ingress process, of as many as there are replicas, may have open; None: any number."""
+        if (deployment := self._deployments.get(model)) is None or deployment.routing.max_queued_requests == -1:
+            return None
+        routing = deployment.routing
+        return routing.max_ongoing_requests + routing.max_queued_requests // deployment.replicas.max
 
     def metered(
         self, request: Request, replies: AsyncGenerator[Any, None], body: Any, charge: Charge | None, kind: StreamKind

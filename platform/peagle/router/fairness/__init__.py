@@ -4,5 +4,6 @@ client_terms.py  whom a request counts for: name, weight, class and limits
 rate_bucket.py   what a limit by the minute leaves
 limit_book.py    whether a client's next request is within its limits, over all ingress processes
 limit_headers.py what an answer says of it
+place_shares.py  how many of a model's places one client may hold
 step_sharing.py  whose requests take part in an engine's next step
 """
