@@ -9,7 +9,7 @@ from enum import Enum
 
 STALLED_AFTER_S = 3.0
 """Silence that is nothing unusual on a busy machine."""
-STEPS, PREFILLS = 20.0, 3.0
+STEPS, PREFILLS = 4.0, 3.0
 """Nor is silence of so many of the longest recent steps, or so many times what the waiting prompts should take."""
 HUNG_MULTIPLE = 2.0
 """One that has stalled gets nothing new, which costs little; it is ended only after so many times that silence."""
@@ -54,8 +54,8 @@ class EnginePulse:
     def stepped(self, at_s: float, has_work: bool) -> None:
         """Note a step that ended at `at_s`; `has_work` tells whether another follows at once."""
         if self._at_work:
-            # A stall is no usual step, but one as long as a stall may be.
-            step_s = min(at_s - self._stepped_at_s, STALLED_AFTER_S)
+            # A stall is no usual step: however long it was, the next is found before it counts as a hang.
+            step_s = min(at_s - self._stepped_at_s, self.hung_after_s / STEPS)
             self._longest_step_s = max(step_s, self._longest_step_s * 0.5 ** (1.0 / STEPS_HALF_LIFE))
         self._stepped_at_s, self._at_work, self._heard = at_s, has_work, True
 

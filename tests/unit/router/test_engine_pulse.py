@@ -62,8 +62,15 @@ def test_one_that_comes_back_beats_at_once(watched: Watched) -> None:
 
 
 def test_steps_that_are_always_long_are_no_stall(watched: Watched) -> None:
-    watched.pass_s(20, step_s=1.0)
-    assert watched.until(Pulse.STALLED) >= 20
+    watched.pass_s(40, step_s=2.0)
+    assert 8 <= watched.until(Pulse.STALLED) < 10
+
+
+def test_one_long_stall_leaves_the_next_to_be_found_before_it_is_a_hang(watched: Watched) -> None:
+    watched.pass_s(5, step_s=0.02)
+    watched.now_s += 600
+    watched.pulse.stepped(watched.now_s, has_work=True)
+    assert watched.until(Pulse.STALLED) <= HUNG_AFTER_S + 2 * TICK_S
 
 
 def test_a_single_slow_step_is_soon_forgotten(watched: Watched) -> None:
