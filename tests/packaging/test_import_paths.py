@@ -17,8 +17,8 @@ PATHS = [
     *(value for name, value in vars(import_paths).items() if name.isupper() and isinstance(value, str)),
     *import_paths.COMMAND_GROUPS.values(),
 ]
-# The second names what installs each seam; tests/unit/test_upstream.py resolves its rows.
-HOLDERS = {"import_paths.py", "patch_table.py"}
+# The others name what installs each seam; tests/unit/test_upstream.py resolves their rows.
+HOLDERS = {"import_paths.py", "patch_table.py", "ray_seams.py"}
 # A module of peagle by its dotted name, and what is in it.
 _DOTTED = re.compile(r"\bpeagle(?:\.[a-z_]+)+(?:[.:][A-Za-z_]+)?")
 

@@ -110,6 +110,12 @@ def test_each_row_says_all_that_an_upgrade_asks(seam: Seam) -> None:
     assert bool(seam.installed_by) == (seam.process is not None) == (seam.kind in {Kind.REPLACES, Kind.ADDS})
 
 
+@pytest.mark.parametrize("seam", [seam for seam in SEAMS if seam.installed_by], ids=lambda seam: seam.symbol)
+def test_what_changes_a_symbol_is_there(seam: Seam) -> None:
+    pytest.importorskip("vllm")
+    assert callable(pkgutil.resolve_name(seam.installed_by))
+
+
 def test_no_symbol_has_two_rows() -> None:
     assert len(SYMBOLS) == len(SEAMS)
 
