@@ -31,9 +31,9 @@ class GrammarSettings(BaseModel):
             written out; 1,000,000 by default. A `$ref` within what it names is not followed again.
         max_pattern_chars: Characters of one regular expression; 8,192 by default.
         max_grammar_chars: Characters of one `structured_outputs.grammar`; 65,536 by default.
-        compile_timeout_s: Longest time that a grammar may compile, on trial; 2 by default. What passes is compiled again
-            in the engine, which remembers it. It does not apply where an engine's `structured_outputs_config.backend` is
-            `guidance`, which compiles as it generates, within limits of its own.
+        compile_timeout_s: Longest time that a grammar may compile, on trial; 2 by default. What passes is compiled once
+            more in the engine, which remembers it. It does not apply where an engine's
+            `structured_outputs_config.backend` is `guidance`, which compiles as it generates, within its own limits.
         compile_memory_bytes: The most that a grammar's trial may allocate; 1 GiB by default.
         max_mask_s: Longest time that a grammar may take to say which tokens may come next, on trial, as all requests
             of an engine wait for it; 0.05 by default.
