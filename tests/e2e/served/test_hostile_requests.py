@@ -76,7 +76,7 @@ Body = Callable[[int], dict[str, Any]]
 HOSTILE: dict[str, tuple[str, Body]] = {
     "an enumeration of 2,500": (
         COMPLETIONS,
-        lambda sent: completion(**schema(type="string", enum=[f"choice {sent} {i}" for i in range(2500)])),
+        lambda sent: completion(**schema(type="string", enum=[f"{sent} {i}" for i in range(2500)])),
     ),
     "nested repetitions": (
         COMPLETIONS,
@@ -84,7 +84,7 @@ HOSTILE: dict[str, tuple[str, Body]] = {
     ),
     "2,500 choices": (
         COMPLETIONS,
-        lambda sent: completion(structured_outputs={"choice": [f"choice {sent} {i}" for i in range(2500)]}),
+        lambda sent: completion(structured_outputs={"choice": [f"{sent} {i}" for i in range(2500)]}),
     ),
     "a long pattern": (COMPLETIONS, lambda sent: completion(structured_outputs={"regex": f"{LONG_PATTERN}{sent}"})),
     "512 tools": (CHAT, lambda sent: chat(**tools(512))),
@@ -107,6 +107,8 @@ HOSTILE: dict[str, tuple[str, Body]] = {
     ),
     "deep recursion": (COMPLETIONS, lambda sent: completion(structured_outputs={"grammar": f'{CHAIN} | "{sent}"'})),
 }
+# So many bodies of each kind are made; of large ones, one.
+BODIES, LARGE_BYTES = 24, 2**20
 STALLS = ("peagle_ingress_loop_stall_seconds", "peagle_replica_loop_stall_seconds")
 SLOW_READER = "a slow reader"
 
@@ -170,15 +172,25 @@ def under(attack: Callable[[], None]) -> Iterator[None]:
     assert failed == []
 
 
-def send(http: httpx.Client, name: str, row: Row, sent: Iterator[int]) -> None:
-    path, body = HOSTILE[name]
-    raw = json.dumps(body(next(sent))).encode()
+def send(http: httpx.Client, path: str, raw: bytes, row: Row) -> None:
     began_s = time.monotonic()
     try:
         status = http.post(path, content=raw, headers={"content-type": "application/json"}).status_code
     except httpx.TimeoutException:
         status = 0
     row.answered.append((time.monotonic() - began_s, status))
+
+
+def attack_of(name: str, row: Row, http: httpx.Client, sent: Iterator[int]) -> Callable[[], None]:
+    """What to call again and again. All bodies are made here: that would hold up the usual client in this process."""
+    if name == SLOW_READER:
+        return lambda: read_slowly(http)
+    path, body = HOSTILE[name]
+    raws = [json.dumps(body(next(sent))).encode()]
+    while len(raws[0]) < LARGE_BYTES and len(raws) < BODIES:
+        raws.append(json.dumps(body(next(sent))).encode())
+    again = itertools.cycle(raws)
+    return lambda: send(http, path, next(again), row)
 
 
 def read_slowly(http: httpx.Client) -> None:
@@ -247,11 +259,7 @@ def test_hostile_requests_hold_up_nobody_else(served: Served) -> None:
             for name in slow:
                 client.ask(quiet, QUIET_S)
                 row = rows[name] = Row(answered=rows[name].answered)
-                attack = (
-                    (lambda: read_slowly(hostile_http))
-                    if name == SLOW_READER
-                    else (lambda name=name, row=row: send(hostile_http, name, row, sent))
-                )
+                attack = attack_of(name, row, hostile_http, sent)
                 stalls = stall_counts(usual_http)
                 with under(attack):
                     client.ask(row, HOSTILE_S)

@@ -23,9 +23,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-ENDED, SLOW = b"E", b"M"
-"""How a trial came to an end by itself: the grammar compiles or is none; or it compiles, but masks of tokens take too
-long. It begins with a line, the number of its process group."""
+ENDED, SLOW, LARGE = b"E", b"S", b"L"
+"""How a trial came to an end by itself: the grammar compiles or is none; it compiles, but masks of tokens take too long;
+it found no more memory. A trial begins with a line, the number of its process group."""
 
 # Up to as many as vLLM compiles with.
 THREADS = min(8, os.cpu_count() or 1)
@@ -90,6 +90,7 @@ def _try(compiler: Any, trial: socket.socket) -> None:
         except Exception as error:
             # Anything else is the grammar's own mistake, which vLLM tells in better words.
             if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+                trial.sendall(LARGE)
                 return
         trial.sendall(ENDED)
     finally:

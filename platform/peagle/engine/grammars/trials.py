@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from peagle.engine.grammars import trial_process
-from peagle.engine.grammars.trial_process import ENDED, SLOW
+from peagle.engine.grammars.trial_process import ENDED, LARGE, SLOW
 from peagle.errors import OverloadedError, PeagleError
 
 _LOG = logging.getLogger(__name__)
@@ -157,7 +157,8 @@ class Trials:
                 f"The request's grammar takes more than {self._mask_s_max * 1000:g} ms to follow for one token, and "
                 "other requests would wait. Send a simpler one; the server's limit is api.grammar.max_mask_s."
             )
-        if trial.seconds >= self._timeout_s:
+        # The kernel's word for the end of its time is none. One that dies much earlier has crashed for want of memory.
+        if trial.said != LARGE and trial.seconds > self._timeout_s / 2:
             passed, setting = f"longer than {self._timeout_s:g} s", "compile_timeout_s"
         else:
             passed, setting = f"more than {self._memory_bytes} bytes of memory", "compile_memory_bytes"

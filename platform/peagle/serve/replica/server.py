@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -43,6 +44,9 @@ logger = logging.getLogger("ray.serve.replica")
 
 LOAD_PERIOD_S = 0.9
 """So often dispatchers hear of a replica's load whatever its engine does: what is 2 s old they no longer believe."""
+
+GRAMMAR_CACHE_MB = 64
+"""Compiled grammars that an engine keeps, where its environment does not say."""
 
 STATIC = PlanStatus("static", "the depths are those that were configured", None)
 
@@ -94,6 +98,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
 
     async def start(self) -> None:
         """Start the engine; return when it has answered a request and, where its depth adapts, has timed its steps."""
+        # Of the engine's process, which is started from this one. vLLM's own 512 is what hostile grammars would fill.
+        os.environ.setdefault("VLLM_XGRAMMAR_CACHE_MB", str(GRAMMAR_CACHE_MB))
         if self._deployment.resources.accelerator == "cpu":
             bind_to_cores(int(self._deployment.resources.cpus))
         await super().start()

@@ -3,13 +3,12 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
 import psutil
 import pytest
 
-from peagle.engine.grammars.trial_process import NICENESS
 from peagle.engine.grammars.trials import SLOW_NICENESS, SLOW_PLACES, Grammar, Trials
 from peagle.errors import OverloadedError
 
@@ -54,10 +53,14 @@ def processes() -> list[psutil.Process]:
     ]  # fmt: skip
 
 
-async def until_left(count: int) -> None:
-    async with asyncio.timeout(5):
-        while len(processes()) != count:  # noqa: ASYNC110 -- the kernel ends them, and tells nobody here
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(15):
+        while not is_so():  # noqa: ASYNC110 -- the kernel ends processes, and tells nobody here
             await asyncio.sleep(0.02)
+
+
+async def until_left(count: int) -> None:
+    await until(lambda: len(processes()) == count)
 
 
 STRUCTURE = {"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}
@@ -112,15 +115,15 @@ async def test_what_takes_too_much_memory_is_stopped(tokenizer_info: str) -> Non
     assert "api.grammar.compile_memory_bytes" in refusal
 
 
-async def test_slow_grammars_leave_places_to_quick_ones(trials: Trials) -> None:
-    slow = [asyncio.create_task(trials.refusal(Grammar("regex", f"{SLOW_TEXT}{n}"))) for n in range(SLOW_PLACES)]
-    await asyncio.sleep(TIMEOUT_S / 2)
-    assert {process.nice() for process in processes()} == {NICENESS, SLOW_NICENESS}
-    assert await trials.refusal(USUAL) is None
-    with pytest.raises(OverloadedError):
-        await trials.refusal(SLOW)
-    assert not any(task.done() for task in slow)
-    assert all(await asyncio.gather(*slow))
+async def test_slow_grammars_leave_places_and_cores_to_quick_ones(tokenizer_info: str) -> None:
+    with running(tokenizer_info, timeout_s=8.0) as trials:
+        slow = [asyncio.create_task(trials.refusal(Grammar("regex", f"{SLOW_TEXT}{n}"))) for n in range(SLOW_PLACES)]
+        await until(lambda: [process.nice() for process in processes()].count(SLOW_NICENESS) == SLOW_PLACES)
+        assert await trials.refusal(USUAL) is None
+        with pytest.raises(OverloadedError):
+            await trials.refusal(SLOW)
+        assert not any(task.done() for task in slow)
+        assert all(await asyncio.gather(*slow))
 
 
 async def test_a_request_that_is_given_up_ends_its_trial(tokenizer_info: str) -> None:
