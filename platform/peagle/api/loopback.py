@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -20,17 +21,16 @@ def answer_on_loopback() -> None:
     """
     if os.environ.get(ONE_MACHINE) != YES:
         return
-    from ray.serve._private import replica
+    from ray.serve._private.replica import add_port_to_grpc_server
 
-    add = replica.add_port_to_grpc_server
-    if hasattr(add, "__wrapped__"):
+    if hasattr(add_port_to_grpc_server, "__wrapped__"):
         return
 
-    @functools.wraps(add)
+    @functools.wraps(add_port_to_grpc_server)
     def add_on_loopback(server: Any, address: str) -> Any:
-        return add(server, address.replace("[::]", "127.0.0.1"))
+        return add_port_to_grpc_server(server, address.replace("[::]", "127.0.0.1"))
 
-    replica.add_port_to_grpc_server = add_on_loopback
+    vars(sys.modules["ray.serve._private.replica"])["add_port_to_grpc_server"] = add_on_loopback
 
 
 def require_loopback(request: Request) -> None:
