@@ -24,8 +24,8 @@ from types import ModuleType
 from typing import Any
 
 ENDED, SLOW, LARGE = b"E", b"S", b"L"
-"""How a trial came to an end by itself: the grammar compiles or is none; it compiles, but masks of tokens take too long;
-it found no more memory. A trial begins with a line, the number of its process group."""
+"""How a trial came to an end by itself: the grammar compiles or is none; it compiles, but masks of tokens take long; it
+found no more memory. A trial begins with a line, the number of its process group."""
 
 # Up to as many as vLLM compiles with.
 THREADS = min(8, os.cpu_count() or 1)
@@ -134,14 +134,15 @@ def has_slow_mask(compiled: Any, mask_s_max: float) -> bool:
     import numpy as np
 
     matcher = import_module("xgrammar.matcher").GrammarMatcher(compiled)
-    mask = np.empty((1, -(-compiled.tokenizer_info.vocab_size // 32)), dtype=np.int32)
+    tokens = compiled.tokenizer_info.vocab_size
+    mask = np.empty((1, -(-tokens // 32)), dtype=np.int32)
     choice = random.Random(0)
     for _ in range(TOKENS):
         mask.fill(-1)
         began_s = time.thread_time()
         matcher.fill_next_token_bitmask(mask)
         mask_s = time.thread_time() - began_s
-        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), count=tokens, bitorder="little"))
         began_s = time.thread_time()
         goes_on = len(allowed) > 0 and matcher.accept_token(int(choice.choice(allowed))) and not matcher.is_terminated()
         if mask_s + time.thread_time() - began_s > mask_s_max:

@@ -14,7 +14,7 @@ from peagle.errors import OverloadedError
 
 TIMEOUT_S = 1.0
 USUAL = Grammar("json", json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}))
-SLOW_TEXT = "(" + "|".join(f"[a-z]{{{number}}}x" for number in range(1, 700)) + ")*"
+SLOW_TEXT = "(" + "|".join(f"[a-z]{{{number}}}x" for number in range(1, 2000)) + ")*"
 SLOW = Grammar("regex", SLOW_TEXT)
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
