@@ -98,7 +98,7 @@ async def test_a_client_that_leaves_while_nothing_can_take_its_request_leaves_no
 async def test_a_request_waits_for_a_replica_for_a_bounded_time_and_leaves_nothing(
     router: PolicyRouter, goes: str
 ) -> None:
-    ids = [replica_id for replica_id in router.curr_replicas]
+    ids = list(router.curr_replicas)
     match goes:
         case "it dies":
             for replica_id in ids:
