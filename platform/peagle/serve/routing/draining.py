@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import ray
 from ray._raylet import GcsClient  # type: ignore[attr-defined]  # Ray ships no types
 from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
-from ray.serve.request_router import PendingRequest, RunningReplica
+from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
 from peagle.serve.routing.absence import Absence
 
@@ -82,6 +82,11 @@ class DrainAwareRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]  #
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
         (self._absence.ended if replicas else self._absence.began)()
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        if not self.curr_replicas:  # Serve's controller finds out later
+            self._event_loop.call_soon_threadsafe(self._absence.began)
 
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False

@@ -89,6 +89,8 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
         self._event_loop.call_soon_threadsafe(lambda: self._staying(self._replicas_list))
+        if not self.curr_replicas:  # Serve's controller finds out later
+            self._event_loop.call_soon_threadsafe(self._absence.began)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

@@ -14,6 +14,7 @@ from ray.serve.request_router import PendingRequest
 from peagle.api.ingress import TriedRequestInfo
 from peagle.api.ledger import Ledger
 from peagle.api.tries import Tries
+from peagle.errors import NoReplicaError
 from peagle.router.snapshot import ReplicaSnapshot, ReplicaState, RequestRates
 from peagle.serve.routing.lost_nodes import OpenCalls
 from peagle.serve.routing.request_router import PolicyRouter
@@ -40,7 +41,7 @@ async def router(monkeypatch: pytest.MonkeyPatch) -> PolicyRouter:
     names = PolicyRouter.initialize_state.__globals__
     monkeypatch.setitem(names, "draining_nodes", lambda: SimpleNamespace(ids=frozenset()))
     made = PolicyRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
-    made.initialize_state(model="m", policy="soonest")
+    made.initialize_state(model="m", policy="soonest", replica_wait_s=0.2)
     made._following = asyncio.create_task(asyncio.sleep(0))  # there is no Router to ask
     made.update_replicas([Replica("a"), Replica("b")])
     return made
@@ -91,6 +92,33 @@ async def test_a_client_that_leaves_while_nothing_can_take_its_request_leaves_no
     await asyncio.gather(asked, return_exceptions=True)
     await turns()
     assert router._dispatcher.open_requests == len(router._open) == 0
+
+
+@pytest.mark.parametrize("goes", ["it dies", "Serve lists none", "its engine has ended"])
+async def test_a_request_waits_for_a_replica_for_a_bounded_time_and_leaves_nothing(
+    router: PolicyRouter, goes: str
+) -> None:
+    ids = list(router.curr_replicas)
+    match goes:
+        case "it dies":
+            for replica_id in ids:
+                router.on_replica_actor_died(replica_id)
+        case "Serve lists none":
+            router.update_replicas([])
+        case _:
+            now_s = time.monotonic()
+            router._dispatcher.report(ReplicaSnapshot(each.unique_id, now_s, ReplicaState.DEAD) for each in ids)
+    await turns()
+    with pytest.raises(NoReplicaError):
+        async with asyncio.timeout(10):
+            await router._choose_replica_for_request(pending("1"))
+    assert router._dispatcher.open_requests == len(router._open) == 0
+    # Another is there before the time is over.
+    asked = asyncio.create_task(router._choose_replica_for_request(pending("2")))
+    await turns()
+    router.update_replicas([Replica("c")])
+    chosen: Any = await asked
+    assert chosen.replica_id.unique_id == "c"
 
 
 async def test_clients_that_cannot_queue_either_are_told_when_a_place_is_expected(router: PolicyRouter) -> None:
