@@ -65,7 +65,8 @@ def _compiler(tokenizer_info: str) -> Any:
     package.__path__ = list(spec.submodule_search_locations or ())
     sys.modules["transformers"] = hidden = ModuleType("transformers")
     vars(hidden).update(PreTrainedTokenizerBase=object, PreTrainedTokenizerFast=object)
-    for name in ("exception", "load_binding"):  # which the package itself imports first
+    # In the package's own order; and what each fork would otherwise import anew.
+    for name in ("exception", "load_binding", "matcher"):
         import_module(f"xgrammar.{name}")
     from xgrammar.compiler import GrammarCompiler
     from xgrammar.tokenizer_info import TokenizerInfo
