@@ -11,7 +11,7 @@ from typing import Any
 
 from peagle.bench.core.workloads import held_out_prompts
 from peagle.config import Deployment, load_deployment
-from peagle.engine.arguments import engine_arguments
+from peagle.engine.arguments import engine_arguments, without_server
 from peagle.engine.depth.live_depth import read_step_stats_sync, set_depths_sync
 from peagle.prompt_file import read_prompt_file
 from peagle.router.snapshot import DepthTable, StepStats
@@ -47,7 +47,7 @@ class Runner:
             warnings.simplefilter("ignore")
             from vllm import LLM
 
-            self.llm: Any = LLM(**engine_arguments(deployment))
+            self.llm: Any = LLM(**without_server(engine_arguments(deployment)))
         self.engine: Any = self.llm.llm_engine
         self.version = 0
         self._requests = 0

@@ -48,9 +48,10 @@ def engine_sums() -> EngineSums:
 
 def replica_row() -> dict[str, Any]:
     # Imported here: it brings all of Ray Serve LLM.
-    from peagle.serve.replica.server import depth_status, plan_status
+    from peagle.serve.replica.replica_status import depth_status, plan_status
 
-    stats = StepStats(DepthTable(3, (5, 5)), 7, (good_cell(),))
+    stats, stalls = StepStats(DepthTable(3, (5, 5)), 7, (good_cell(),)), Buckets(SECONDS)
+    stalls.observe(0.004)
     return {
         "id": REPLICA,
         "running_requests": 2,
@@ -59,7 +60,7 @@ def replica_row() -> dict[str, Any]:
         "engine_stalls": 1,
         "generation_tokens": 40,
         "devices": 1,
-        "loop_stall": Buckets(SECONDS).plain(),
+        "loop_stall": stalls.plain(),
         "depth_changes": {"gain": 2},
         "depth_modes": {"adaptive": 1},
         "steps_by_depth": stats.steps_by_depth,

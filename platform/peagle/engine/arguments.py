@@ -1,5 +1,6 @@
 """What a deployment means in vLLM's own words. Imports no vllm, so that validation works without it."""
 
+from dataclasses import fields
 from typing import Any
 
 from peagle.config import Deployment
@@ -70,6 +71,15 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
             "drafts_to_depth": drafts_to_depth(deployment),
         }
     return arguments
+
+
+def without_server(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an engine alone: what a deployment says of vLLM's OpenAI server is not for it."""
+    # Imported here: only who builds an engine by itself has vLLM already.
+    from vllm.entrypoints.launchers.cli_args import FrontendArgs
+
+    of_server = {each.name for each in fields(FrontendArgs)}
+    return {name: value for name, value in arguments.items() if name not in of_server}
 
 
 def settings_of(vllm_config: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.config import VllmConfig
-from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
@@ -23,6 +22,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from peagle.bench.core.statistics import NO_DRAFTS, DraftCounts
 from peagle.bench.engines.engine_plan import EnginePlan
+from peagle.engine.arguments import without_server
 from peagle.engine.depth import live_depth
 from peagle.engine.depth.calibration import calibrate
 from peagle.errors import StartupError
@@ -100,9 +100,7 @@ class Engine:
             counters.append(StepCounter(vllm_config, engine_index))
             return counters[-1]
 
-        # What a deployment says of the server is not for an engine.
-        of_server = {each.name for each in fields(FrontendArgs)}
-        arguments = {name: value for name, value in engine_settings(plan.deployment).items() if name not in of_server}
+        arguments = without_server(engine_settings(plan.deployment))
         # Forking a process that already runs an engine's threads can deadlock.
         environment = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", **plan.deployment.environment}
         try:

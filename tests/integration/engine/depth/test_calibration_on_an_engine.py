@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from peagle.engine.arguments import engine_arguments
+from peagle.engine.arguments import engine_arguments, without_server
 from peagle.engine.depth import live_depth
 from peagle.engine.depth.calibration import calibrate
 from peagle.router.snapshot import DepthTable
@@ -43,7 +43,7 @@ async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
     environment = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_CPU_KVCACHE_SPACE": KV_CACHE_GIB}
     for name, value in {**environment, **deployment.environment}.items():
         monkeypatch.setenv(name, value)
-    started = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(deployment)))
+    started = AsyncLLM.from_engine_args(AsyncEngineArgs(**without_server(engine_arguments(deployment))))
     try:
         yield Watched(started)
     finally:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
@@ -47,10 +47,12 @@ async def trials(tokenizer_info: str) -> AsyncIterator[Trials]:
 
 
 def processes() -> list[psutil.Process]:
-    return [
-        child for child in psutil.Process().children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE and "trial_process" in " ".join(child.cmdline())
-    ]  # fmt: skip
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if child.status() != psutil.STATUS_ZOMBIE and "trial_process" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 async def until(is_so: Callable[[], bool]) -> None:
