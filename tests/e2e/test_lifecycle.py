@@ -1,7 +1,7 @@
 """Starts, stops and accidents of the real `peagle serve`.
 
 That an orderly stop leaves the machine as it was is checked where each shared platform ends: by SIGTERM (`served`), by
-SIGINT to the launcher (`adaptive`) and by a terminal's SIGINT to its whole group (`traced` in test_spans.py).
+SIGINT to the launcher (`adaptive`) and by a terminal's SIGINT to its whole group (`keyed`).
 """
 
 import signal

@@ -2,40 +2,22 @@
 
 import json
 import secrets
-import signal
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from support.served import Served, Stop, up, write_deployment
-from support.trace_collector import Collector, Span, collecting
+from support.served import Served
+from support.trace_collector import Collector, Span
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
 ENGINE = "llm_request"
 
 
-@pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    with collecting() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Served]:
-    """A platform that traces whatever its client does not decline, and whose dispatcher may have a choice."""
-    folder = tmp_path_factory.mktemp("traced")
-    deployment = write_deployment(folder, engine={"enforce_eager": True}, replicas={"min": 1, "max": 2})
-    stop = Stop(signal.SIGINT, whole_group=True)
-    with up(folder, deployment, arguments=["--traces-to", collector.url], stop=stop) as platform:
-        yield platform
-
-
 def post(served: Served, path: str, body: dict[str, Any], traceparent: str | None) -> str:
     """The text of the answer; `traceparent` goes with the request."""
-    headers = {"traceparent": traceparent} if traceparent else {}
+    headers = {"authorization": "Bearer sk-few"} | ({"traceparent": traceparent} if traceparent else {})
     body = {"model": served.model, "max_tokens": 12, "temperature": 0, **body}
     answer = httpx.post(f"{served.url}{path}", json=body, headers=headers, timeout=60)
     return answer.raise_for_status().text
@@ -72,13 +54,13 @@ def engines(spans: list[Span]) -> list[Span]:
     [(usage_of_chat, "chat", "/v1/chat/completions"), (usage_of_stream, "completions", "/v1/completions")],
 )
 def test_a_request_is_one_trace_from_the_client_to_the_engine(
-    traced: Served, collector: Collector, ask: Any, method: str, path: str
+    keyed: Served, collector: Collector, ask: Any, method: str, path: str
 ) -> None:
     trace_id, client = secrets.token_hex(16), secrets.token_hex(8)
-    usage = ask(traced, f"00-{trace_id}-{client}-01")
+    usage = ask(keyed, f"00-{trace_id}-{client}-01")
     spans = collector.wait_for(lambda spans: client in {span.parent_id for span in way_up(spans, trace_id)})
     engine, replica, dispatch, *rest = way_up(spans, trace_id)
-    server = f"PeagleServer:{traced.model}"
+    server = f"PeagleServer:{keyed.model}"
     assert [span.name for span in (engine, replica, dispatch, *rest)] == [
         ENGINE,
         f"replica_handle_request {server} {method}",
@@ -90,17 +72,17 @@ def test_a_request_is_one_trace_from_the_client_to_the_engine(
     assert rest[-1].attributes["http.response.status_code"] == 200
     assert engine.attributes["gen_ai.usage.prompt_tokens"] == usage["prompt_tokens"]
     assert engine.attributes["gen_ai.usage.completion_tokens"] == usage["completion_tokens"] == 12
-    (row,) = traced.fleet()
+    (row,) = keyed.fleet()
     assert dispatch.attributes["peagle.dispatch.replica_id"] == row["id"] == replica.attributes["replica_id"]
     assert dispatch.attributes["peagle.dispatch.reason"] in {"soonest", "home", "least-in-flight"}
     assert {span.service for span in spans} == {"peagle"}
 
 
-def test_a_trace_begins_with_a_request_that_its_client_does_not_decline(traced: Served, collector: Collector) -> None:
+def test_a_trace_begins_with_a_request_that_its_client_does_not_decline(keyed: Served, collector: Collector) -> None:
     """And with nothing else: neither in the middle of one, nor with what the platform's processes tell each other."""
-    usage_of_chat(traced, f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00")
+    usage_of_chat(keyed, f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00")
     asked = len(engines(collector.spans))
-    usage_of_chat(traced, None)
+    usage_of_chat(keyed, None)
     spans = collector.wait_for(lambda spans: any(not span.parent_id for span in spans) and len(engines(spans)) > asked)
     (begun,) = [span for span in spans if not span.parent_id]
     assert begun.name == "POST /v1/chat/completions"

@@ -1,0 +1,138 @@
+"""Clients with API keys on one real engine: who asks little is served beside who floods it."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from support.served import Served
+
+pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
+
+# Of the flood, and of those the ones that a shared step has room for: 96 tokens, 8 for each at K = 7.
+AT_ONCE, IN_A_STEP = 48, 12
+
+
+class Streams:
+    """Requests whose answers stream, and how many tokens have come of each."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+        self.tokens: Counter[str] = Counter()
+
+    async def ask(self, name: str, key: str, tokens: int, **fields: Any) -> None:
+        body = {
+            "prompt": f"# {name}\ndef f(x):",
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            **fields,
+        }
+        headers = {"authorization": f"Bearer {key}"}
+        async with self._http.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    self.tokens[name] = json.loads(line.removeprefix("data: "))["usage"]["completion_tokens"]
+
+    def of(self, begin: str) -> int:
+        """Tokens of all whose name begins so."""
+        return sum(count for name, count in self.tokens.items() if name.startswith(begin))
+
+    @asynccontextmanager
+    async def flood(self, name: str, key: str, count: int, **fields: Any) -> AsyncIterator[None]:
+        """So many requests at once, each followed by another, until the block ends."""
+
+        async def one(number: int) -> None:
+            for turn in range(1000):
+                await self.ask(f"{name}-{number}-{turn}", key, 400, **fields)
+
+        tasks = [asyncio.create_task(one(number)) for number in range(count)]
+        try:
+            yield
+            assert not any(task.done() for task in tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def reaches(self, name: str, tokens: int) -> None:
+        async with asyncio.timeout(120):
+            while self.of(name) < tokens:  # noqa: ASYNC110 -- the streams tell nobody
+                await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def streams(keyed: Served) -> AsyncIterator[Streams]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=keyed.url, timeout=300, limits=limits, trust_env=False) as http:
+        yield Streams(http)
+
+
+async def resting_meanwhile(streams: Streams, flooding: str, **fields: Any) -> int:
+    """How many requests of a flood get no token while another client's short one is answered."""
+    async with streams.flood("flood", flooding, AT_ONCE, **fields):
+        await streams.reaches("flood", 20 * AT_ONCE)
+        before = dict(streams.tokens)
+        assert sum(count > 0 for name, count in before.items() if name.startswith("flood")) == AT_ONCE
+        await streams.ask("short", "sk-few", 48)
+        return sum(streams.tokens[name] == before[name] for name in before if name.startswith("flood"))
+
+
+async def test_one_client_s_many_requests_rest_while_another_s_is_answered(streams: Streams) -> None:
+    assert await resting_meanwhile(streams, "sk-many") > AT_ONCE - 2 * IN_A_STEP
+
+
+async def test_requests_of_one_client_do_not_make_each_other_rest(streams: Streams) -> None:
+    assert await resting_meanwhile(streams, "sk-few") == 0
+
+
+async def test_the_batch_class_yields(streams: Streams) -> None:
+    assert await resting_meanwhile(streams, "sk-few", service_tier="flex") > AT_ONCE - 2 * IN_A_STEP
+
+
+async def test_tokens_are_as_the_weights(streams: Streams) -> None:
+    async with streams.flood("heavy", "sk-heavy", 16), streams.flood("light", "sk-many", 16):
+        await streams.reaches("light", 400)
+        heavy, light = streams.of("heavy"), streams.of("light")
+        await streams.reaches("light", light + 1500)
+        ratio = (streams.of("heavy") - heavy) / (streams.of("light") - light)
+    assert ratio == pytest.approx(3.0, rel=0.1)
+
+
+def test_a_limit_is_an_error_that_openai_s_client_knows(keyed: Served) -> None:
+    client = openai.OpenAI(base_url=f"{keyed.url}/v1", api_key="sk-bounded", max_retries=0)
+    for _ in range(2):
+        client.completions.create(model=keyed.model, prompt="x", max_tokens=2)
+    with pytest.raises(openai.RateLimitError, match="requests_per_minute of the API key bounded is 2") as refused:
+        client.completions.create(model=keyed.model, prompt="x", max_tokens=2)
+    assert int(refused.value.response.headers["retry-after"]) > 0
+    assert refused.value.response.headers["x-ratelimit-remaining-requests"] == "0"
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{keyed.url}/v1", api_key="sk-none", max_retries=0).models.list()
+
+
+def test_what_a_client_used_is_told(keyed: Served) -> None:
+    client = openai.OpenAI(base_url=f"{keyed.url}/v1", api_key="sk-bounded", max_retries=0)
+
+    def used() -> dict[str, Any]:
+        rows = httpx.get(f"{keyed.url}/fleet/usage", timeout=30, trust_env=False).raise_for_status().json()["clients"]
+        row: dict[str, Any] = next(row for row in rows if row["client"] == "bounded")
+        return row
+
+    row = used()
+    (model,) = row["models"]
+    assert model["requests"] == 2
+    assert model["output_tokens"] == 4
+    assert row["refusals"] == {"requests_per_minute": 1}
+    with pytest.raises(openai.RateLimitError):
+        client.completions.create(model=keyed.model, prompt="x", max_tokens=2)
+    assert used()["refusals"] == {"requests_per_minute": 2}
