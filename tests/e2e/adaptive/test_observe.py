@@ -28,8 +28,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
 GENERATED = REPOSITORY / "dashboards" / "generated"
 PATIENCE_S = 60.0
-# What one replica that works has no reason to show.
+OF_KEYS = {series for metric in METRICS if metric.name.startswith("peagle_client_") for series in metric.series}
+# What one replica that works, and asks for no keys, has no reason to show.
 UNEVENTFUL_SERIES = {
+    *OF_KEYS,
     "peagle_dispatch_decisions_total",
     "peagle_replica_depth_changes_total",
     "peagle_replica_goodput_ratio",  # unknown while the guard's fallback holds
@@ -42,9 +44,10 @@ OF_SPEED = (
 ABSENT = {
     **dict.fromkeys([*external.DCGM, "ray_node_gpus_utilization"], "no GPU"),
     **dict.fromkeys(external.KUBE_STATE, "no Kubernetes"),
+    **dict.fromkeys(OF_KEYS, "no API keys"),
     "ALERTS": "all is well",
 }
-UNEVENTFUL_PANELS = {"Dispatch by reason"}
+UNEVENTFUL_PANELS = {"Dispatch by reason", "Tokens by client", "Refused by limit"}
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from support.served import Served
 
@@ -135,6 +136,10 @@ def test_what_a_client_used_is_told(keyed: Served) -> None:
     assert model["requests"] == 2
     assert model["output_tokens"] == 4
     assert row["refusals"] == {"requests_per_minute": 1}
+    text = httpx.get(f"{keyed.url}/metrics", timeout=60, trust_env=False).raise_for_status().text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    told = [each for each in samples if each.labels.get("client") == "bounded" and each.labels.get("kind") == "output"]
+    assert [(each.name, each.value) for each in told] == [("peagle_client_tokens_total", 4.0)]
     with pytest.raises(openai.RateLimitError):
         client.completions.create(model=keyed.model, prompt="x", max_tokens=2)
     assert used()["refusals"] == {"requests_per_minute": 2}
