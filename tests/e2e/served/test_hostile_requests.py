@@ -2,17 +2,20 @@
 
 Each is sent again and again for a while, and between such whiles there are quiet ones. A usual client asks in both, for
 a short text and for one that follows a schema never seen before. The table of figures is printed (`-s`).
+`PEAGLE_TEST_HOSTILE_S=10` makes the whiles so long that 95th percentiles are judged.
 """
 
 import itertools
 import json
 import math
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import httpx
@@ -29,7 +32,9 @@ CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/token
 ANSWER_S, MEMORY_BYTES = 5.0, 100 * 2**20
 SLOWER_MOST = 2.0
 # A while, and how often one that came out slow is tried again, since what else the machine does is slow now and then.
-QUIET_S, HOSTILE_S, TRIES = 1.0, 2.0, 4
+QUIET_S, HOSTILE_S, TRIES = 1.0, float(os.environ.get("PEAGLE_TEST_HOSTILE_S", "2")), 4
+# Of fewer requests the 95th percentile is the slowest, which says more of the machine: there the median has to hold.
+ENOUGH = 20
 
 
 def completion(**fields: Any) -> dict[str, Any]:
@@ -72,6 +77,7 @@ LONG_PATTERN = "(" + "|".join(f"[a-z]{{{number}}}x" for number in range(1, 500))
 CHAIN = "\n".join(("root ::= r0", *(f"r{i} ::= r{i + 1} r{i + 1}?" for i in range(1500)), "r1500 ::= [a-z]*"))
 
 Body = Callable[[int], dict[str, Any]]
+Measure = Callable[[list[float]], float]
 # What is sent, by what is hostile in it: where to, and a body by its number, since a grammar sent twice is known.
 HOSTILE: dict[str, tuple[str, Body]] = {
     "an enumeration of 2,500": (
@@ -264,7 +270,7 @@ def test_hostile_requests_hold_up_nobody_else(served: Served) -> None:
                 with under(attack):
                     client.ask(row, HOSTILE_S)
                 row.stalls = longest(stalls, stall_counts(usual_http))
-            slow = [name for name in slow if max(slower(rows[name], quiet)) >= SLOWER_MOST]
+            slow = [name for name in slow if max(slower(rows[name], quiet, judged(rows[name]))) >= SLOWER_MOST]
         after = resident(processes)
         grown = {pid: after[pid] - before[pid] for pid in before}
         print(f"\n{table(rows, quiet)}\nengines' memory: {[round(each / 2**20) for each in grown.values()]} MB more")
@@ -275,18 +281,23 @@ def test_hostile_requests_hold_up_nobody_else(served: Served) -> None:
     assert max(grown.values()) < MEMORY_BYTES
 
 
-def slower(row: Row, quiet: Row) -> tuple[float, float]:
-    return p95(row.plain) / p95(quiet.plain), p95(row.constrained) / p95(quiet.constrained)
+def judged(row: Row) -> Measure:
+    return p95 if len(row.plain) >= ENOUGH else median
+
+
+def slower(row: Row, quiet: Row, measure: Measure) -> tuple[float, float]:
+    return measure(row.plain) / measure(quiet.plain), measure(row.constrained) / measure(quiet.constrained)
 
 
 def table(rows: dict[str, Row], quiet: Row) -> str:
     lines = [f"quiet: p95 {p95(quiet.plain):.3f} s plain, {p95(quiet.constrained):.3f} s with a schema"]
     for name, row in rows.items():
-        plain, constrained = slower(row, quiet)
+        (plain, constrained), (usually, usually_constrained) = slower(row, quiet, p95), slower(row, quiet, median)
         answers = f"{max(row.answered)[0]:.2f} s, {sorted({each[1] for each in row.answered})}" if row.answered else "-"
         asked = f"{len(row.plain)} asked"
         lines.append(
-            f"{name:28} plain x{plain:.2f}  schema x{constrained:.2f}  ({asked})  "
+            f"{name:28} p95: plain x{plain:.2f}  schema x{constrained:.2f}  "
+            f"median: x{usually:.2f}, x{usually_constrained:.2f}  ({asked})  "
             f"loops stalled <= {row.stalls} s  answered in {answers}"
         )
     return "\n".join(lines)
