@@ -325,5 +325,6 @@ async def test_a_request_waits_a_while_for_the_only_replica_and_is_then_told_whe
 async def test_a_request_that_ends_every_replica_is_given_up(http: httpx.AsyncClient) -> None:
     await whole_again(http)
     answer = await order(http, "die")
-    assert answer.status_code in (502, 504)
+    # By then nobody may be left to be asked a second time, which is told with 503.
+    assert answer.status_code in (502, 503, 504)
     assert error_of(answer, answer.status_code)["type"] == "server_error"
