@@ -14,7 +14,7 @@ MAX_NUM_SEQS = 256
 SETTINGS_KEY = "peagle"
 LIVE_DEPTH = "live_depth"
 STEP_TOKENS = "step_tokens_shared"
-# A small batch takes a CPU as long as a larger one takes a GPU, whose steps gain from more requests at once.
+# About where larger steps gain little more tokens/s. The GPU's is not measured.
 _STEP_TOKENS = {"cpu": 96, "gpu": 1024}
 
 

@@ -14,6 +14,7 @@ from ray.serve._private.tracing_utils import is_span_recording, set_span_attribu
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
+from peagle.api.clients.request_charge import OUTPUT_TOKENS
 from peagle.api.tries import Tries, tries_of
 from peagle.errors import NoReplicaError
 from peagle.router.dispatch import POLICIES, Dispatcher, DispatcherReport, FleetNews, Route, Shed, ShedReason
@@ -24,7 +25,7 @@ from peagle.serve.routing import router_deployment
 from peagle.serve.routing.absence import Absence
 from peagle.serve.routing.draining import draining_nodes, staying
 from peagle.serve.routing.lost_nodes import OpenCalls, alive_nodes
-from peagle.serve.routing.route_request import OUTPUT_TOKENS, route_request
+from peagle.serve.routing.route_request import route_request
 
 logger = logging.getLogger("ray.serve.dispatch")
 

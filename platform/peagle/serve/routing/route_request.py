@@ -3,15 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from peagle.api.clients.request_charge import CHARS_PER_TOKEN, OUTPUT_TOKENS
 from peagle.router.dispatch import affinity_key
 from peagle.router.snapshot import RouteRequest
 
-# Usual for prose and code; only how lengths compare matters here, and no tokenizer is at hand.
-CHARS_PER_TOKEN = 4
 # Requests that begin with the same so many characters belong together; less saves too little to be worth a detour.
 PREFIX_CHARS, PREFIX_CHARS_MIN = 1024, 128
-OUTPUT_TOKENS = 128
-"""Of a usual answer, until replicas have reported theirs."""
 
 
 def route_request(

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from peagle.api.clients.request_charge import CHARS_PER_TOKEN, OUTPUT_TOKENS
 from peagle.router.snapshot import RouteRequest
-from peagle.serve.routing.route_request import CHARS_PER_TOKEN, OUTPUT_TOKENS, route_request
+from peagle.serve.routing.route_request import route_request
 
 SYSTEM = "You are a careful assistant. " * 60
 LONG = "Tell me about lists. " * 20
