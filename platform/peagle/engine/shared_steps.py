@@ -67,7 +67,8 @@ class SharingScheduler(Scheduler):  # type: ignore[misc]
         if not self._shares.are_needed(monotonic()) and len(self.running) <= self.max_num_running_reqs:
             return super().schedule(*args, **kwargs)
         work = {each.request_id: each for each in self._work()}
-        chosen = self._shares.share(work.values(), self.max_num_running_reqs)
+        shares = self._shares.share(work.values(), self.max_num_running_reqs)
+        chosen = shares.request_ids
         order = list(self.running)
         resting = [request for request in order if request.request_id not in chosen]
         self.running = [request for request in order if request.request_id in chosen]
@@ -79,7 +80,12 @@ class SharingScheduler(Scheduler):  # type: ignore[misc]
             held.append((queue, out))
         for request in resting:
             self._rest(request)
-        output = super().schedule(*args, **kwargs)
+        most = self.max_num_scheduled_tokens
+        self.max_num_scheduled_tokens = min(most, shares.tokens)
+        try:
+            output = super().schedule(*args, **kwargs)
+        finally:
+            self.max_num_scheduled_tokens = most
         for queue, out in held:
             for request in out:
                 queue.add_request(request)
@@ -94,9 +100,22 @@ class SharingScheduler(Scheduler):  # type: ignore[misc]
         largest = self.scheduler_config.max_num_batched_tokens
         ready = (each for each in chain(self.skipped_waiting, self.waiting) if not self._waits_for_others(each))
         return [
-            Work(each.request_id, self._flows[each.request_id], max(1, min(_left(each), largest)))
+            Work(
+                each.request_id,
+                self._flows[each.request_id],
+                max(1, min(_left(each), largest)),
+                is_divisible=self._is_divisible(each),
+            )
             for each in chain(self.running, ready)
         ]
+
+    def _is_divisible(self, request: Request) -> bool:
+        """Whether a step may compute a part of it: of a prompt, but not of one whose images must not be divided."""
+        config = self.scheduler_config
+        if not config.enable_chunked_prefill or (request.has_encoder_inputs and config.disable_chunked_mm_input):
+            return False
+        unknown: int = request.num_tokens - request.num_computed_tokens
+        return unknown > 1
 
     def _waits_for_others(self, request: Request) -> bool:
         """Whether it could not be scheduled yet, such as one whose grammar is being compiled."""

@@ -84,6 +84,18 @@ def test_a_client_with_one_request_waits_for_no_more_than_the_step_under_way(fol
     assert steps <= 40
 
 
+@pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
+def test_prompts_longer_than_a_step_come_in_beside_those_who_run(folder: Path, overlapped: bool) -> None:
+    core = Core(scheduler_of(folder, overlapped, blocks=200, step_tokens=32), overlapped, random.Random(1))
+    add(core, "few", [1, 2, 3], 200, [], flow=FEW)
+    for index in range(8):
+        add(core, f"many{index}", [index] * 40, 100, [], flow=MANY)
+    for _ in range(60):
+        core.step()
+        assert sum(core.worker.last_step.values()) <= 32
+    assert len(core.scheduler.running) > 2
+
+
 def test_while_one_client_asks_nobody_rests(folder: Path) -> None:
     core = Core(scheduler_of(folder, False, blocks=200, step_tokens=1), False, random.Random(1))
     for index in range(8):
@@ -113,7 +125,8 @@ def test_who_rests_gives_its_blocks_to_who_has_a_part(folder: Path) -> None:
         core.step()
     free = core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     add(core, "few", [9] * 150, 20, [], flow=FEW)
-    core.step()
+    for _ in range(2 * 150 // 8):
+        core.step()
     assert free * BLOCK < 150
     assert core.emitted["few"] == continuation([9] * 150, 20)[: len(core.emitted["few"])] != []
     while core.busy():

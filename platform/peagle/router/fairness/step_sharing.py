@@ -6,8 +6,9 @@ used up; requests that are left out rest where they are and come to their turn i
 ask starts at the virtual time of the one that was served least, so nobody saves up shares while idle; one that pauses
 for less than a second goes on where it was.
 
-A step's tokens bound how long a client waits for the step before its own. They cost throughput only where an engine
-gains from larger batches than that, and are bounded only while several flows ask or have just asked.
+A step's tokens bound how long a client waits for the step before its own, so a prompt that is longer is computed over
+several steps. They cost throughput only where an engine gains from larger batches than that, and are bounded only while
+several flows ask or have just asked.
 """
 
 from collections import Counter, deque
@@ -37,10 +38,23 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One request, and how many tokens the next step would compute for it."""
+    """One request, and how many tokens the next step would compute for it.
+
+    Attributes:
+        is_divisible: Whether the step may compute fewer of them, as of a prompt.
+    """
 
     request_id: str
     flow: Flow
+    tokens: int
+    is_divisible: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The ids of the requests that take part in a step, and how many tokens the step computes at most."""
+
+    request_ids: frozenset[str]
     tokens: int
 
 
@@ -48,7 +62,8 @@ class StepShares:
     """Virtual times of the flows of one engine. Times are seconds of any one clock.
 
     Args:
-        step_tokens: How many tokens a shared step computes, at least one request's.
+        step_tokens: How many tokens a shared step computes. Only what cannot be divided may take more, as the only
+            one of its step.
     """
 
     def __init__(self, step_tokens: int) -> None:
@@ -79,8 +94,8 @@ class StepShares:
             del self._left_s[flow], self._times[flow]
         return len(self._open) + len(self._left_s) > 1
 
-    def share(self, work: Iterable[Work], most: int) -> set[str]:
-        """The ids of the requests that take part in the next step, at most `most`; `work` is in order of arrival."""
+    def share(self, work: Iterable[Work], most: int) -> Shares:
+        """Who takes part in the next step, at most `most`; `work` is in order of arrival."""
         queues: dict[Flow, deque[Work]] = {}
         for each in work:
             queues.setdefault(each.flow, deque()).append(each)
@@ -91,14 +106,15 @@ class StepShares:
         left = self._step_tokens
         while heap and left > 0 and len(chosen) < most:
             time, is_batch, requests, place, flow = heappop(heap)
-            if chosen and queues[flow][0].tokens > left:
+            each = queues[flow][0]
+            if chosen and each.tokens > left and not each.is_divisible:
                 continue  # its time has not passed, so that it comes first in a later step, whatever its size
-            each = queues[flow].popleft()
+            queues[flow].popleft()
             chosen.add(each.request_id)
-            left -= each.tokens
+            left -= min(each.tokens, left) if each.is_divisible else each.tokens
             if queues[flow]:
                 heappush(heap, (time + each.tokens / flow.pace, is_batch, requests, place, flow))
-        return chosen
+        return Shares(frozenset(chosen), self._step_tokens - min(left, 0))
 
     def charge(self, flow: Flow, tokens: int) -> None:
         """A step computes `tokens` for `flow`."""

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from peagle.router.fairness.step_sharing import HELD_S, Flow, StepShares, Work
+from peagle.router.fairness.step_sharing import HELD_S, Flow, Shares, StepShares, Work
 
 A, B, C = Flow("a"), Flow("b"), Flow("c", weight=3.0)
 BATCH = Flow("a", is_batch=True)
@@ -25,7 +25,7 @@ def served(shares: StepShares, work: list[Work], steps: int, most: int = 1000) -
     tokens: Counter[Flow] = Counter()
     by_id = {each.request_id: each for each in work}
     for _ in range(steps):
-        for request_id in shares.share(work, most):
+        for request_id in shares.share(work, most).request_ids:
             each = by_id[request_id]
             shares.charge(each.flow, each.tokens)
             tokens[each.flow] += each.tokens
@@ -43,7 +43,7 @@ def test_a_client_with_one_request_is_in_each_step_beside_one_with_many() -> Non
     work = entered(shares, a=(A, 200, 8), b=(B, 1, 8))
     assert shares.are_needed(0.0)
     for _ in range(50):
-        chosen = shares.share(work, 1000)
+        chosen = shares.share(work, 1000).request_ids
         assert "b0" in chosen
         assert len(chosen) == 12
         for each in work:
@@ -54,7 +54,7 @@ def test_a_client_with_one_request_is_in_each_step_beside_one_with_many() -> Non
 def test_of_one_client_those_who_came_first_go_first() -> None:
     shares = StepShares(32)
     work = entered(shares, a=(A, 10, 8), b=(B, 1, 8))
-    assert shares.share(work, 1000) == {"b0", "a0", "a1", "a2"}
+    assert shares.share(work, 1000).request_ids == {"b0", "a0", "a1", "a2"}
 
 
 @pytest.mark.parametrize("counts", [(100, 100), (200, 40), (40, 200)])
@@ -69,7 +69,20 @@ def test_a_prompt_of_one_who_asks_little_is_computed_before_others_go_on() -> No
     shares = StepShares(96)
     many = entered(shares, a=(A, 50, 8))
     work = many + entered(shares, b=(B, 1, 500))
-    assert shares.share(work, 1000) == {"b0"}
+    assert shares.share(work, 1000).request_ids == {"b0"}
+
+
+def test_a_prompt_is_computed_beside_those_who_run_and_over_several_steps() -> None:
+    shares = StepShares(96)
+    work = [*entered(shares, a=(A, 3, 8)), Work("prompt", A, 500, is_divisible=True)]
+    assert shares.share(work, 1000) == Shares(frozenset({"a0", "a1", "a2", "prompt"}), 96)
+    assert shares.share(work[3:], 1000) == Shares(frozenset({"prompt"}), 96)
+
+
+def test_what_cannot_be_divided_has_a_step_of_its_size() -> None:
+    shares = StepShares(96)
+    work = entered(shares, a=(A, 1, 500))
+    assert shares.share(work, 1000) == Shares(frozenset({"a0"}), 500)
 
 
 def test_a_long_prompt_waits_its_turn_and_comes_to_it() -> None:
@@ -90,7 +103,7 @@ def test_the_batch_class_yields_and_does_not_starve() -> None:
 def test_the_batch_class_takes_what_is_left() -> None:
     shares = StepShares(96)
     work = entered(shares, a=(BATCH, 100, 8), b=(B, 1, 8))
-    assert len(shares.share(work, 1000)) == 12
+    assert len(shares.share(work, 1000).request_ids) == 12
 
 
 def test_who_was_away_has_saved_nothing_up() -> None:
@@ -111,7 +124,7 @@ def test_who_pauses_for_a_moment_goes_on_where_it_was() -> None:
     served(shares, work[:50], 10)
     shares.enter(B)
     for _ in range(5):
-        assert "b" in shares.share([*work[:50], Work("b", B, 90)], 1000)
+        assert "b" in shares.share([*work[:50], Work("b", B, 90)], 1000).request_ids
         shares.charge(B, 90)
 
 
@@ -126,4 +139,4 @@ def test_who_has_just_asked_is_expected_again() -> None:
 def test_no_more_take_part_than_a_batch_has_places() -> None:
     shares = StepShares(10_000)
     work = entered(shares, a=(A, 300, 8), b=(B, 300, 8))
-    assert len(shares.share(work, 256)) == 256
+    assert len(shares.share(work, 256).request_ids) == 256
