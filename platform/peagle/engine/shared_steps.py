@@ -68,10 +68,11 @@ class SharingScheduler(Scheduler):  # type: ignore[misc]
             return super().schedule(*args, **kwargs)
         work = {each.request_id: each for each in self._work()}
         shares = self._shares.share(work.values(), self.max_num_running_reqs)
-        chosen = shares.request_ids
+        chosen = {request_id: place for place, request_id in enumerate(shares.request_ids)}
         order = list(self.running)
         resting = [request for request in order if request.request_id not in chosen]
-        self.running = [request for request in order if request.request_id in chosen]
+        going_on = [request for request in order if request.request_id in chosen]
+        self.running = sorted(going_on, key=lambda each: chosen[each.request_id])
         self._make_room(resting, sum(self._blocks(self.requests[each]) for each in chosen))
         held = []
         for queue in (self.waiting, self.skipped_waiting):
@@ -99,14 +100,16 @@ class SharingScheduler(Scheduler):  # type: ignore[misc]
         """What a step would compute for each request, those that run first, in the order in which they came."""
         largest = self.scheduler_config.max_num_batched_tokens
         ready = (each for each in chain(self.skipped_waiting, self.waiting) if not self._waits_for_others(each))
+        everyone = chain(((each, False) for each in self.running), ((each, True) for each in ready))
         return [
             Work(
                 each.request_id,
                 self._flows[each.request_id],
                 max(1, min(_left(each), largest)),
                 is_divisible=self._is_divisible(each),
+                waits=waits,
             )
-            for each in chain(self.running, ready)
+            for each, waits in everyone
         ]
 
     def _is_divisible(self, request: Request) -> bool:
