@@ -45,6 +45,7 @@ class SharingScheduler(Scheduler):  # type: ignore[misc]
     """Adds shares to whatever scheduler stands behind it in the order of classes."""
 
     running: list[Request]
+    max_num_scheduled_tokens: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

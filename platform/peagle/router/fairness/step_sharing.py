@@ -80,7 +80,7 @@ class StepShares:
 
     def __init__(self, step_tokens: int) -> None:
         self._step_tokens = step_tokens
-        self._now = 0.0  # the virtual time of whom the last steps served first
+        self._now = 0.0  # the latest virtual time at which a step has begun to serve a flow
         self._times: dict[Flow, float] = {}
         self._open: Counter[Flow] = Counter()
         self._left_s: dict[Flow, float] = {}
@@ -121,7 +121,6 @@ class StepShares:
             time, is_batch, requests, place, flow = heappop(heap)
             each = queues[flow][0]
             if not chosen:
-                self._now = max(self._now, time)
                 behind = (heap[0][0] - time) * flow.pace if heap else 0
                 tokens = left = max(tokens, min(each.tokens, int(behind)) if each.is_divisible else each.tokens)
             elif each.tokens > left and not each.is_divisible:
@@ -131,6 +130,7 @@ class StepShares:
             left -= each.tokens
             if queues[flow]:
                 heappush(heap, (time + each.tokens / flow.pace, is_batch, requests, place, flow))
+        self._now = max([self._now, *(self._times[each.flow] for each in chosen)])
         # What is divided would take the tokens of those that the engine computes after it.
         if left < 0 and any(each.waits for each in chosen[:-1]):
             chosen.pop()
