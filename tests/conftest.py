@@ -19,6 +19,7 @@ Tests of one of them lie in the folder of its name, so that pytest processes tha
 
 import os
 import signal
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -42,6 +43,7 @@ TOLERATED_WARNINGS = (
 def pytest_configure(config: pytest.Config) -> None:
     for message, _ in TOLERATED_WARNINGS:
         config.addinivalue_line("filterwarnings", f"ignore:{message}")
+    config.option.loadscopereorder = False  # the order is that of pytest_collection_modifyitems
     _keep_to_own_cores()
 
 
@@ -59,18 +61,36 @@ def _keep_to_own_cores() -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, own)))
 
 
-class ByFileOrPlatform(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
-    """Sends a file's tests to one process, and those of a folder below e2e/, which share a platform, too."""
+# Folders whose files share what takes long to start.
+SHARING = ("tests/e2e/", "tests/integration/engine/live/")
 
+
+def unit_of(nodeid: str) -> str:
+    """What one process runs as a whole: a file, or a folder whose files share an engine or a platform."""
+    file = nodeid.partition("::")[0]
+    folder = file.rpartition("/")[0] + "/"
+    return folder if folder.startswith(SHARING) and folder != SHARING[0] else file
+
+
+class ByUnit(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        folder = file.rpartition("/")[0]
-        return folder if "e2e/" in folder else file
+        return unit_of(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
-    return ByFileOrPlatform(config, log)
+    return ByUnit(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put first what may take longest, or has most tests, so that no process is left with it at the end."""
+    longest: dict[str, float] = defaultdict(float)
+    tests: Counter[str] = Counter()
+    for item in items:
+        unit, limit = unit_of(item.nodeid), item.get_closest_marker("timeout")
+        longest[unit] = max(longest[unit], limit.args[0] if limit else 0.0)
+        tests[unit] += 1
+    items.sort(key=lambda item: (-longest[unit_of(item.nodeid)], -tests[unit_of(item.nodeid)]))
 
 
 @pytest.fixture(scope="session")
