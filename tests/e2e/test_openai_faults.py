@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from ray.llm._internal.serve.core.configs.openai_api_models import ErrorInfo, ErrorResponse, ModelCard
+from ray.llm._internal.serve.core.configs.openai_api_models import ModelCard
 from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
 from ray.llm._internal.serve.core.protocol import LLMServerProtocol
 
@@ -25,12 +25,15 @@ from peagle.api.ingress import PeagleIngress
 from peagle.import_paths import DRAIN_AWARE_ROUTER
 from peagle.serve import haproxy
 from peagle.serve.launch.ray_cluster import TRANSPORT
+from support import replicas
+from support.replicas import Arriving
 from support.served import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
 
 TOKEN = 'data: {"id":"1","object":"text_completion","choices":[{"index":0,"text":"a"}]}\n\n'
 DONE = "data: [DONE]\n\n"
+ERROR_RESPONSE = "ray.llm._internal.serve.core.configs.openai_api_models:ErrorResponse"
 REQUEST_TIMEOUT_S = 3.0
 RETRY_AFTER_S = 7
 REPLICA_WAIT_S = 2.0
@@ -64,7 +67,8 @@ class Scripted(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
         if order == "refuse a type":
             raise TypeError("top_k must be an integer")
         if order == "refuse":
-            yield ErrorResponse(error=ErrorInfo(message="no", type="BadRequestError", param="prompt", code=400))
+            error = {"message": "no", "type": "BadRequestError", "param": "prompt", "code": 400}
+            yield Arriving(ERROR_RESPONSE, {"error": error})
             return
         if order == "hang":
             await self._hang()
@@ -107,8 +111,9 @@ def url(request: pytest.FixtureRequest, marks: Path) -> Iterator[str]:
     import ray
     from ray import cloudpickle, serve
 
-    # Replicas do not have this file's folder on their path.
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    # Replicas do not have tests on their path.
+    for module in (sys.modules[__name__], replicas):
+        cloudpickle.register_pickle_by_value(module)
     folder = Path(tempfile.mkdtemp(prefix="peagle-", dir="/tmp"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "peagle.api.edge.middlewares")
