@@ -1,33 +1,16 @@
-"""Fixtures that every test may use.
+"""How the tests of a session are spread over processes and cores, and which warnings they tolerate.
 
-Two platforms are started at most once for the session, each the real `peagle serve` in a process of its own on a free
-port: `served` has two replicas of the embedded model, `adaptive` has one that times its steps before it serves.
-They yield a `Served`:
-
-    served.url         http://127.0.0.1:PORT (OpenAI's base address is served.url + "/v1")
-    served.model       the model's name
-    served.replicas    how many replicas answer
-    served.log         the file that holds Ray's and vLLM's logs
-    served.pid         the process of `peagle serve`
-
-When the session ends each is stopped in one of the ways in which users stop it, and no process may be left. A test that
-uses one is `slow`. `PEAGLE_TEST_DEPLOYMENT` names another deployment file to serve; eager mode and replicas are set
-here.
-
-Tests of one of them lie in the folder of its name, so that pytest processes that run at once start it in one of them.
+A folder whose files share an engine or a platform is a package, and its conftest.py starts it once, for as long as the
+folder's tests last. A platform is the real `peagle serve` in a process of its own on a free port. When its folder ends
+it is stopped in one of the ways in which users stop it, and no process may be left. `PEAGLE_TEST_DEPLOYMENT` names
+another deployment file to serve.
 """
 
 import os
-import signal
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
-
-from support.served import Served, Stop, up, write_deployment
-
-REPLICAS = 2
 
 # Warnings of libraries about themselves: (message, reason).
 TOLERATED_WARNINGS = (
@@ -91,28 +74,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         longest[unit] = max(longest[unit], limit.args[0] if limit else 0.0)
         tests[unit] += 1
     items.sort(key=lambda item: (-longest[unit_of(item.nodeid)], -tests[unit_of(item.nodeid)]))
-
-
-@pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The platform, up; see the top of this file."""
-    folder = tmp_path_factory.mktemp("served")
-    # float32: in bfloat16 a batch's size can turn a close choice, and texts are compared.
-    deployment = write_deployment(
-        folder,
-        engine={"enforce_eager": True, "dtype": "float32"},
-        replicas={"min": REPLICAS, "max": REPLICAS},
-        resources={"cpus": 1},
-    )
-    with up(folder, deployment, REPLICAS) as platform:
-        yield platform
-
-
-@pytest.fixture(scope="session")
-def adaptive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The platform with one replica whose depth adapts, from steps that were timed before."""
-    folder = tmp_path_factory.mktemp("adaptive")
-    speculation = {"calibration_s": 15.0}
-    deployment = write_deployment(folder, engine={"enforce_eager": True}, speculation=speculation)
-    with up(folder, deployment, stop=Stop(signal.SIGINT)) as platform:
-        yield platform

@@ -16,7 +16,7 @@ ENGINE = {
     "block_size": 32,
     "num_gpu_blocks_override": 100,
     # Longer prompts, such as one of test_seed.py, are prefilled in parts.
-    "max_num_batched_tokens": 512,
+    "long_prefill_token_threshold": 512,
     # A model this small otherwise indents until its tokens run out.
     "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
 }
