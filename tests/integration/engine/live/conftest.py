@@ -31,13 +31,15 @@ def deployment() -> Deployment:
 
 @pytest.fixture(scope="package")
 def plain(deployment: Deployment) -> Iterator[Runner]:
+    """The target alone."""
     speculation = deployment.speculation.model_copy(update={"enabled": False})
     with running(deployment.model_copy(update={"speculation": speculation})) as runner:
         yield runner
 
 
 @pytest.fixture(scope="package")
-def runner(deployment: Deployment) -> Iterator[Runner]:
+def runner(deployment: Deployment, plain: Runner) -> Iterator[Runner]:
+    """Started after the one without: vLLM's counters are those of the engine that was started last."""
     routing = deployment.routing.model_copy(update={"step_tokens_shared": STEP_TOKENS})
     with running(deployment.model_copy(update={"routing": routing})) as runner:
         yield runner

@@ -1,4 +1,7 @@
-"""A Markov head in a real engine, with n-grams and without: the text is the same, and it takes fewer steps."""
+"""A Markov head in a real engine, with n-grams and without: the text is the same, and it takes fewer steps.
+
+The last file of its folder: vLLM's counters are those of the engine that was started last, and this starts others.
+"""
 
 import json
 import shutil
