@@ -17,16 +17,14 @@ import openai
 import pytest
 import yaml
 from openai import OpenAI
-from ray.llm._internal.serve.core.configs.openai_api_models import ModelCard
+from ray.llm._internal.serve.core.configs.openai_api_models import CompletionResponse, ModelCard
 from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
 from ray.llm._internal.serve.core.protocol import LLMServerProtocol
 
 from peagle.api.api_settings import ApiSettings
 from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
-from support import replicas
 from support.local_ray import local_ray
-from support.replicas import Arriving
 from support.served import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
@@ -42,7 +40,6 @@ KEYS = [
     {"name": "tokens", "key": "sk-tokens", "limits": {"tokens_per_minute": 1000, "requests_per_minute": 600}},
 ]
 PROMPT_TOKENS, OUTPUT_TOKENS = 12, 9
-COMPLETION = "ray.llm._internal.serve.core.configs.openai_api_models:CompletionResponse"
 USAGE = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": OUTPUT_TOKENS, "total_tokens": 21}
 
 
@@ -65,7 +62,7 @@ class Telling(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
         text = headers.get("x-peagle-client", "nobody")
         choice = {"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}
         if not request.stream:
-            yield Arriving(COMPLETION, {"model": MODEL, "choices": [choice], "usage": USAGE})
+            yield CompletionResponse(model=MODEL, choices=[choice], usage=USAGE)
             return
         options, usage = request.stream_options, f',"usage":{json.dumps(USAGE)}'
         token = f'data: {{"object":"text_completion","model":"{MODEL}","choices":[{json.dumps(choice)}]'
@@ -81,9 +78,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     from peagle.serve.routing.router_deployment import bind_router
 
-    # Replicas do not have tests on their path.
-    for module in (sys.modules[__name__], replicas):
-        cloudpickle.register_pickle_by_value(module)
+    # Replicas do not have this file's folder on their path.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     keys: Path = tmp_path_factory.mktemp("keys") / "keys.yaml"
     keys.write_text(yaml.safe_dump({"keys": KEYS}), encoding="utf-8")
     port = free_port()

@@ -26,7 +26,9 @@ from peagle.cluster.drain.drainer import Drainer
 from peagle.cluster.drain.ray_nodes import Gcs
 from peagle.config import parse_deployment
 from peagle.serve.app import DRAIN_AWARE, parting_options, routing_options
+from support import replicas
 from support.kubernetes_api import KubernetesApi, client_of, node, ray_pod, until
+from support.replicas import take_requests_without_vllm
 from support.served import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
@@ -50,6 +52,7 @@ class Streaming(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
     def __init__(self) -> None:
         import ray
 
+        take_requests_without_vllm()
         time.sleep(LOAD_S)
         self._node = ray.get_runtime_context().get_node_id()
 
@@ -111,7 +114,9 @@ def platform() -> Iterator[Platform]:
     from ray import cloudpickle, serve
     from ray.cluster_utils import Cluster
 
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    # Replicas do not have tests on their path.
+    for module in (sys.modules[__name__], replicas):
+        cloudpickle.register_pickle_by_value(module)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "30")

@@ -26,14 +26,13 @@ from peagle.import_paths import DRAIN_AWARE_ROUTER
 from peagle.serve import haproxy
 from peagle.serve.launch.ray_cluster import TRANSPORT
 from support import replicas
-from support.replicas import Arriving
+from support.replicas import Answered, take_requests_without_vllm
 from support.served import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
 
 TOKEN = 'data: {"id":"1","object":"text_completion","choices":[{"index":0,"text":"a"}]}\n\n'
 DONE = "data: [DONE]\n\n"
-ERROR_RESPONSE = "ray.llm._internal.serve.core.configs.openai_api_models:ErrorResponse"
 REQUEST_TIMEOUT_S = 3.0
 RETRY_AFTER_S = 7
 REPLICA_WAIT_S = 2.0
@@ -45,6 +44,7 @@ class Scripted(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
     """A replica whose prompts are orders; `marks` is a folder that all replicas and the test share."""
 
     def __init__(self, marks: str) -> None:
+        take_requests_without_vllm()
         self._marks = Path(marks)
         while (self._marks / "no start").exists():
             time.sleep(0.1)
@@ -68,7 +68,7 @@ class Scripted(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
             raise TypeError("top_k must be an integer")
         if order == "refuse":
             error = {"message": "no", "type": "BadRequestError", "param": "prompt", "code": 400}
-            yield Arriving(ERROR_RESPONSE, {"error": error})
+            yield Answered("ErrorResponse", {"error": error})
             return
         if order == "hang":
             await self._hang()
