@@ -4,12 +4,11 @@ import ast
 import subprocess
 import sys
 from collections import Counter
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from support.imports import MODULES, imports, name_of, private_names, private_uses
+from support.imports import MODULES, imports, name_of, parsed, private_names, private_uses
 from support.paths import REPOSITORY
 
 ROOT = REPOSITORY
@@ -58,11 +57,6 @@ LOOK_INSIDE = {
 
 def id_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def tracked_files() -> list[Path]:
