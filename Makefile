@@ -10,7 +10,7 @@
 # make bench   measure the table of README.md, and show its ratios beside the published ones
 # make check   lint, formatting and types
 # make lock    resolve the pinned versions of both engines anew
-# Settings: FILE=deployments/x.yaml  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"  WORKERS=2  PLATFORMS=1
+# Settings: FILE=deployments/x.yaml  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"  WORKERS=2
 
 FILE ?= deployments/embedded.yaml
 PORT ?= 8000
@@ -18,8 +18,6 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TESTS ?=
 # Test processes, of which each has a core of its own for its engines; the tests of a file, or of a platform, share one.
 WORKERS ?= 2
-# Processes for the tests on the whole platform, for those whose platforms can be up at once.
-PLATFORMS ?= 1
 
 VENV := .venv
 # What the environment was built for, so that later commands leave it so.
@@ -53,7 +51,7 @@ test: $(READY) prometheus
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not platform and not gpu and not cluster" $(TESTS)
 
 test-platform: $(READY) prometheus
-	@$(BIN)/python -m pytest --numprocesses $(PLATFORMS) --dist loadfile -m platform $(TESTS)
+	@$(BIN)/python -m pytest --numprocesses 1 --dist loadfile -m platform $(TESTS)
 
 test-cluster: $(READY)
 	@test -n "$(KUBECONFIG)" || { echo "KUBECONFIG is empty: name the cluster whose nodes the tests may drain."; exit 1; }
