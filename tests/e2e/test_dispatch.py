@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,12 +16,12 @@ from peagle.bench.dispatch.fleet_load import Sample, burst, mixed_arrivals
 from peagle.router.dispatch import DispatcherReport
 from peagle.serve.routing import router_deployment
 from support.local_ray import local_ray
+from support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
 
 REPLICAS, CALLERS = 4, 4
 SOONEST = "soonest"
-PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +46,6 @@ def reporting() -> int:
     """How many replicas the Router has heard from."""
     handle = serve.get_deployment_handle(router_deployment.NAME, APP)
     return len(handle.news.remote(SOONEST, DispatcherReport("test")).result().snapshots)
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.25)
 
 
 def shares(samples: list[Sample]) -> Counter[str]:

@@ -5,6 +5,7 @@ replica was lost midway.
 
 import asyncio
 import json
+import os
 import re
 import time
 from collections import Counter
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import psutil
@@ -119,13 +121,14 @@ class Fleet:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    ray_cluster.prepare_environment()
     processes.adopt_orphans()
-    fleet = Fleet(tmp_path_factory.mktemp("fleet"))
-    try:
-        yield fleet
-    finally:
-        fleet.stop()
+    with patch.dict(os.environ):  # what comes after is no part of this cluster
+        ray_cluster.prepare_environment()
+        fleet = Fleet(tmp_path_factory.mktemp("fleet"))
+        try:
+            yield fleet
+        finally:
+            fleet.stop()
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from ray.llm._internal.serve.core.configs.openai_api_models import ErrorInfo, ErrorResponse, ModelCard
+from ray.llm._internal.serve.core.configs.openai_api_models import ModelCard
 from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
 from ray.llm._internal.serve.core.protocol import LLMServerProtocol
 
@@ -25,6 +25,8 @@ from peagle.api.ingress import PeagleIngress
 from peagle.import_paths import DRAIN_AWARE_ROUTER
 from peagle.serve import haproxy
 from peagle.serve.launch.ray_cluster import TRANSPORT
+from support import replicas
+from support.replicas import Answered, take_requests_without_vllm
 from support.served import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
@@ -42,6 +44,7 @@ class Scripted(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
     """A replica whose prompts are orders; `marks` is a folder that all replicas and the test share."""
 
     def __init__(self, marks: str) -> None:
+        take_requests_without_vllm()
         self._marks = Path(marks)
         while (self._marks / "no start").exists():
             time.sleep(0.1)
@@ -64,7 +67,8 @@ class Scripted(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
         if order == "refuse a type":
             raise TypeError("top_k must be an integer")
         if order == "refuse":
-            yield ErrorResponse(error=ErrorInfo(message="no", type="BadRequestError", param="prompt", code=400))
+            error = {"message": "no", "type": "BadRequestError", "param": "prompt", "code": 400}
+            yield Answered("ErrorResponse", {"error": error})
             return
         if order == "hang":
             await self._hang()
@@ -107,8 +111,9 @@ def url(request: pytest.FixtureRequest, marks: Path) -> Iterator[str]:
     import ray
     from ray import cloudpickle, serve
 
-    # Replicas do not have this file's folder on their path.
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    # Replicas do not have tests on their path.
+    for module in (sys.modules[__name__], replicas):
+        cloudpickle.register_pickle_by_value(module)
     folder = Path(tempfile.mkdtemp(prefix="peagle-", dir="/tmp"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "peagle.api.edge.middlewares")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from peagle import import_paths
+from support.imports import MODULES, PACKAGE, parsed
 from support.paths import REPOSITORY
 
-PACKAGE = REPOSITORY / "platform" / "peagle"
 TEMPLATES = REPOSITORY / "helm" / "peagle" / "templates"
 PATHS = [
     *(value for name, value in vars(import_paths).items() if name.isupper() and isinstance(value, str)),
@@ -49,13 +49,11 @@ def test_entry_points_lead_to_something() -> None:
 
 def test_no_other_module_has_such_a_path_in_a_string() -> None:
     found = {}
-    for path in PACKAGE.rglob("*.py"):
+    for path in MODULES:
         if path.name in HOLDERS:
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        strings = [
-            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        ]
+        nodes = ast.walk(parsed(path))
+        strings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
         if hits := [text for text in strings if _DOTTED.fullmatch(text) and names_a_module(text)]:
             found[str(path.relative_to(PACKAGE))] = hits
     assert not found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.imports import MODULES, imports, name_of, private_names, private_uses
+from support.imports import MODULES, imports, name_of, parsed, private_names, private_uses
 from support.paths import REPOSITORY
 
 ROOT = REPOSITORY
@@ -87,22 +87,21 @@ def test_no_python_file_of_ours_can_shadow_the_standard_library_s_platform() -> 
     assert list((ROOT / "platform").glob("*.py")) == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=id_of)
-def test_a_module_says_what_it_is_for(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    if path.name != "__init__.py" or text.strip():
-        assert ast.get_docstring(ast.parse(text)), f"{id_of(path)} has no docstring"
+def test_every_module_says_what_it_is_for() -> None:
+    modules = [path for path in MODULES if path.name != "__init__.py" or parsed(path).body]
+    assert [id_of(path) for path in modules if not ast.get_docstring(parsed(path))] == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=id_of)
-def test_modules_and_functions_stay_short(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= MAX_MODULE_LINES
-    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    long = {
-        node.name: length for node in functions if (length := node.end_lineno - node.lineno + 1) > MAX_FUNCTION_LINES
+def test_modules_and_functions_stay_short() -> None:
+    lines = {id_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
+    assert {name: count for name, count in lines.items() if count > MAX_MODULE_LINES} == {}
+    functions = {
+        f"{id_of(path)}: {node.name}": node.end_lineno - node.lineno + 1
+        for path in SOURCES
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
-    assert not long
+    assert {name: count for name, count in functions.items() if count > MAX_FUNCTION_LINES} == {}
 
 
 def layer_of(module: str) -> int | None:
@@ -113,17 +112,19 @@ def layer_of(module: str) -> int | None:
     return under.get(module)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=id_of)
-def test_imports_never_go_up(path: Path) -> None:
-    name = name_of(path)
-    own = layer_of(name)
-    assert own is not None or name == "peagle", f"add {name} to LAYERS"
-    up = {module for module in imports(path) if (layer := layer_of(module)) is not None and layer < (own or 0)}
-    assert not up, f"{name} imports from a layer above its own"
+def test_every_module_stands_in_a_layer() -> None:
+    names = map(name_of, MODULES)
+    assert [name for name in names if name != "peagle" and layer_of(name) is None] == [], "add them to LAYERS"
 
 
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def test_imports_never_go_up() -> None:
+    up = {
+        (name_of(path), module)
+        for path in MODULES
+        for module in imports(path)
+        if (layer := layer_of(module)) is not None and layer < (layer_of(name_of(path)) or 0)
+    }
+    assert up == set()
 
 
 PRIVATE = set().union(*(private_names(parsed(path)) for path in MODULES)) - HOOKS
@@ -134,12 +135,14 @@ def looks_inside(path: Path) -> set[str]:
     return (private_uses(parsed(path)) & PRIVATE) - private_names(parsed(path))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=id_of)
-def test_tests_ask_for_what_a_module_shows(path: Path) -> None:
+def may_look_inside(path: Path) -> bool:
+    return any(path.is_relative_to(ROOT / "tests" / name) for name in LOOK_INSIDE)
+
+
+def test_tests_ask_for_what_a_module_shows() -> None:
     """Else a change that nobody outside the module would notice breaks tests."""
-    below = path.relative_to(ROOT / "tests")
-    if not any(below.is_relative_to(name) for name in LOOK_INSIDE):
-        assert looks_inside(path) == set()
+    tests = [path for path in SOURCES if path.is_relative_to(ROOT / "tests") and not may_look_inside(path)]
+    assert {id_of(path): found for path in tests if (found := looks_inside(path))} == {}
 
 
 @pytest.mark.parametrize("name", LOOK_INSIDE)

@@ -3,9 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
-
-import pytest
 
 from support.imports import MODULES, PACKAGE, imported_modules, name_of
 from support.paths import REPOSITORY
@@ -48,19 +45,20 @@ def test_a_file_s_name_is_unique_and_no_folder_s() -> None:
     assert STEMS & {folder.name for folder in FOLDERS} == set()
 
 
-@pytest.mark.parametrize("folder", sorted(FOLDERS), ids=lambda folder: str(folder.relative_to(PACKAGE.parent)))
-def test_a_folder_can_be_taken_in_at_a_glance(folder: object) -> None:
-    files = [path for path in MODULES if path.parent == folder and not path.stem.startswith("__")]
-    assert len(files) <= FOLDER_FILES_MAX
+def test_a_folder_can_be_taken_in_at_a_glance() -> None:
+    counts = Counter(path.parent for path in MODULES if not path.stem.startswith("__"))
+    assert {folder: count for folder, count in counts.items() if count > FOLDER_FILES_MAX} == {}
 
 
-@pytest.mark.parametrize("path", sorted(UNIT_TESTS.rglob("test_*.py")), ids=lambda path: path.stem)
-def test_a_unit_test_lies_where_its_module_does(path: Path) -> None:
+def test_a_unit_test_lies_where_its_module_does() -> None:
     """`unit/ROOM/test_MODULE.py`, or `test_MODULE_ASPECT.py` where one module has several."""
-    room = PACKAGE / path.parent.relative_to(UNIT_TESTS)
-    subject = path.stem.removeprefix("test_")
-    modules = [module.stem for module in MODULES if module.parent == room]
-    assert any(subject == name or subject.startswith(f"{name}_") for name in modules), sorted(modules)
+    modules = {(path.parent, path.stem) for path in MODULES}
+    astray = []
+    for path in UNIT_TESTS.rglob("test_*.py"):
+        room, words = PACKAGE / path.parent.relative_to(UNIT_TESTS), path.stem.split("_")[1:]
+        if not any((room, "_".join(words[:count])) in modules for count in range(1, len(words) + 1)):
+            astray.append(path)
+    assert astray == []
 
 
 def test_a_circle_is_found() -> None:

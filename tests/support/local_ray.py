@@ -1,8 +1,10 @@
 """Ray in this process and below it, for tests that bring their own applications."""
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import psutil
 
@@ -16,14 +18,15 @@ def local_ray() -> Iterator[None]:
     import ray
     from ray import serve
 
-    others = set(processes.descendants())  # such as a platform that tests of this session share
-    ray_cluster.prepare_environment()
+    others = set(processes.descendants())
     processes.adopt_orphans()
-    ray.init(address="local", include_dashboard=False, object_store_memory=ray_cluster.OBJECT_STORE_BYTES)
-    try:
-        yield
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        _, left = psutil.wait_procs(set(processes.descendants()) - others, timeout=10.0)
-        processes.send(left, signal.SIGKILL)
+    with patch.dict(os.environ):  # what comes after is no part of this cluster
+        ray_cluster.prepare_environment()
+        ray.init(address="local", include_dashboard=False, object_store_memory=ray_cluster.OBJECT_STORE_BYTES)
+        try:
+            yield
+        finally:
+            serve.shutdown()
+            ray.shutdown()
+            _, left = psutil.wait_procs(set(processes.descendants()) - others, timeout=10.0)
+            processes.send(left, signal.SIGKILL)

@@ -7,17 +7,14 @@ import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
 import pytest
 
-import peagle
 from peagle.engine.patches.patch_table import PATCHES
 from peagle.serve.ray_seams import RAY_SEAMS
 from peagle.upstream import NONE_FILED, Kind, Seam, is_read_for
+from support.imports import MODULES, parsed
 
-PACKAGE = Path(peagle.__file__).parent
 SEAMS = (*PATCHES, *RAY_SEAMS)
 NAMED = {seam.name for seam in SEAMS}
 SYMBOLS = {seam.symbol.replace(":", ".") for seam in SEAMS}
@@ -31,11 +28,6 @@ ROOMS_WITH_SUBCLASSES = ("peagle.serve", "peagle.api", "peagle.engine")
 
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__")
-
-
-@cache
-def trees() -> dict[str, ast.Module]:
-    return {str(path.relative_to(PACKAGE)): ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
 
 
 def private_imports(tree: ast.Module) -> Iterator[str]:
@@ -121,13 +113,13 @@ def test_no_symbol_has_two_rows() -> None:
 
 
 def test_every_private_import_is_a_row() -> None:
-    found = {name: path for path, tree in trees().items() for name in private_imports(tree)}
+    found = {name: path for path in MODULES for name in private_imports(parsed(path))}
     assert found
     assert {name: path for name, path in found.items() if name not in SYMBOLS} == {}
 
 
 def test_every_private_attribute_that_is_not_made_here_is_a_row() -> None:
-    of_modules = {path: attributes(tree) for path, tree in trees().items()}
+    of_modules = {path: attributes(parsed(path)) for path in MODULES}
     made = set().union(*(made for _, made in of_modules.values())) | DOCUMENTED
     foreign = {(path, name) for path, (read, _) in of_modules.items() for name in read - made}
     assert foreign

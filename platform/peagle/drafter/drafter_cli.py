@@ -90,10 +90,16 @@ def generate(
     """
     from dataclasses import replace
 
+    from peagle.drafter.data.corpus import read_tokenizer
+    from peagle.drafter.data.repository import local_target
+
+    folder = local_target(target, "TARGET")
+    tokenizer = read_tokenizer(folder)
+
+    # What is wrong so far is said at once: these take seconds to import.
     from peagle.drafter.data.generation import generate as generate_rows
     from peagle.drafter.data.prompt_source import GenerationPlan, ask
-    from peagle.drafter.data.repository import local_target
-    from peagle.drafter.train.prepare import read_tokenizer, target_shape
+    from peagle.drafter.train.prepare import target_shape
     from peagle.engine.checkpoint import Folder
 
     plan = GenerationPlan()
@@ -104,8 +110,6 @@ def generate(
         greedy_ratio=1.0 if held_out else plan.greedy_ratio,
         seed=plan.seed if seed is None else seed,
     )
-    folder = local_target(target, "TARGET")
-    tokenizer = read_tokenizer(folder)
     plan.check(target_shape(Folder(folder, "target"), tokenizer).context_tokens)
     make_folder("--out", out.parent)
     asked = ask(folder, tokenizer, plan, prompts_from, as_chat=chat, held_out=held_out)

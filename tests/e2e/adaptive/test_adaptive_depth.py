@@ -5,8 +5,7 @@ import re
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ import psutil
 import pytest
 
 from support.served import Served
+from support.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
 PROMPT = "def read_lines(path):\n    with open(path) as file:"
-PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -48,13 +47,6 @@ def replica(served: Served) -> dict[str, Any]:
 
 def depth_url(served: Served) -> str:
     return f"{served.url}/fleet/replicas/{replica(served)['id']}/depth"
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.25)
 
 
 def test_steps_are_timed_before_the_first_request_and_count_for_nothing_else(adaptive: Served) -> None:

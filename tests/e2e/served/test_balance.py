@@ -4,7 +4,6 @@ The first file of its folder: what else the platform has served is in the report
 """
 
 import re
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,12 +11,12 @@ import httpx
 import pytest
 
 from support.served import Served
+from support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
 PROMPT = "def read_lines(path):\n    with open(path) as file:"
 REQUESTS, AT_ONCE = 40, 8
-PATIENCE_S = 30.0
 _DECISION = re.compile(r'^peagle_dispatch_decisions_total\{[^}]*reason="([^"]+)"\} (\d+)', re.MULTILINE)
 
 
@@ -35,10 +34,7 @@ def test_requests_go_where_reports_say_they_finish_first(served: Served) -> None
     with ThreadPoolExecutor(AT_ONCE) as clients:
         answers = list(clients.map(lambda _: served.complete(PROMPT, 64), range(REQUESTS)))
     assert len({answer["choices"][0]["text"] for answer in answers}) == 1
-    deadline = time.monotonic() + PATIENCE_S
-    while (decisions(served) - before).total() < REQUESTS:
-        assert time.monotonic() < deadline, decisions(served)
-        time.sleep(0.25)
+    eventually(lambda: (decisions(served) - before).total() >= REQUESTS, 30.0)
     made = decisions(served) - before
     # Until an engine has finished a request it cannot say how fast it is.
     assert made["soonest"] + made["home"] >= REQUESTS / 2, made

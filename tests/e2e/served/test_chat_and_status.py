@@ -9,10 +9,10 @@ import subprocess
 import sys
 import time
 
-import httpx
 import pytest
 
 from support.served import Served
+from support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
@@ -22,10 +22,6 @@ PROMPT = "def read_lines(path):\n    with open(path) as file:"
 def peagle(served: Served, command: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "peagle.cli", command, "--url", served.url, *arguments]
     return subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=180)
-
-
-def fleet(served: Served) -> list[dict[str, object]]:
-    return httpx.get(f"{served.url}/fleet", timeout=30).raise_for_status().json()["models"][0]["replicas"]
 
 
 def test_a_piped_conversation_puts_answers_on_stdout_and_figures_on_stderr(served: Served) -> None:
@@ -66,14 +62,10 @@ def test_ctrl_c_stops_the_answer_on_the_server_and_ctrl_d_leaves(served: Served)
     try:
         wait_for(master, "> ")
         os.write(master, b"import os\n")
-        deadline = time.monotonic() + 60
-        while not any(replica["running_requests"] for replica in fleet(served)):
-            assert time.monotonic() < deadline, "the request never ran"
+        eventually(lambda: any(replica["running_requests"] for replica in served.fleet()))
         chat.send_signal(signal.SIGINT)
         wait_for(master, "stopped after")
-        deadline = time.monotonic() + 10
-        while any(replica["running_requests"] for replica in fleet(served)):
-            assert time.monotonic() < deadline, "the request still runs after its client has left"
+        eventually(lambda: not any(replica["running_requests"] for replica in served.fleet()), 10.0)
         os.write(master, b"\x04")
         assert chat.wait(timeout=30) == 0
     finally:

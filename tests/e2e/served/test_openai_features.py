@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from support.served import Served
+from support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
@@ -321,15 +322,6 @@ def total(served: Served, field: str) -> int:
     return int(sum(row[field] for row in served.fleet()))
 
 
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.2)
-    return False
-
-
 def idle(served: Served) -> bool:
     return total(served, "running_requests") == total(served, "waiting_requests") == 0
 
@@ -337,7 +329,7 @@ def idle(served: Served) -> bool:
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_request_that_its_client_has_left_stops_costing(served: Served, streamed: bool) -> None:
     served.complete()  # the first request takes longer to come to the engine
-    assert wait_until(lambda: idle(served), 60)
+    eventually(lambda: idle(served))
     before = total(served, "generation_tokens")
     body = {"model": served.model, "prompt": PROMPT, "max_tokens": LONG, "ignore_eos": True, "stream": streamed}
     with httpx.Client(base_url=served.url, timeout=60) as http:
@@ -347,7 +339,7 @@ def test_a_request_that_its_client_has_left_stops_costing(served: Served, stream
         else:
             with pytest.raises(httpx.ReadTimeout):
                 http.post("/v1/completions", json=body, timeout=httpx.Timeout(60, read=0.5))
-    assert wait_until(lambda: idle(served), 30)
+    eventually(lambda: idle(served), 30)
     spent = total(served, "generation_tokens") - before
     assert 0 < spent < LONG
     time.sleep(1)

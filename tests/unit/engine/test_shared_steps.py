@@ -7,9 +7,6 @@ import pytest
 
 from support.scheduler_core import BLOCK, VOCABULARY, Core, add, continuation, expected, scheduler_of
 
-# torch says this of itself while vLLM imports it.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-
 MANY, FEW, BATCH = ("many", 1.0, False), ("few", 1.0, False), ("many", 1.0, True)
 
 

@@ -29,6 +29,7 @@ from peagle.observe.services import Child
 from support.metrics_sample import whole_scrape
 from support.prometheus_tools import REPOSITORY, program
 from support.served import free_port
+from support.waiting import eventually
 
 GENERATED = REPOSITORY / "dashboards" / "generated"
 EVERY_S = 15
@@ -131,10 +132,8 @@ def server() -> Iterator[str]:
 
 def until_scraped(api: str) -> set[str]:
     """Wait for the server's series; return the names of the rule groups."""
-    deadline = time.monotonic() + 60
-    while not httpx.get(f"{api}/query", params={"query": 'peagle_replicas{state="running"}'}).json()["data"]["result"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    asked = {"query": 'peagle_replicas{state="running"}'}
+    eventually(lambda: httpx.get(f"{api}/query", params=asked).json()["data"]["result"])
     return {group["name"] for group in httpx.get(f"{api}/rules").json()["data"]["groups"]}
 
 

@@ -94,3 +94,18 @@ def token_stream(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
         ids.extend(encoding.ids)
         ids.append(end)
     return np.asarray(ids, dtype=np.int32)
+
+
+def read_tokenizer(target: Path) -> Tokenizer:
+    """The tokenizer in a target's folder.
+
+    Raises:
+        ConfigError: There is none, or it cannot be read.
+    """
+    path = target / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError("target", str(path), "there is no tokenizer", "Add the one that the target was trained with.")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError("target", str(path), f"it is no tokenizer ({error})", "Copy the target again.") from None

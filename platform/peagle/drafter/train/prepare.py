@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from peagle.drafter.data.corpus import END_OF_TEXT, MASK, standard_library, token_stream
+from peagle.drafter.data.corpus import END_OF_TEXT, MASK, read_tokenizer, standard_library, token_stream
 from peagle.drafter.data.generated_text import GeneratedText
 from peagle.drafter.train.compute import ALONE, Compute, DeviceName, target_dtype
 from peagle.drafter.train.export import TRAINING_ONLY
@@ -113,21 +113,6 @@ def _weights(job: Job, target_layers: int, mask_token: int | None) -> Mapping[st
     if problems:
         raise CombinedConfigError.of(problems)
     return {name: value for name, value in head.state_dict().items() if not name.startswith(TRAINING_ONLY)}
-
-
-def read_tokenizer(target: Path) -> Tokenizer:
-    """The tokenizer in a target's folder.
-
-    Raises:
-        ConfigError: There is none, or it cannot be read.
-    """
-    path = target / "tokenizer.json"
-    if not path.is_file():
-        raise ConfigError("target", str(path), "there is no tokenizer", "Add the one that the target was trained with.")
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise ConfigError("target", str(path), f"it is no tokenizer ({error})", "Copy the target again.") from None
 
 
 def target_shape(folder: Folder, tokenizer: Tokenizer, dtype: torch.dtype = torch.float32) -> TargetShape:

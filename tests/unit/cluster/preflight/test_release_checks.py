@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,9 @@ from peagle.cluster.preflight.values import load_values
 from peagle.errors import ClusterError, ConfigError
 from support.kubernetes_api import KubernetesApi
 from support.paths import REPOSITORY
-from support.preflight_cluster import MODEL, RAW, checks, gpu_node, only, ready_cluster, values
+from support.preflight_cluster import MODEL, RAW, checks, gpu_node, only, values
 
 CHART = REPOSITORY / "helm" / "peagle"
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[KubernetesApi]:
-    async with ready_cluster() as serving:
-        yield serving
 
 
 async def test_a_cluster_that_has_everything_passes(server: KubernetesApi) -> None:

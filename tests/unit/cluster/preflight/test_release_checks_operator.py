@@ -1,19 +1,11 @@
 """Preflight on KubeRay: its CRDs, its operator, and where that is let in from."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from peagle.cluster.preflight.outcome import Outcome
 from peagle.cluster.preflight.release_checks import RAYSERVICE_FIELDS, TOKEN_FIELD
 from support.kubernetes_api import KubernetesApi
-from support.preflight_cluster import checks, crd, only, operator, ready_cluster, values
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[KubernetesApi]:
-    async with ready_cluster() as serving:
-        yield serving
+from support.preflight_cluster import checks, crd, only, operator, values
 
 
 async def test_without_kuberay_the_fix_installs_it(server: KubernetesApi) -> None:

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer
 
+from peagle.drafter.data.corpus import read_tokenizer
 from peagle.drafter.data.generated_text import ANSWER_TOKENS_MIN, GeneratedText
 from peagle.drafter.data.generation import rows_of
 from peagle.drafter.data.prompt_source import Asked, GenerationPlan, ask, lines, windows
 from peagle.drafter.train.head_plan import HEAD_PLANS, HeadPlan
 from peagle.drafter.train.heads import TargetTap, backward, make_head, rows_of_step
-from peagle.drafter.train.prepare import read_tokenizer
 from peagle.drafter.train.readiness import TargetShape, check_training
 from peagle.drafter.train.record import learned_from
 from peagle.errors import ConfigError

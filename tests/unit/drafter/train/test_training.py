@@ -1,6 +1,7 @@
 """Real training runs at toy size: what counts is that they resume exactly and export what vLLM expects."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,29 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.compiler.set_stance("force_eager")
     train_target(CORPUS, out, PLAN, ignore)
     return out
+
+
+@pytest.fixture(scope="module")
+def heads(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A trained head by its method."""
+    folder = tmp_path_factory.mktemp("heads")
+    for method in HEAD_PLANS:
+        run_head(target, folder / method, method)
+    return {method: folder / method for method in HEAD_PLANS}
+
+
+@pytest.fixture
+def first(heads: dict[str, Path], tmp_path: Path) -> Path:
+    """A trained P-EAGLE head that a test may change."""
+    return shutil.copytree(heads["p-eagle"], tmp_path / "first")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> GeneratedText:
+    """Rows that are also in a file, `rows.npz`."""
+    rows = GeneratedText(np.random.default_rng(1).integers(2, 300, (4, 24)).astype(np.int32), np.full(4, 8, np.int32))
+    rows.save(tmp_path / "rows.npz")
+    return rows
 
 
 def ignore(_progress: Progress) -> None:
@@ -135,13 +159,15 @@ def test_killed_target_training_ends_where_an_uninterrupted_one_does(target: Pat
 
 @pytest.mark.parametrize(("method", "partitions"), [("p-eagle", 1), ("p-eagle", 3), ("eagle3", 1)])
 def test_killed_head_training_ends_where_an_uninterrupted_one_does(
-    target: Path, tmp_path: Path, method: str, partitions: int
+    target: Path, heads: dict[str, Path], tmp_path: Path, method: str, partitions: int
 ) -> None:
-    run_head(target, tmp_path / "whole", method, partitions=partitions)
+    whole = heads[method]
+    if partitions > 1:
+        run_head(target, whole := tmp_path / "whole", method, partitions=partitions)
     with pytest.raises(KilledError):
         run_head(target, tmp_path / "killed", method, killed_at(3), partitions)
     run_head(target, tmp_path / "killed", method, partitions=partitions)
-    assert_same(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
+    assert_same(weights(tmp_path / "killed"), weights(whole))
 
 
 def test_partitions_change_neither_what_is_sampled_nor_what_is_learned(target: Path, tmp_path: Path) -> None:
@@ -152,62 +178,58 @@ def test_partitions_change_neither_what_is_sampled_nor_what_is_learned(target: P
 
 
 @pytest.mark.parametrize(("method", "has_mask"), [("p-eagle", True), ("eagle3", False)])
-def test_exported_head_has_the_shapes_that_vllm_loads(
-    target: Path, tmp_path: Path, method: str, has_mask: bool
-) -> None:
-    run_head(target, tmp_path, method)
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+def test_exported_head_has_the_shapes_that_vllm_loads(heads: dict[str, Path], method: str, has_mask: bool) -> None:
+    head = heads[method]
+    with safe_open(head / "model.safetensors", "pt") as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     assert shapes["fc.weight"] == (64, 3 * 64)
     assert shapes["layers.0.self_attn.q_proj.weight"] == (64, 2 * 64)
     assert shapes["lm_head.weight"] == (300, 64)
     assert ("mask_hidden" in shapes) is has_mask
     assert not any("markov" in name for name in shapes)
-    assert ("markov_w1.weight" in weights(tmp_path)) is has_mask
-    config = json.loads((tmp_path / "config.json").read_text())
+    assert ("markov_w1.weight" in weights(head)) is has_mask
+    config = json.loads((head / "config.json").read_text())
     assert ("markov_rank" in config) is ("ngram_bias_nats" in config) is has_mask
     assert not any(name.startswith("verifier") for name in shapes)
 
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
-def test_a_head_goes_on_from_the_weights_of_another(target: Path, tmp_path: Path, method: str) -> None:
-    run_head(target, tmp_path / "first", method)
-    rows = GeneratedText(np.random.default_rng(1).integers(2, 300, (4, 24)).astype(np.int32), np.full(4, 8, np.int32))
-    rows.save(tmp_path / "rows.npz")
+def test_a_head_goes_on_from_the_weights_of_another(
+    target: Path, heads: dict[str, Path], rows: GeneratedText, tmp_path: Path, method: str
+) -> None:
     still = replace(RATES, matrix=0.0, other=0.0)
-    plan = replace(head_plan(method, 1), steps=1, generated_ratio=1.0, rates=still, start=str(tmp_path / "first"))
+    plan = replace(head_plan(method, 1), steps=1, generated_ratio=1.0, rates=still, start=str(heads[method]))
     job = Job(target, tmp_path / "rows.npz", tmp_path / "second", plan, corpus=None)
     material = prepare(job)
     assert material.start is not None
     with pytest.raises(ValueError, match="the plan starts from"):
         train_head(target, rows, material.corpus, material.mask_token, job.out, plan, ignore)
     train_head(target, rows, material.corpus, material.mask_token, job.out, plan, ignore, start=material.start)
-    assert_same(weights(tmp_path / "second"), weights(tmp_path / "first"))
+    assert_same(weights(tmp_path / "second"), weights(heads[method]))
 
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
-def test_a_head_that_training_cannot_start_from_is_named(target: Path, tmp_path: Path, method: str) -> None:
-    run_head(target, tmp_path / "first", method)
-    rows = GeneratedText(np.random.default_rng(1).integers(2, 300, (4, 24)).astype(np.int32), np.full(4, 8, np.int32))
-    rows.save(tmp_path / "rows.npz")
-    plan = replace(head_plan(method, 1), generated_ratio=1.0, start=str(tmp_path / "first"))
+def test_a_head_that_training_cannot_start_from_is_named(
+    target: Path, heads: dict[str, Path], rows: GeneratedText, tmp_path: Path, method: str
+) -> None:
+    plan = replace(head_plan(method, 1), generated_ratio=1.0, start=str(heads[method]))
     job = Job(target, tmp_path / "rows.npz", tmp_path / "second", plan, corpus=None)
     with pytest.raises(ConfigError) as caught:
         prepare(replace(job, plan=replace(plan, layers=5, trained_depth=5, tapped_layers=(0, 1, 3))))
     for name in ("layers", "trained_depth", "tapped_layers"):
         assert f"head.{name} = " in str(caught.value)
     with pytest.raises(ConfigError, match=r"head\.start = .*would be written over"):
-        prepare(replace(job, out=tmp_path / "second" / ".." / "first"))
+        prepare(replace(job, out=heads["eagle3"] / ".." / method))
     with pytest.raises(ConfigError, match=r"head\.start = .*nowhere(.|\n)*that `peagle drafter train` wrote"):
         prepare(replace(job, plan=replace(plan, start=str(tmp_path / "nowhere"))))
     if method == "p-eagle":
-        with pytest.raises(ConfigError, match=r"head\.mask_token = 0: the head in .*first has 1"):
+        with pytest.raises(ConfigError, match=r"head\.mask_token = 0: the head in .*p-eagle has 1"):
             prepare(replace(job, mask_token=END_OF_TEXT))
 
 
-def test_a_head_without_a_markov_head_is_given_one_and_none_loses_its_own(target: Path, tmp_path: Path) -> None:
-    rows = GeneratedText(np.random.default_rng(1).integers(2, 300, (4, 24)).astype(np.int32), np.full(4, 8, np.int32))
-    rows.save(tmp_path / "rows.npz")
+def test_a_head_without_a_markov_head_is_given_one_and_none_loses_its_own(
+    target: Path, rows: GeneratedText, tmp_path: Path
+) -> None:
     run_head(target, tmp_path / "without", "p-eagle", markov_rank=0)
     assert not (tmp_path / "without" / "markov_head").exists()
     plan = replace(head_plan("p-eagle", 1), steps=3, generated_ratio=1.0, start=str(tmp_path / "without"))
@@ -225,10 +247,9 @@ def test_a_head_without_a_markov_head_is_given_one_and_none_loses_its_own(target
         prepare(replace(job, plan=plan, out=tmp_path / "third"))
 
 
+@pytest.mark.usefixtures("rows")
 def test_a_start_head_says_how_it_is_shaped(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peagle.drafter.train.prepare.standard_library", lambda: CORPUS)
-    rows = GeneratedText(np.random.default_rng(1).integers(2, 300, (4, 24)).astype(np.int32), np.full(4, 8, np.int32))
-    rows.save(tmp_path / "rows.npz")
     run_head(target, tmp_path / "first", "p-eagle", markov_rank=8)
     command = ["drafter", "train", target, tmp_path / "rows.npz", "--start", tmp_path / "first", "--steps", 1]
     result = CliRunner().invoke(app, [*map(str, command), "--out", str(tmp_path / "second")])
@@ -252,18 +273,16 @@ def test_a_record_that_cannot_be_read_is_named(target: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "markov_head/model.safetensors"])
-def test_a_head_whose_weights_are_in_another_file_is_named(target: Path, tmp_path: Path, file: str) -> None:
-    run_head(target, tmp_path, "p-eagle")
-    (tmp_path / file).rename(tmp_path / file.replace("model", "other"))
+def test_a_head_whose_weights_are_in_another_file_is_named(target: Path, first: Path, file: str) -> None:
+    (first / file).rename(first / file.replace("model", "other"))
     with pytest.raises(ConfigError, match=r"model\.safetensors.*there is no such file"):
-        load_head(target, tmp_path)
+        load_head(target, first)
 
 
-def test_a_killed_training_goes_on_without_the_head_it_started_from(target: Path, tmp_path: Path) -> None:
-    run_head(target, tmp_path / "first", "p-eagle")
-    rows = GeneratedText(np.random.default_rng(1).integers(2, 300, (4, 24)).astype(np.int32), np.full(4, 8, np.int32))
-    rows.save(tmp_path / "rows.npz")
-    plan = replace(head_plan("p-eagle", 1), generated_ratio=1.0, start=str(tmp_path / "first"))
+def test_a_killed_training_goes_on_without_the_head_it_started_from(
+    target: Path, first: Path, rows: GeneratedText, tmp_path: Path
+) -> None:
+    plan = replace(head_plan("p-eagle", 1), generated_ratio=1.0, start=str(first))
     for out, kill in (("whole", None), ("killed", 3)):
         job = Job(target, tmp_path / "rows.npz", tmp_path / out, plan, corpus=None)
         material = prepare(job)
@@ -273,7 +292,7 @@ def test_a_killed_training_goes_on_without_the_head_it_started_from(target: Path
             continue
         with pytest.raises(KilledError):
             train_head(*parts, killed_at(kill), checkpoint_every_steps=2, start=material.start)
-        (tmp_path / "first").rename(tmp_path / "gone")
+        first.rename(tmp_path / "gone")
         material = prepare(job)
         assert material.start is None
         train_head(*parts, ignore, checkpoint_every_steps=2, start=material.start)

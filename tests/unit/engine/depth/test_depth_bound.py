@@ -17,9 +17,6 @@ from support.scheduler_core import (
     stats_of,
 )
 
-# torch says this of itself while vLLM imports it.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-
 BOTH = pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
 PROMPT = [1, 2, 3]
 

@@ -19,9 +19,6 @@ from support.scheduler_core import (
     stats_of,
 )
 
-# torch says this of itself while vLLM imports it.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-
 
 @pytest.mark.parametrize(
     ("overlapped", "to_depth"), [(False, False), (True, False), (False, True)], ids=["plain", "overlapped", "to_depth"]

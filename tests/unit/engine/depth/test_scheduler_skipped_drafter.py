@@ -15,9 +15,6 @@ from support.scheduler_core import (
     stats_of,
 )
 
-# torch says this of itself while vLLM imports it.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
 def test_where_nobody_drafts_the_drafter_rests_until_a_new_request_comes(folder: Path, overlapped: bool) -> None:

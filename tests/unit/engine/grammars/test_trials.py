@@ -17,8 +17,6 @@ USUAL = Grammar("json", json.dumps({"type": "object", "properties": {"a": {"type
 SLOW_TEXT = "(" + "|".join(f"[a-z]{{{number}}}x" for number in range(1, 2000)) + ")*"
 SLOW = Grammar("regex", SLOW_TEXT)
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-
 
 @pytest.fixture(scope="module")
 def tokenizer_info() -> str:

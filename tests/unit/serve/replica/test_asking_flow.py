@@ -4,13 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import pytest
-
 from peagle.router.fairness.step_sharing import Flow
 from peagle.serve.replica.asking_flow import FLOW, named
-
-# torch says this of itself while vLLM imports it.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 
 
 async def carried(flow: Flow | None, extra: dict[str, Any] | None) -> Any:

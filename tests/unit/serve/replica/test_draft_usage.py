@@ -8,9 +8,6 @@ import pytest
 
 from peagle.serve.replica.draft_usage import count_drafts, tell_drafts
 
-# torch says this of itself while vLLM imports it.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-
 # Accepted drafts by step, and how many were drafted in each.
 STEPS = {0: [2, 0, 3], 1: [1]}
 DRAFTED = 3

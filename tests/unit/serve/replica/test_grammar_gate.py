@@ -6,9 +6,6 @@ import pytest
 
 from peagle.engine.grammars.trials import Grammar
 
-# torch says this of itself while vLLM imports it.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-
 
 @pytest.mark.parametrize(
     ("asked", "kind"),

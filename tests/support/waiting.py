@@ -1,0 +1,18 @@
+"""Waits for what another process does in its own time."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+PATIENCE_S = 60.0
+POLL_S = 0.25
+Found = TypeVar("Found")
+
+
+def eventually(look: Callable[[], Found], within_s: float = PATIENCE_S) -> Found:
+    """What `look` finds, once it finds something; fails after so many seconds."""
+    deadline = time.monotonic() + within_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"not there after {within_s:g} s"
+        time.sleep(POLL_S)
+    return found

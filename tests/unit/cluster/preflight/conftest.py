@@ -1,0 +1,12 @@
+from collections.abc import AsyncIterator
+
+import pytest
+
+from support.kubernetes_api import KubernetesApi
+from support.preflight_cluster import ready_cluster
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[KubernetesApi]:
+    async with ready_cluster() as serving:
+        yield serving
