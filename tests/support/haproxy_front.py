@@ -62,6 +62,8 @@ def serves_haproxy(folder: Path, ports: list[int], http_port: int, monkeypatch: 
             bufsize=int(told["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"]),
             maxconn=int(told["RAY_SERVE_HAPROXY_MAXCONN"]),
             metrics_enabled=False,
+            timeout_connect_s=int(told["RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S"]),
+            retries=int(told["RAY_SERVE_HAPROXY_RETRIES"]),
         ),
         config_file_path=str(node / "haproxy.cfg"),
     )

@@ -168,12 +168,13 @@ fix. What one field alone can have wrong is the schema's business.
 - {{ printf "%s.maxReplicas is %d and minReplicas %d, but nothing moves between them while autoscaling.enabled is false. Write the same number, or switch it on." $at (int $group.maxReplicas) (int $group.minReplicas) | quote }}
 {{- end }}
 {{- end }}
-{{- $needed := 1.0 -}}
+{{- $ingresses := int (dig "ingresses" 1 .Values.api) -}}
+{{- $needed := float64 $ingresses -}}
 {{- range $deployment := include "peagle.deployments" . | fromYaml }}
 {{- $needed = addf $needed (mulf (float64 $deployment.resources.cpus) (float64 $deployment.replicas.min)) -}}
 {{- end }}
 {{- if and $groups (gt $needed (float64 $cpus)) }}
-- {{ printf "workerGroups: they have at most %d CPUs (cpus * maxReplicas), and the least number of replicas takes %v, with one for the ingress. Raise cpus or maxReplicas." (int $cpus) $needed | quote }}
+- {{ printf "workerGroups: they have at most %d CPUs (cpus * maxReplicas), and the least number of replicas takes %v, with %d for the ingress. Raise cpus or maxReplicas." (int $cpus) $needed $ingresses | quote }}
 {{- end }}
 {{- end -}}
 

@@ -84,6 +84,9 @@ class ApiSettings(BaseModel):
         replica_wait_s: Longest wait for a replica while the model has none that lives, such as while its only one is
             replaced; 30 by default. Then the answer is 503 with `Retry-After`.
         replica_retries: How often a request whose replica was lost before the first token is sent to another.
+        ingresses: Ingress processes that run at least; more are started as requests come. With one, requests are
+            refused with 503 while it is replaced; of two, the other takes over at once. Each takes about 470 MiB, and
+            one CPU in Ray's account.
         keys_file: File with the API keys that clients may send, read where the ingress runs, and again while it runs.
             It has one on each line; or it is YAML, `keys:` with a list of entries of `name` and `key` or `key_sha256`,
             and if wanted `weight`, `class` (interactive or batch) and `limits` (`requests_per_minute`,
@@ -110,6 +113,7 @@ class ApiSettings(BaseModel):
     retry_after_s: int = Field(default=1, ge=1, le=3600)
     replica_wait_s: float = Field(default=30.0, gt=0, le=3600)
     replica_retries: int = Field(default=1, ge=0, le=8)
+    ingresses: int = Field(default=1, ge=1, le=64)
     keys_file: str | None = Field(default=None, min_length=1)
     metrics: bool = True
     # Not strict, since YAML and JSON have lists but no tuples.

@@ -6,15 +6,17 @@ in `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` to have this around each of its p
 ingress process does of a proxy's work.
 """
 
+import json
 import logging
 import re
 
 from starlette.middleware import Middleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peagle.api.dialects.anthropic_errors import AnthropicErrors
 from peagle.api.dialects.stream_kinds import kind_at
-from peagle.api.reply import SERVER_ERROR, ErrorReply, from_status, overloaded
+from peagle.api.reply import SERVER_ERROR, STARTING, ErrorReply, from_status, overloaded
 from peagle.tracing import is_on, request_tracer
 
 logger = logging.getLogger(__name__)
@@ -26,7 +28,9 @@ INTERNAL_HEADERS = frozenset(
 REQUEST_ID = b"x-request-id"
 _PLAIN_ID = re.compile(rb"[!-~]{1,128}")
 # The proxy's own paths, which others than OpenAI's clients read; at one it says whether it may be sent requests.
-_PROXY_PATHS, _HEALTH = "/-/", "/-/healthz"
+_PROXY_PATHS, _HEALTH, _ROUTES = "/-/", "/-/healthz", "/-/routes"
+# SageMaker's health check, which wants no body.
+PING = "/ping"
 
 
 def middlewares() -> list[Middleware]:
@@ -65,7 +69,25 @@ class Edge:
             # Serve may stumble over its own list of what to cancel, once nobody waits for the answer.
             if not answer.left:
                 logger.exception("The proxy failed on %s %s.", scope["method"], scope["path"])
-        await answer.complete()
+        await answer.complete(starting=answer.is_plain(404) and not await self._has_routes(scope))
+
+    async def _has_routes(self, scope: Scope) -> bool:
+        """Whether the proxy knows any application, by its own word; until then every path is a 404 to it."""
+        said: list[Message] = []
+
+        async def hear() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def keep(message: Message) -> None:
+            said.append(message)
+
+        raw = {"raw_path": _ROUTES.encode(), "query_string": b"", "headers": []}
+        await self._app({**scope, "method": "GET", "path": _ROUTES, **raw}, hear, keep)
+        try:
+            routes = json.loads(b"".join(message.get("body", b"") for message in said))
+        except ValueError:  # in words, why it cannot tell
+            return False
+        return bool(routes)
 
     def _noting(self, send: Send) -> Send:
         """Pass on the answer to a health probe, and remember it."""
@@ -134,15 +156,23 @@ class _Answer:
             self._completed = not message.get("more_body", False)
         await self._send(message)
 
-    async def complete(self) -> None:
-        """Send what is missing; a cut answer that is no stream is left to break, so that it is not taken for whole.
+    def is_plain(self, status: int) -> bool:
+        """Whether the proxy itself has answered with `status`."""
+        return self._plain is not None and self._plain[0] == status
+
+    async def complete(self, starting: bool) -> None:
+        """Send what is missing, and that the server starts where it does. A cut answer that is no stream is left to
+        break, so that it is not taken for whole.
 
         A client that has left is sent nothing: the proxy ends its request without a word.
         """
         if self._completed or self.left:
             return
         if not self._started:
-            await AnthropicErrors(self._reply().response())(self._scope, self._receive, self._send)
+            reply: Response = (STARTING if starting else self._reply()).response()
+            if self._scope["path"] == PING:
+                reply = Response(status_code=503)
+            await AnthropicErrors(reply)(self._scope, self._receive, self._send)
         elif self._streams:
             lost = ErrorReply(502, "The server ended before its answer was complete.", SERVER_ERROR)
             event = kind_at(self._scope["path"]).error_event(lost)

@@ -51,6 +51,12 @@ class ErrorReply:
         return f"data: {json.dumps(self.body())}\n\n"
 
 
+# Nothing can be asked yet, or for a moment: what takes requests is being started.
+STARTING = ErrorReply(
+    503, "The server is starting.", SERVER_ERROR, code="model_unavailable", headers={"retry-after": "1"}
+)
+
+
 def from_status(
     status: int,
     message: str,

@@ -77,7 +77,7 @@ def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.A
     # HAProxy chooses among ingress processes itself, and Serve refuses a router for them. So it refuses a HAProxy that
     # peagle has not set up: that would pass on no address, and every client would be taken for one of this machine.
     router_options = {} if haproxy.is_in_front() else DRAIN_AWARE
-    options = {**ingress_options(deployments), **parting_options(settings), **HEALTH, **router_options}
+    options = {**ingress_options(deployments, settings), **parting_options(settings), **HEALTH, **router_options}
     return serve.deployment(ingress, name="Ingress", **options).bind(
         llm_deployments=servers,
         model_cards={name: to_model_metadata(name, config) for name, config in configs.items()},
@@ -86,7 +86,7 @@ def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.A
     )
 
 
-def ingress_options(deployments: Sequence[Deployment]) -> dict[str, Any]:
+def ingress_options(deployments: Sequence[Deployment], settings: ApiSettings) -> dict[str, Any]:
     """Serve options of the ingress: it takes whatever comes, and grows with open requests.
 
     Requests that nothing can take are refused in it, by each model's own bounds. One that waited for a place in it
@@ -97,8 +97,8 @@ def ingress_options(deployments: Sequence[Deployment]) -> dict[str, Any]:
         # What is deployed anew has a new ingress before the old one goes; of models, GPUs may not hold two.
         "max_surge_percent": 100,
         "autoscaling_config": {
-            "min_replicas": 1,
-            "max_replicas": sum(deployment.replicas.max for deployment in deployments),
+            "min_replicas": settings.ingresses,
+            "max_replicas": max(settings.ingresses, sum(deployment.replicas.max for deployment in deployments)),
             "target_ongoing_requests": INGRESS_TARGET_REQUESTS,
         },
     }

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 
-from peagle.api.edge import in_openai_form
-from peagle.api.reply import SERVER_ERROR, ErrorReply
+from peagle.api.edge import PING, in_openai_form
+from peagle.api.reply import STARTING, ErrorReply
 from peagle.errors import StartupError
 from peagle.host import processes
 from peagle.host.ports import free_ports
@@ -52,10 +52,8 @@ _TOLD_BY_A_LOCAL_PROXY = f"{_LOOPBACK} {{ req.hdr(x-forwarded-for) -m found }}"
 
 # By the status that HAProxy has in mind. What is no HTTP, or half a request, it refuses before it looks here.
 # That there is no such path, it says only until Serve has told it where ingress processes are.
-_STARTING = ErrorReply(
-    503, "The server is starting.", SERVER_ERROR, code="model_unavailable", headers={"retry-after": "1"}
-)
-_REPLIES = {404: _STARTING} | {status: in_openai_form(status) for status in (500, 502, 503, 504)}
+# That nobody can answer, while no ingress process lives: another is being started.
+_REPLIES = {404: STARTING, 503: STARTING} | {status: in_openai_form(status) for status in (500, 502, 504)}
 
 
 def is_installed() -> bool:
@@ -99,6 +97,9 @@ def environment(folder: Path, host: str) -> dict[str, str]:
         # One of which even what starts it again is gone is missed after three checks.
         "PROXY_HEALTH_CHECK_PERIOD_S": 1,
         "DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": _DEREGISTERED_S,
+        # A request to an ingress process that cannot be reached goes to another, or is refused after 3 s at the latest.
+        "HAPROXY_TIMEOUT_CONNECT_S": 1,
+        "HAPROXY_RETRIES": 2,
     }
     own = {SWITCH_KEY: "1", LISTEN_KEY: host, TRUSTED_KEY: "127.0.0.1,::1"}
     return own | {f"RAY_SERVE_{name}": str(value) for name, value in given.items()}
@@ -133,7 +134,9 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
     - Only callers on this machine reach its statistics.
     - Who connects and sends no request, or only half of its headers, is let go: there are so many places. No address
       has more than its share of them.
-    - Before it knows of ingress processes it says so, rather than that there is no such path.
+    - Before it knows of ingress processes it says so, rather than that there is no such path. So it does while none
+      lives: Serve's own proxy, which Serve has behind them, would hold requests until another has started.
+    - SageMaker is told without a body that none can be asked.
     - Nothing is spliced: where a body comes behind its headers, HAProxy 2.8 then does not see that its client leaves.
       Splicing takes files, too, which are counted neither here nor by Serve.
 
@@ -144,8 +147,12 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
     listened = rf"\g<1>{_address(host) or BEHIND_HOST}\g<2>"
     told = rf"\n    http-request set-header x-forwarded-for %[src] unless {_TOLD_BY_A_LOCAL_PROXY}"
     bounded = "".join(f"\n    {line}" for line in _of_one_address(configuration))
+    backends = re.findall(r"^    use_backend (\S+) if is_", configuration, flags=re.M)
+    unless_one_lives = "".join(f" !{{ nbsrv({name}) ge 1 }}" for name in dict.fromkeys(backends))
+    ping = f"\n    http-request return status 503 if {{ path {PING} }}{unless_one_lives}"
+    configuration = re.sub(r"^(    server \S+ \S+ check backup)$", r"\g<1> disabled", configuration, flags=re.M)
     for found, wanted in (
-        (r"^(frontend http_frontend\n    bind )\S+(:\d+)$", listened + bounded + told),
+        (r"^(frontend http_frontend\n    bind )\S+(:\d+)$", listened + bounded + told + ping),
         (r"(^    errorfile .*\n)+", files),
         (r"(^    option splice-.*\n)+", ""),
         (r"^(defaults\n)", rf"\g<1>    timeout http-request {HEADERS_S}s\n"),

@@ -101,9 +101,16 @@ def test_dispatch_is_told_of_engines_that_keep_no_prefixes() -> None:
 @pytest.mark.parametrize("queued", [5, -1])
 def test_the_ingress_takes_more_than_all_models_may_hold(queued: int) -> None:
     routing = {"max_ongoing_requests": 10, "max_queued_requests": queued}
-    options = ingress_options([_deployment(routing=routing, replicas={"min": 1, "max": 2}), _deployment()])
+    options = ingress_options(
+        [_deployment(routing=routing, replicas={"min": 1, "max": 2}), _deployment()], ApiSettings()
+    )
     assert options["max_ongoing_requests"] > 10 * (2 * 10 + 5 + 256 + 1024)
     assert options["autoscaling_config"]["max_replicas"] == 3
+
+
+def test_as_many_ingress_processes_run_as_are_asked_for() -> None:
+    scaling = ingress_options([_deployment()], ApiSettings(ingresses=2))["autoscaling_config"]
+    assert (scaling["min_replicas"], scaling["max_replicas"]) == (2, 2)
 
 
 @pytest.mark.parametrize("args", [{}, {"deployments": []}, {"deployment": "x.yaml"}, {"deployments": "absent.yaml"}])

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from peagle.api.edge import Edge, middlewares
@@ -50,13 +50,37 @@ async def test_other_headers_pass_unless_the_proxy_would_fail_on_them() -> None:
 
 @pytest.mark.parametrize(
     ("status", "headers", "answered"),
-    [(404, {}, 404), (408, {}, 408), (429, {"retry-after": "7"}, 429), (503, {}, 429), (500, {}, 500)],
+    [(408, {}, 408), (429, {"retry-after": "7"}, 429), (503, {}, 429), (500, {}, 500)],
 )
 async def test_the_proxys_own_errors_become_openais(status: int, headers: dict[str, str], answered: int) -> None:
     answer = await ask(PlainTextResponse("Request 1 timed out.", status, headers))
     assert answer.status_code == answered
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     assert answer.headers.get("retry-after") == ({429: "7", 503: "1"}.get(status))
+
+
+@pytest.mark.parametrize(
+    ("routes", "answered"),
+    [
+        (JSONResponse({"/other": "other"}), 404),
+        (JSONResponse({}), 503),
+        (PlainTextResponse("Route table is not populated yet.", 503), 503),
+    ],
+)
+async def test_until_the_proxy_knows_an_application_it_says_that_the_server_starts(
+    routes: Response, answered: int
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        answer = routes if scope["path"] == "/-/routes" else PlainTextResponse("Path not found.", 404)
+        await answer(scope, receive, send)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(Edge(app)), base_url="http://test") as http:
+        answer = await http.get("/health?x=1")
+        assert answer.status_code == answered
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert answer.headers.get("retry-after") == ("1" if answered == 503 else None)
+        ping = await http.get("/ping")
+        assert (ping.status_code, ping.content) == (503, b"")
 
 
 async def test_a_proxy_that_leaves_keeps_no_connection_open() -> None:

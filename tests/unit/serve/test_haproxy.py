@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import sys
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,45 @@ def own_address() -> str | None:
 
 async def test_what_it_answers_itself_has_openais_form(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with in_front(folder, [free_port()], monkeypatch) as (http, _):
+        began_s = time.monotonic()
         answer = await http.get("/v1/models")
-        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert time.monotonic() - began_s < 3.0
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert set(answer.json()["error"]) == OPENAI
+
+
+async def test_what_an_ingress_process_that_has_died_does_not_take_another_does(
+    folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with in_front(folder, [free_port(), ingress], monkeypatch) as (http, _):
+        for _ in range(8):
+            began_s = time.monotonic()
+            assert (await http.get("/v1/models", headers={"connection": "close"})).status_code == 200
+            assert time.monotonic() - began_s < 1.0
+
+
+async def test_while_no_ingress_process_lives_serves_own_proxy_holds_no_request(
+    folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.serve._private.haproxy import BackendConfig, ServerConfig
+
+    api = serves_haproxy(folder, [], port := free_port(), monkeypatch, "127.0.0.1")
+    servers = [ServerConfig("ingress", haproxy.BEHIND_HOST, free_port())]
+    own = ServerConfig("own", haproxy.BEHIND_HOST, ingress)
+    api.set_backend_configs(
+        {"app": BackendConfig("http-app", "/", servers=servers, app_name="app", fallback_server=own)}
+    )
+    await api.start()
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
+            began_s = time.monotonic()
+            answers = await asyncio.gather(*(http.get("/v1/models") for _ in range(8)))
+            assert time.monotonic() - began_s < 3.0
+            assert {answer.status_code for answer in answers} == {503}
+            await until(lambda: httpx.get(f"http://127.0.0.1:{port}/ping").content == b"")
+            assert (await http.get("/ping")).status_code == 503
+    finally:
+        await api.stop()
 
 
 async def test_an_ingress_that_ends_before_it_answers_is_a_server_error(
@@ -85,7 +122,7 @@ async def test_an_ingress_that_ends_before_it_answers_is_a_server_error(
     server = await asyncio.start_server(hang_up, haproxy.BEHIND_HOST, 0)
     async with server, in_front(folder, [server.sockets[0].getsockname()[1]], monkeypatch) as (http, _):
         answer = await http.post("/v1/completions", json={})
-        assert answer.status_code in (429, 502)
+        assert answer.status_code in (502, 503)
         assert set(answer.json()["error"]) == OPENAI
 
 
@@ -134,10 +171,12 @@ async def test_without_an_ingress_process_it_says_that_the_server_starts(
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
             answer = await http.post("/v1/completions", json={})
+            ping = await http.get("/ping")
     finally:
         await api.stop()
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json()["error"]["code"] == "model_unavailable"
+    assert (ping.status_code, ping.content) == (503, b"")
 
 
 async def test_no_address_has_more_than_its_share_of_the_connections(

@@ -90,17 +90,17 @@ def keep_private(folder: Path) -> None:
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
 
 
-def logical_cpus(deployments: Sequence[Deployment]) -> int:
+def logical_cpus(deployments: Sequence[Deployment], ingresses: int = 1) -> int:
     """CPUs to tell Ray: enough to place every replica and ingress process, whatever the machine has.
 
     They only place processes; cores are shared out by `peagle.host.cores`.
     """
     replicas = sum(deployment.replicas.max for deployment in deployments)
     needed = sum(deployment.replicas.max * deployment.resources.cpus for deployment in deployments)
-    return max(os.cpu_count() or 1, math.ceil(needed) + replicas + 1)
+    return max(os.cpu_count() or 1, math.ceil(needed) + max(replicas, ingresses) + 1)
 
 
-def connect(deployments: Sequence[Deployment], address: str | None) -> None:
+def connect(deployments: Sequence[Deployment], address: str | None, ingresses: int = 1) -> None:
     """Start a cluster that ends with this process, or join the one at `address`.
 
     Raises:
@@ -112,7 +112,7 @@ def connect(deployments: Sequence[Deployment], address: str | None) -> None:
         if address is None:
             ray.init(
                 address="local",
-                num_cpus=logical_cpus(deployments),
+                num_cpus=logical_cpus(deployments, ingresses),
                 object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=False,
                 log_to_driver=True,

@@ -183,7 +183,7 @@ def _start(
     host, port, address = where
     try:
         with terminal.stage("Start Ray" if address is None else f"Join Ray at {address}"):
-            _connect(deployments, address)
+            _connect(deployments, address, settings.ingresses)
             if address is None:
                 watch_ray(lambda what: _end_without(what, signals, terminal))
                 # Another cluster may get such nodes when they are asked for.
@@ -213,15 +213,15 @@ def _start(
         raise StartupError(error.problem, f"{error.fix.rstrip('.')}: {terminal.log}") from None
 
 
-def _connect(deployments: Sequence[Deployment], address: str | None) -> None:
+def _connect(deployments: Sequence[Deployment], address: str | None, ingresses: int) -> None:
     try:
-        ray_cluster.connect(deployments, address)
+        ray_cluster.connect(deployments, address, ingresses)
     except StartupError:
         if address is not None:
             raise
         # Ray gives its own processes half a minute, which a cold disk and a busy machine can use up; now they are warm.
         processes.end_descendants(patience_s=0)
-        ray_cluster.connect(deployments, address)
+        ray_cluster.connect(deployments, address, ingresses)
 
 
 def base_url(host: str, port: int, address: str | None = None) -> str | None:
