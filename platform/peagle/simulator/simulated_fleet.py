@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from math import inf
+from typing import Any
 
 from peagle.router.dispatch import SOONEST, Board, Dispatcher, DispatcherReport, Policy, Route
 from peagle.router.rates import EngineRates
@@ -26,13 +28,18 @@ REPORT_EVERY_S, REPORT_DELAY_S = 0.5, 0.1
 
 @dataclass
 class Job:
-    """One request on its way through the simulation. `then` is its client's next, which comes as this one ends."""
+    """One request on its way through the simulation.
+
+    `then` is its client's next, which comes as this one ends. `lean` is how far its acceptance lies from the mean, as a
+    part of the distance to 0 or 1.
+    """
 
     request: RouteRequest
     arrives_s: float
     output_tokens: int
     dispatcher: int
     then: "Job | None" = None
+    lean: float = 0.0
     prefill_left: int = 0
     computed_tokens: int = 0
     generated: int = 0
@@ -207,7 +214,7 @@ class ByPolicy(Dispatch):
 class Simulation:
     """Runs jobs through replicas under one way to dispatch."""
 
-    def __init__(self, replicas: Sequence[Replica], dispatch: Dispatch) -> None:
+    def __init__(self, replicas: Sequence[Any], dispatch: Dispatch) -> None:
         self.replicas, self.dispatch = replicas, dispatch
         self._by_id = {replica.replica_id: replica for replica in replicas}
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
@@ -215,17 +222,18 @@ class Simulation:
         self._open = 0
         self._ended_at_s = 0.0
 
-    def run(self, jobs: Sequence[Job]) -> Outcome:
+    def run(self, jobs: Sequence[Job], until_s: float = inf) -> Outcome:
+        """Run until all have ended, or until then."""
         every = [job for first in jobs for job in _chain(first)]
         self._open = len(every)
         for job in jobs:
             self._at(job.arrives_s, partial(self._arrive, job))
         self._report(0.0)
-        while self._open:
+        while self._open and self._events[0][0] < until_s:
             now_s, _, event = heapq.heappop(self._events)
             event(now_s)
         first = [job.first_token_s - job.arrives_s for job in every if job.first_token_s is not None]
-        assert len(first) == len(every)
+        assert len(first) == len(every) or until_s < inf
         return Outcome(first, self._ended_at_s, sum(job.generated for job in every), every)
 
     def _at(self, time_s: float, event: Callable[[float], None]) -> None:
