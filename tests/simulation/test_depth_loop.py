@@ -19,7 +19,7 @@ from peagle.router.depth import (
     Mode,
     roofline_prior,
 )
-from peagle.simulator.depth_replica import CODE, NOISE, PROSE, Loop, OpenReplica, Replica, WholeRule, quick_step_s
+from peagle.simulator.depth_replica import CODE, NOISE, PROSE, Loop, OpenReplica, Replica, WholeRule
 from support.depth_reports import QUICK_CPU
 
 SETTINGS = DepthSettings(

@@ -12,7 +12,7 @@ from peagle.router.depth import DepthSettings, batch_ranges, start
 from peagle.router.depth.rule.choice import wish
 from peagle.router.depth.rule.state import calibrate
 from peagle.router.snapshot import StepTime
-from peagle.simulator.depth_replica import Rule, WholeRule
+from peagle.simulator.depth_loop import Rule, WholeRule
 from support.depth_scenarios import (
     BATCH_MAX,
     LOADS,
@@ -27,9 +27,7 @@ from support.depth_scenarios import (
 from support.step_costs import COSTS, CURVES, DEPTHS
 
 
-def sweep(
-    rule: Callable[[DepthSettings], Rule] = WholeRule, seeds: int = 3
-) -> dict[tuple[str, str, int], list[float]]:
+def sweep(rule: Callable[[DepthSettings], Rule] = WholeRule, seeds: int = 3) -> dict[tuple[str, str, int], list[float]]:
     """Return rule over best single K for every cost, curve and load, by seed; takes some minutes, so no test calls it.
 
     Run it by `python -c "from simulation.test_depth_scenarios import sweep; print(sweep())"` with tests on the path.
@@ -88,7 +86,11 @@ def test_no_rung_is_a_trap(cost: str, curve: str) -> None:
     """From whatever K it starts, at whatever batch size: the neighbours of a rung may look alike or worse."""
     settings = settings_of(replica_of(cost, curve, 1))
     ranges = batch_ranges(BATCH_MAX)
-    times = [StepTime(one.at, k, 200, 200 * COSTS[cost](one.at, one.at * (k + 1), one.at if k else 0)) for one in ranges for k in DEPTHS]
+    times = [
+        StepTime(one.at, k, 200, 200 * COSTS[cost](one.at, one.at * (k + 1), one.at if k else 0))
+        for one in ranges
+        for k in DEPTHS
+    ]
     survival = tuple(accumulate(CURVES[curve], mul))
     tokens = list(accumulate(survival, initial=1.0))
     state = calibrate(start(settings), tuple(times), settings, 0.0)

@@ -18,7 +18,7 @@ from unittest.mock import patch
 from peagle.router.depth import DepthSettings
 from peagle.router.depth.estimate import acceptance, busy, forecast, prompt_cost, sharing, step_cost
 from peagle.router.depth.rule import choice, guard, state, trial, tuner
-from peagle.simulator.depth_replica import Rule, WholeRule
+from peagle.simulator.depth_loop import Rule, WholeRule
 from support.depth_scenarios import CURVES, Scenario, SmallRule, mixed, replica_of, served, shifted, steady
 
 Patches = Sequence[tuple[Any, str, Any]]
@@ -55,7 +55,9 @@ def kinds() -> Iterator[Kind]:
 
     yield Kind("machine breathes", [steady(cost, "MT-Bench", load, pace=breath) for cost in costs for load in (4, 64)])
     swings = [
-        Scenario(f"{cost} swings", lambda seed, cost=cost: replica_of(cost, "MT-Bench", _swinging, seed=seed), 30.0, 8.0)
+        Scenario(
+            f"{cost} swings", lambda seed, cost=cost: replica_of(cost, "MT-Bench", _swinging, seed=seed), 30.0, 8.0
+        )
         for cost in costs
     ]
     yield Kind("load swings", swings)
@@ -75,13 +77,13 @@ def _without_residual(*args: Any) -> Any:
     return replace(_LEARN(*args), residuals=args[0].residuals)
 
 
-_LEARN = step_cost._learn  # noqa: SLF001
+_LEARN = step_cost._learn
 
 WITHOUT: Mapping[str, Patches] = {
     "trials": [(tuner, "next_trial", lambda *_: None)],
     "trials of K = 0 that only tell the gain": [(trial, "_OFF_SD", inf)],
     "certainty asked of a gain": [(choice, "_SURE_SDS", 0.0), (choice, "_SURE_SDS_DEEPER", 0.0)],
-    "more certainty asked of a deeper K": [(choice, "_SURE_SDS_DEEPER", choice._SURE_SDS)],  # noqa: SLF001
+    "more certainty asked of a deeper K": [(choice, "_SURE_SDS_DEEPER", choice._SURE_SDS)],
     "guard": [(guard, "examine", lambda held, *_: (held, None))],
     "guard, first drafts": [(guard, "_FIRST_DRAFTS", (10**9, 10**9))],
     "guard, goodput": [(guard, "_GOODPUT_S_MIN", inf)],

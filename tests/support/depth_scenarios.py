@@ -10,7 +10,8 @@ from peagle.router.depth import AcceptancePrior, CostPrior, DepthPlan, DepthSett
 from peagle.router.depth.estimate.acceptance import Acceptance, counts_of
 from peagle.router.depth.ladder import range_index
 from peagle.router.snapshot import DepthTable, StepReport
-from peagle.simulator.depth_replica import Loop, R, Replica
+from peagle.simulator.depth_loop import Loop, R
+from peagle.simulator.depth_replica import Replica
 from support.step_costs import COSTS, CURVES, DEPTH_MAX, DEPTHS
 
 BATCH_MAX = 128
@@ -23,9 +24,19 @@ PRIOR = CostPrior(
 )  # fmt: skip
 
 
-def replica_of(cost: str, curve: str | Callable[[float], Any], load: int | Callable[[float], int], **more: Any) -> Replica:
+def replica_of(
+    cost: str, curve: str | Callable[[float], Any], load: int | Callable[[float], int], **more: Any
+) -> Replica:
     """A replica on a GPU, whose requests differ and whose drafter rests at K = 0."""
-    options = {"skips": True, "tails": False, "output_tokens": 300, "spread": 0.3, "step_sd": 0.05, "stalls_ratio": 0.01, **more}
+    options = {
+        "skips": True,
+        "tails": False,
+        "output_tokens": 300,
+        "spread": 0.3,
+        "step_sd": 0.05,
+        "stalls_ratio": 0.01,
+        **more,
+    }
     conditional = curve if callable(curve) else lambda _: CURVES[curve]
     return Replica(conditional, load if callable(load) else lambda _: load, COSTS[cost], prompt_token_s=2e-5, **options)
 
@@ -114,7 +125,9 @@ class SmallRule:
         batch_max, table = self.settings.batch_max, report.added.table
         if not self.step_s:
             at = [(range_index(each.batch_size, batch_max), each) for each in report.calibration]
-            self.step_s = {(index, k): self._guess(each.at, k) for index, each in enumerate(self.ranges) for k in DEPTHS}
+            self.step_s = {
+                (index, k): self._guess(each.at, k) for index, each in enumerate(self.ranges) for k in DEPTHS
+            }
             self.step_s |= {(index, each.depth): each.seconds / each.steps for index, each in at}
         cells = [cell for cell in report.added.cells if cell.steps]
         added = counts_of(cells, len(self.acceptance.survival))

@@ -46,7 +46,8 @@ def h200_step_s(batch_size: float, tokens: float, drafting: float) -> float:
     if not drafting:
         return 1e-3 * _line(_H200_SIZES, _H200_MS[0], batch_size)
     depths = [k for k in _H200_MS if k]
-    return 1e-3 * _line(depths, [_line(_H200_SIZES, _H200_MS[k], batch_size) for k in depths], max(1.0, tokens / batch_size - 1.0))
+    by_depth = [_line(_H200_SIZES, _H200_MS[k], batch_size) for k in depths]
+    return 1e-3 * _line(depths, by_depth, max(1.0, tokens / batch_size - 1.0))
 
 
 def _line(marks: Sequence[int], values: Sequence[float], at: float) -> float:

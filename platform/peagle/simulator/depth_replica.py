@@ -1,4 +1,4 @@
-"""A replica whose acceptance and step times are known, and the loop around a depth rule, in simulated time.
+"""A replica whose acceptance and step times are known, in simulated time.
 
 It keeps the sums that the engine keeps, step by step, with real random drafts, and reports twice a second. A step costs
 some ten microseconds, so that many replicas can be swept over.
@@ -6,19 +6,16 @@ some ten microseconds, so that many replicas can be swept over.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
+from dataclasses import dataclass, field
 from math import inf, prod
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
 from peagle.engine.depth.draft_chances import DraftChances
-from peagle.router.depth import DepthPlan, DepthSettings, batch_ranges, depth_ladder, start, step
+from peagle.router.depth import depth_ladder
 from peagle.router.depth.draft_sharing import expected_right, shared
 from peagle.router.snapshot import DepthTable, PromptCell, PromptStats, StepCell, StepReport, StepStats, StepTime
-
-REPORT_S = 0.5
 
 CODE = (0.78, 0.74, 0.78, 0.80, 0.76, 0.80, 0.78)
 PROSE = (0.62, 0.58, 0.62, 0.62, 0.60, 0.62, 0.60)
@@ -75,14 +72,25 @@ class _Sums:
             self._shared += expected[:, 1]
 
     def cell(self, batch_size: int, depth: int, tails: bool) -> StepCell:
-        counts = [self._drafted, self._accepted, self._reached * tails, self._matched * tails]
+        def each(counts: Any) -> tuple[Any, ...]:
+            return tuple(counts.tolist())
+
         return StepCell(
-            batch_size, depth, self._steps, self._seconds, self._tokens, self._drafts if depth else 0,
-            *(tuple(each.tolist()) for each in counts),
+            batch_size,
+            depth,
+            self._steps,
+            self._seconds,
+            self._tokens,
+            self._drafts if depth else 0,
+            each(self._drafted),
+            each(self._accepted),
+            each(self._reached * tails),
+            each(self._matched * tails),
             rested=self._rested if depth else 0,
-            whole=tuple(self._whole.tolist()),
-            equal_right=tuple(self._equal.tolist()), shared_right=tuple(self._shared.tolist()),
-        )  # fmt: skip
+            whole=each(self._whole),
+            equal_right=each(self._equal),
+            shared_right=each(self._shared),
+        )
 
 
 @dataclass
@@ -106,6 +114,7 @@ class Replica:
         prompt_tokens: Length of each prompt; a step that has any is no decode-only one.
         prompt_token_s: What the target takes for one of them,
         prompt_draft_ratio: and the drafter, as a share of that.
+        ended: By the name of a request that is over, its drafts, their tokens and those accepted.
         spent_s, static_s: Expected seconds of all steps so far, and of the same tokens at each static K of the ladder.
     """
 
@@ -137,6 +146,7 @@ class Replica:
         self.table = DepthTable(0, (self.depth_static,))
         self.used: list[tuple[float, int, int]] = []
         self.spent_s, self.static_s = 0.0, np.zeros(len(self.depths))
+        self.ended: dict[int, tuple[int, int, int]] = {}
         self._static_step_s: dict[int, Any] = {}
         self._chances = DraftChances(self.depth_max)
         self._came = self._shared_steps = 0
@@ -147,6 +157,7 @@ class Replica:
         self._rests = np.zeros(0, np.bool_)
         self._leans = np.zeros((0, 1))
         self._survival = np.zeros((0, self.depth_max))
+        self._drafted = np.zeros((0, 3), np.int64)
         self._forget_sums()
 
     def run(self, until_s: float) -> StepReport:
@@ -243,6 +254,7 @@ class Replica:
         if self.by_request:
             for name, of_draft, of_right in zip(self.names[drafts], depths[drafts], right[drafts], strict=True):
                 self._chances.learn(str(name), None, 0, int(of_draft), int(of_right))
+        self._drafted += np.stack([drafts & (depth > 0), depths, right], axis=1)
         self.left = self.left - emitted
         self.tokens += tokens
         self.now_s += seconds
@@ -257,7 +269,7 @@ class Replica:
         self._ended = 0
 
     def _luck(self, count: int) -> Any:
-        luck = self.random.lognormal(0.0, self.step_sd, count)
+        luck = self.random.lognormal(-(self.step_sd**2) / 2.0, self.step_sd, count)  # 1 on average
         luck[self.random.random(count) < self.stalls_ratio] *= _STALL
         return luck
 
@@ -282,11 +294,17 @@ class Replica:
             self.names = np.concatenate([self.names, self._came + np.arange(new)])
             self._rests = np.concatenate([self._rests, np.zeros(new, np.bool_)])
             self._leans = np.concatenate([self._leans, leans])
+            self._drafted = np.concatenate([self._drafted, np.zeros((new, 3), np.int64)])
             self._survival = np.concatenate([self._survival, self._survival_of(leans)])
             self._came += new
         return max(0, new)
 
     def _keep(self, kept: Any) -> None:
+        for name, (drafts, drafted, accepted) in zip(
+            self.names[~kept].tolist(), self._drafted[~kept].tolist(), strict=True
+        ):
+            self.ended[name] = drafts, drafted, accepted
+        self._drafted = self._drafted[kept]
         if self.by_request:
             for name in self.names[~kept]:
                 self._chances.forget(str(name))
@@ -359,70 +377,3 @@ class OpenReplica(Replica):
         started_s = self.now_s
         super().one_step(batch_size)
         self.requests_s += (batch_size + self._waiting) * (self.now_s - started_s)
-
-
-class Rule(Protocol):
-    """What decides about one replica."""
-
-    def step(self, report: StepReport, now_s: float) -> DepthPlan: ...
-
-
-class WholeRule:
-    """The rule as it is deployed."""
-
-    def __init__(self, settings: DepthSettings) -> None:
-        self.settings, self.state = settings, start(settings)
-
-    def step(self, report: StepReport, now_s: float) -> DepthPlan:
-        self.state, plan = step(self.state, report, self.settings, now_s)
-        return plan
-
-
-R = TypeVar("R", bound=Rule)
-
-
-@dataclass
-class Loop(Generic[R]):
-    """A replica and the rule around it.
-
-    Attributes:
-        calibrated: Batch sizes up to here were timed at each K before it served.
-    """
-
-    replica: Replica
-    rule: R
-    calibrated: int = 0
-    plans: list[tuple[float, DepthPlan]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        sizes = [batches.at for batches in batch_ranges(self.calibrated)] if self.calibrated else ()
-        self._calibration = tuple(self.replica.timed(*point) for point in product(sizes, self.replica.depths))
-
-    def run(self, until_s: float) -> "Loop[R]":
-        while self.replica.now_s < until_s:
-            report = self.replica.run(min(until_s, self.replica.now_s + REPORT_S))
-            plan = self.rule.step(replace(report, calibration=self._calibration), self.replica.now_s)
-            self.plans.append((self.replica.now_s, plan))
-            self.replica.apply(plan.table)
-        return self
-
-    def tokens_per_s(self, from_s: float, until_s: float) -> float:
-        """Measured, by running on: for a stretch that starts where the loop stands."""
-        assert abs(self.replica.now_s - from_s) < REPORT_S
-        before, started_s = self.replica.tokens, self.replica.now_s
-        self.run(until_s)
-        return (self.replica.tokens - before) / (self.replica.now_s - started_s)
-
-    def depths_used(self, from_s: float, until_s: float) -> list[int]:
-        """K of every step in a stretch."""
-        return [depth for now_s, _, depth in self.replica.used if from_s <= now_s < until_s]
-
-    def changes(self, from_s: float, until_s: float) -> int:
-        """How often K changed from one step to the next at the same batch size."""
-        last: dict[int, int] = {}
-        count = 0
-        for now_s, batch_size, depth in self.replica.used:
-            if from_s <= now_s < until_s and last.get(batch_size, depth) != depth:
-                count += 1
-            last[batch_size] = depth
-        return count

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from peagle.router.depth import batch_ranges, request_tokens_per_s
+from peagle.router.depth import batch_ranges, draft_plan, request_tokens_per_s
 from peagle.router.snapshot import ReplicaSnapshot, RouteRequest
-from peagle.simulator.depth_replica import Replica, WholeRule
+from peagle.simulator.depth_loop import WholeRule
+from peagle.simulator.depth_replica import Replica
 from peagle.simulator.simulated_fleet import Job
 
 
@@ -72,6 +73,7 @@ class DraftingReplica:
             prefill_tokens_per_s=1.0 / engine.prompt_token_s,
             request_tokens_per_s=request_tokens_per_s(rule.state, rule.settings, now_s),
             output_tokens_mean=engine.output_tokens,
+            drafts=draft_plan(rule.state),
         )
 
     def take(self, job: Job) -> None:
@@ -89,6 +91,7 @@ class DraftingReplica:
             job.generated = job.output_tokens - left.get(name, 0)
             if name not in left:
                 del engine.jobs[name]
+                job.drafted = engine.ended.pop(name)
         return engine.now_s - now_s, given
 
     def give(self, given: Sequence[Job], now_s: float) -> list[Job]:
@@ -98,10 +101,12 @@ class DraftingReplica:
         return [job for job in given if job.generated == job.output_tokens]
 
 
-def code_and_noise(clients: int, each: int, seed: int, prompt_tokens: int, output_tokens: int, lean: float) -> list[Job]:
+def code_and_noise(
+    clients: int, each: int, seed: int, prompt_tokens: int, output_tokens: int, lean: float
+) -> list[Job]:
     """The first requests of `clients`, each of which asks `each` times; by chance half are code and half noise.
 
-    Every kind of request comes under a key of its own, as under one system prompt.
+    All of a kind have one system prompt. `lean` is that of noise.
     """
     chance, firsts = random.Random(seed), []
     for client in range(clients):
@@ -109,7 +114,7 @@ def code_and_noise(clients: int, each: int, seed: int, prompt_tokens: int, outpu
         for turn in reversed(range(each)):
             noise = chance.random() < 0.5
             tokens = chance.randint(output_tokens // 2, output_tokens * 3 // 2)
-            request = RouteRequest(f"client-{client}-{turn}", prompt_tokens, output_tokens)
+            request = RouteRequest(f"client-{client}-{turn}", prompt_tokens, output_tokens, kinds=(int(noise),))
             job = Job(request, chance.uniform(0.0, 2.0), tokens, client, then=job, lean=lean if noise else 0.0)
         firsts += [job] if job is not None else []
     return firsts

@@ -14,7 +14,7 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from peagle.router.dispatch import SOONEST, Board, Dispatcher, DispatcherReport, Policy, Route
+from peagle.router.dispatch import SOONEST, Board, Dispatcher, DispatcherReport, EndedDrafts, Policy, Route
 from peagle.router.rates import EngineRates
 from peagle.router.snapshot import ReplicaSnapshot, RequestRates, RouteRequest
 from peagle.simulator.timed_engine import take_step
@@ -31,7 +31,7 @@ class Job:
     """One request on its way through the simulation.
 
     `then` is its client's next, which comes as this one ends. `lean` is how far its acceptance lies from the mean, as a
-    part of the distance to 0 or 1.
+    part of the distance to 0 or 1. `drafted` are its drafts, their tokens, and those that were accepted.
     """
 
     request: RouteRequest
@@ -40,6 +40,7 @@ class Job:
     dispatcher: int
     then: "Job | None" = None
     lean: float = 0.0
+    drafted: tuple[int, int, int] = (0, 0, 0)
     prefill_left: int = 0
     computed_tokens: int = 0
     generated: int = 0
@@ -187,6 +188,7 @@ class ByPolicy(Dispatch):
     def __init__(self, replicas: Sequence[Replica], policy: Policy = SOONEST, dispatchers: int = 4) -> None:
         self._random = random.Random(3)
         self._board = Board()
+        self._ended: list[EndedDrafts] = []
         self.dispatchers = [Dispatcher(policy) for _ in range(dispatchers)]
         for dispatcher in self.dispatchers:
             dispatcher.set_members(replica.replica_id for replica in replicas)
@@ -200,15 +202,18 @@ class ByPolicy(Dispatch):
 
     def ended(self, job: Job, now_s: float) -> None:
         self.dispatchers[job.dispatcher % len(self.dispatchers)].ended(job.request.request_id, now_s)
+        self._ended += [EndedDrafts(kind, *job.drafted) for kind in job.request.kinds if job.drafted[0]]
 
     def report(self, snapshots: Sequence[ReplicaSnapshot]) -> None:
         now_s = 0.0
         for snapshot in snapshots:
             now_s = snapshot.taken_at_s
-            self._board.report(snapshot, now_s)
-        seen = self._board.news(DispatcherReport("every"), now_s).received(now_s)
+            self._board.report(snapshot, now_s, self._ended)
+            self._ended.clear()
+        news = self._board.news(DispatcherReport("every"), now_s)
         for dispatcher in self.dispatchers:
-            dispatcher.report(seen)
+            dispatcher.set_right_ratios(news.right_ratios)
+            dispatcher.report(news.received(now_s))
 
 
 class Simulation:
