@@ -109,7 +109,7 @@ def test_no_rung_is_a_trap(cost: str, curve: str) -> None:
 
 @pytest.mark.parametrize("cost", ["8B-H200-measured", "30B-A3B-B200"])
 def test_a_trial_ends_where_every_step_has_prompts(cost: str) -> None:
-    """From K = 0 only steps without prompts would show its drafts, and of short answers at 64 at once there are none."""
+    """From K = 0 only steps without prompts would show its drafts, and short answers at 64 at once have none."""
     scenario = steady(cost, "MT-Bench", 64, output_tokens=24, prompt_tokens=500)
     (ratio,), _ = served(scenario, 2, WholeRule)
     assert ratio >= 0.97

@@ -1,6 +1,6 @@
 """What each part of the depth rule is worth: the whole rule without it, over simulated scenarios.
 
-Run it with `tests` and `platform` on the path; it takes a quarter of an hour on one core.
+Run it with `tests` and `platform` on the path; it takes half an hour on one core.
 
     python -m support.depth_ablation
 """
@@ -77,7 +77,7 @@ def _without_residual(*args: Any) -> Any:
     return replace(_LEARN(*args), residuals=args[0].residuals)
 
 
-_LEARN = step_cost._learn
+_LEARN = vars(step_cost)["_learn"]
 
 WITHOUT: Mapping[str, Patches] = {
     "trials": [(tuner, "next_trial", lambda *_: None)],
