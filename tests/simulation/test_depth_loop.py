@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import sin
 from typing import Any
 
+import numpy as np
 import pytest
 
 from peagle.router.depth import (
@@ -18,7 +19,7 @@ from peagle.router.depth import (
     Mode,
     roofline_prior,
 )
-from peagle.simulator.depth_replica import CODE, NOISE, PROSE, Loop, OpenReplica, Replica, quick_step_s
+from peagle.simulator.depth_replica import CODE, NOISE, PROSE, Loop, OpenReplica, Replica, WholeRule
 from support.depth_reports import QUICK_CPU
 
 SETTINGS = DepthSettings(
@@ -31,6 +32,10 @@ Curve = Sequence[float]
 
 def settings_for(replica: Replica, cost: CostPrior = QUICK_CPU) -> DepthSettings:
     return replace(SETTINGS, cost=cost, depth_static=replica.depth_static, drafter_skipped_at_zero=replica.skips)
+
+
+def looped(replica: Replica, cost: CostPrior = QUICK_CPU, calibrated: bool = False) -> Loop[WholeRule]:
+    return Loop(replica, WholeRule(settings_for(replica, cost)), SETTINGS.batch_max if calibrated else 0)
 
 
 def steady(curve: Curve, batch_size: int, **more: object) -> Replica:
@@ -46,7 +51,7 @@ def phased(phases: Sequence[tuple[float, int, Curve]], **more: object) -> Replic
     return Replica(lambda t: now(t)[2], lambda t: now(t)[1], **more)  # type: ignore[arg-type]
 
 
-def settled_after_s(loop: Loop, batch_size: int, from_s: float, until_s: float) -> float:
+def settled_after_s(loop: Loop[WholeRule], batch_size: int, from_s: float, until_s: float) -> float:
     """When the last step came that yielded under 0.97 of the best static K, of those that no probe asked for."""
     replica = loop.replica
     _, best = replica.best(batch_size, from_s)
@@ -68,12 +73,12 @@ def settled_after_s(loop: Loop, batch_size: int, from_s: float, until_s: float) 
 def test_it_reaches_97_percent_of_the_best_static_k(curve: Curve, batch_size: int, skips: bool) -> None:
     replica = steady(curve, batch_size, tails=not skips, skips=skips, output_tokens=2000)
     best, _ = replica.best(batch_size, 0.0)
-    loop = Loop(replica, settings_for(replica)).run(10.0)
+    loop = looped(replica).run(10.0)
     reached = loop.tokens_per_s(10.0, 50.0)
     still = steady(curve, batch_size, tails=False, skips=skips, output_tokens=2000, depth_static=best)
     still.run(20.0)
     assert reached >= 0.97 * still.tokens / still.now_s
-    assert loop.state.guard.trips == 0
+    assert loop.rule.state.guard.trips == 0
 
 
 @pytest.mark.parametrize(("output_tokens", "best"), [(16, 0), (400, 3)])
@@ -85,7 +90,7 @@ def test_it_counts_what_the_drafter_costs_over_prompts(output_tokens: int, best:
 
     replica = steady(PROSE, 16, skips=True, tails=False, output_tokens=output_tokens, prompt_tokens=150, step_s=step_s)
     assert replica.best(16, 0.0)[0] == best
-    loop = Loop(replica, settings_for(replica)).run(30.0)
+    loop = looped(replica).run(30.0)
     reached = loop.tokens_per_s(30.0, 90.0)
     still = steady(
         PROSE, 16, skips=True, tails=False, output_tokens=output_tokens, prompt_tokens=150, step_s=step_s,
@@ -106,7 +111,7 @@ def test_requests_that_come_at_random_take_no_longer_than_at_the_best_static_k(c
     for one in still:
         one.run(300.0)
     followed = replica(7)
-    Loop(followed, settings_for(followed)).run(300.0)
+    looped(followed).run(300.0)
     assert 0.97 * followed.requests_s <= min(one.requests_s for one in still)
 
 
@@ -129,7 +134,7 @@ def test_it_settles_within_three_seconds_of_a_shift_of_load_or_prompts(seed: int
         (120.0, 4, CODE),
     ]
     replica = phased(phases, spread=0.3, seed=seed)
-    loop = Loop(replica, settings_for(replica)).run(120.0)
+    loop = looped(replica).run(120.0)
     begin_s = 0.0
     for until_s, batch_size, _ in phases:
         assert settled_after_s(loop, batch_size, begin_s, until_s) <= 3.0
@@ -163,7 +168,7 @@ def test_across_a_shifting_load_it_beats_every_static_k_by_five_percent() -> Non
         replica = phased(SHIFTING, skips=True, tails=False, depth_static=depth)
         static[depth] = mean_share_of_best(replica, replica.run)
     replica = phased(SHIFTING, skips=True, tails=False)
-    assert mean_share_of_best(replica, Loop(replica, settings_for(replica)).run) >= 1.05 * max(static.values())
+    assert mean_share_of_best(replica, looped(replica).run) >= 1.05 * max(static.values())
 
 
 @pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
@@ -171,7 +176,7 @@ def test_across_a_shifting_load_it_beats_every_static_k_by_five_percent() -> Non
 def test_with_steady_input_k_changes_at_most_twice_a_minute(batch_size: int, curve: Curve) -> None:
     """Requests differ among each other, machine and drafts scatter; probes count."""
     replica = steady(curve, batch_size, skips=True, tails=False, spread=0.3)
-    loop = Loop(replica, settings_for(replica)).run(330.0)
+    loop = looped(replica).run(330.0)
     assert loop.changes(30.0, 330.0) <= 10
     # One more than two where a change that promises a gain follows a probe.
     assert all(loop.changes(begun_s, begun_s + 60.0) <= 3 for begun_s in range(30, 271))
@@ -180,12 +185,12 @@ def test_with_steady_input_k_changes_at_most_twice_a_minute(batch_size: int, cur
 def test_off_is_never_for_good() -> None:
     """Nothing is drafted at K = 0, so only probes can tell that the prompts have become predictable."""
     replica = phased([(60.0, 1, NOISE), (200.0, 1, CODE)], skips=True, tails=False)
-    loop = Loop(replica, settings_for(replica)).run(60.0)
-    assert loop.state.plan is not None
-    assert loop.state.depths[0] == 0
+    loop = looped(replica).run(60.0)
+    assert loop.rule.state.plan is not None
+    assert loop.rule.state.depths[0] == 0
     loop.run(60.0 + SETTINGS.trial_every_s + 5.0)
-    assert loop.state.depths[0] == 7
-    assert any(change.cause is Cause.PROBE_ADOPTED for change in loop.state.log)
+    assert loop.rule.state.depths[0] == 7
+    assert any(change.cause is Cause.PROBE_ADOPTED for change in loop.rule.state.log)
 
 
 def test_off_returns_within_three_seconds_where_cut_tails_are_scored() -> None:
@@ -195,13 +200,13 @@ def test_off_returns_within_three_seconds_where_cut_tails_are_scored() -> None:
 
     replica = phased([(30.0, 4, NOISE), (60.0, 4, CODE)], step_s=dear_draft)
     assert (replica.best(4, 0.0)[0], replica.best(4, 40.0)[0] > 0) == (0, True)
-    loop = Loop(replica, settings_for(replica)).run(60.0)
+    loop = looped(replica).run(60.0)
     assert settled_after_s(loop, 4, 30.0, 60.0) <= 3.0
 
 
 def test_probes_at_zero_take_a_small_share_of_the_time() -> None:
     replica = steady(NOISE, 8, skips=True, tails=False)
-    loop = Loop(replica, settings_for(replica)).run(120.0)
+    loop = looped(replica).run(120.0)
     used = loop.depths_used(10.0, 120.0)
     assert 0 < sum(depth > 0 for depth in used) / len(used) < 0.03
 
@@ -212,7 +217,7 @@ def test_a_load_that_comes_for_seconds_does_not_pay_for_a_probe_each_time() -> N
 
     replica = Replica(lambda _: PROSE, load, skips=True, tails=False, output_tokens=48)
     assert replica.best(32, 0.0)[0] == 0
-    Loop(replica, settings_for(replica)).run(400.0)
+    looped(replica).run(400.0)
     used = [depth for now_s, _, depth in replica.used if now_s > 100.0]
     assert sum(depth > 0 for depth in used) / len(used) < 0.02
 
@@ -220,27 +225,25 @@ def test_a_load_that_comes_for_seconds_does_not_pay_for_a_probe_each_time() -> N
 def test_requests_that_cannot_draft_again_hold_up_no_recovery() -> None:
     """After K = 0 with a skipped drafter, only new requests draft: a probe sees few drafts, and slowly."""
     replica = phased([(40.0, 2, NOISE), (140.0, 2, CODE)], skips=True, tails=False, output_tokens=800)
-    loop = Loop(replica, settings_for(replica)).run(140.0)
-    assert loop.state.depths[1] >= 5
+    loop = looped(replica).run(140.0)
+    assert loop.rule.state.depths[1] >= 5
 
 
 def test_answers_that_all_end_together_hold_up_no_recovery() -> None:
     """Whoever runs at K = 0 drafts no more: where all end at once, that is for as long as their answers take."""
 
     class Together(Replica):
-        def _request(self) -> Any:
-            one = super()._request()
-            one.left = self.output_tokens
-            return one
+        def answers(self, count: int) -> Any:
+            return np.full(count, self.output_tokens)
 
     def load_now(now_s: float) -> Curve:
         return NOISE if now_s < 40.0 else CODE
 
     replica = Together(load_now, lambda _: 2, skips=True, tails=False, output_tokens=2500)
-    loop = Loop(replica, settings_for(replica)).run(40.0)
-    assert loop.state.depths[1] == 0
+    loop = looped(replica).run(40.0)
+    assert loop.rule.state.depths[1] == 0
     loop.run(140.0)
-    assert loop.state.depths[1] >= 5
+    assert loop.rule.state.depths[1] >= 5
 
 
 @pytest.mark.parametrize(
@@ -276,7 +279,7 @@ def test_a_load_that_goes_back_and_forth_around_the_crossing_keeps_its_drafts(
         still.run(60.0)
         static.append(still.tokens / still.now_s)
     replica = serving(7)
-    loop = Loop(replica, settings_for(replica)).run(20.0)
+    loop = looped(replica).run(20.0)
     assert loop.tokens_per_s(20.0, 80.0) >= 0.97 * max(static)
 
 
@@ -290,12 +293,11 @@ def test_a_prior_that_is_far_off_is_overcome(trial: int) -> None:
     skips, speed = rng.random() < 0.5, rng.choice((0.5, 1.0, 2.0))
 
     def serving(depth_static: int) -> Replica:
-        replica = steady(curve, batch_size, tails=not skips, skips=skips, depth_static=depth_static)
-        replica.step_s = lambda b, n, d: speed * quick_step_s(b, n, d) * (1.0 + 0.33 * sin(replica.now_s / 10.0))
-        return replica
+        pace = lambda now_s: speed * (1.0 + 0.33 * sin(now_s / 10.0))  # noqa: E731
+        return steady(curve, batch_size, tails=not skips, skips=skips, depth_static=depth_static, pace=pace)
 
     replica = serving(7)
-    loop = Loop(replica, settings_for(replica, prior)).run(15.0)
+    loop = looped(replica, prior).run(15.0)
     before, from_s = replica.tokens, replica.now_s
     loop.run(15.0 + 62.8)
     still = serving(replica.best(batch_size, 0.0)[0])
@@ -314,10 +316,10 @@ def test_a_best_k_that_rises_again_with_load_is_found() -> None:
         return 1.0e-3 + (0.5e-3 if drafting else 0.0) + 14.0e-3 * awake + 0.01e-3 * batch_size
 
     phases = [(20.0, 1, PROSE), (40.0, 4, PROSE), (60.0, 32, PROSE)]
-    replica = phased(phases, step_s=experts_step_s, tails=True)
+    replica = phased(phases, step_s=experts_step_s, tails=True, seed=2)
     best = [replica.best(batch_size, 0.0)[0] for _, batch_size, _ in phases]
     assert best[0] < best[-1]
-    loop = Loop(replica, settings_for(replica, roofline_prior(TARGETS["gpt-oss-20b"], DEVICES["B200"])))
+    loop = looped(replica, roofline_prior(TARGETS["gpt-oss-20b"], DEVICES["B200"]))
     begin_s = 0.0
     for until_s, batch_size, _ in phases:
         loop.run(begin_s + 8.0)
@@ -330,11 +332,11 @@ def test_a_best_k_that_rises_again_with_load_is_found() -> None:
 def test_goodput_that_stays_short_of_its_prediction_means_the_static_k() -> None:
     """From 20 s on a third of what is accepted gets lost on its way to the clients."""
     replica = steady(CODE, 4, output_tokens=2000)
-    loop = Loop(replica, settings_for(replica)).run(20.0)
-    assert loop.state.guard.trips == 0
+    loop = looped(replica).run(20.0)
+    assert loop.rule.state.guard.trips == 0
     replica.delivers = 0.5
     loop.run(50.0)
-    assert loop.state.guard.trips == 1
+    assert loop.rule.state.guard.trips == 1
     fallen = [plan for _, plan in loop.plans if plan.mode is Mode.FALLBACK]
     assert "of its prediction" in fallen[0].reason
     assert {plan.table.depth_at(4) for plan in fallen} == {7}
@@ -342,9 +344,9 @@ def test_goodput_that_stays_short_of_its_prediction_means_the_static_k() -> None
 
 def test_short_answers_that_cut_their_last_drafts_off_do_not_alarm_the_guard() -> None:
     replica = steady(CODE, 8, output_tokens=24)
-    loop = Loop(replica, settings_for(replica)).run(60.0)
-    assert loop.state.guard.trips == 0
-    assert loop.state.delivery.ratio < 0.95
+    loop = looped(replica).run(60.0)
+    assert loop.rule.state.guard.trips == 0
+    assert loop.rule.state.delivery.ratio < 0.95
 
 
 @pytest.mark.parametrize("batch_size", BATCHES)
@@ -355,7 +357,7 @@ def test_a_calibrated_replica_finds_its_depth_though_the_prior_is_of_another_mac
     """The prior is a mixture of experts' on a large GPU; without calibration prose at 16 stays at 0.68 of the best."""
     prior = roofline_prior(TARGETS["gpt-oss-20b"], DEVICES["B200"])
     replica = steady(curve, batch_size, skips=True, output_tokens=512)
-    loop = Loop(replica, settings_for(replica, prior), calibrated=True).run(30.0)
+    loop = looped(replica, prior, calibrated=True).run(30.0)
     _, best = replica.best(batch_size, 0.0)
     assert replica.tokens / replica.now_s >= 0.94 * best
     first_sight = [

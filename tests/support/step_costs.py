@@ -10,8 +10,8 @@ from peagle.router.depth.priors import DEVICES, TARGETS, Device, TargetSize
 DEPTH_MAX = 7
 DEPTHS = depth_ladder(DEPTH_MAX)
 
-Cost = Callable[[float, float, bool], float]
-"""Seconds of a step, by batch size, mean depth that is verified, and whether the drafter runs."""
+Cost = Callable[[float, float, float], float]
+"""Seconds of a step, by batch size, tokens computed by the target, and sequences drafted for."""
 
 
 def _geometric(first: float, ratio: float) -> tuple[float, ...]:
@@ -38,15 +38,16 @@ _H200_MS: Mapping[int, Sequence[float]] = {
 }
 
 
-def h200_step_s(batch_size: float, depth: float, drafts: bool) -> float:
+def h200_step_s(batch_size: float, tokens: float, drafting: float) -> float:
     """Measured on one H200, 2026-11-26: a target of Llama-3.1-8B's shape, a head of four layers, vLLM 0.29, FA3.
 
     Each depth has full CUDA graphs; milliseconds of one decode-only step, one pass. Between points it follows a line.
     """
-    if not drafts:
+    if not drafting:
         return 1e-3 * _line(_H200_SIZES, _H200_MS[0], batch_size)
     depths = [k for k in _H200_MS if k]
-    return 1e-3 * _line(depths, [_line(_H200_SIZES, _H200_MS[k], batch_size) for k in depths], max(1.0, depth))
+    by_depth = [_line(_H200_SIZES, _H200_MS[k], batch_size) for k in depths]
+    return 1e-3 * _line(depths, by_depth, max(1.0, tokens / batch_size - 1.0))
 
 
 def _line(marks: Sequence[int], values: Sequence[float], at: float) -> float:
@@ -75,8 +76,7 @@ class Roofline:
     sequence_s: float = 15e-6
     graph_rows: int = 0
 
-    def __call__(self, batch_size: float, depth: float, drafts: bool) -> float:
-        tokens = batch_size * (depth + 1.0)
+    def __call__(self, batch_size: float, tokens: float, drafting: float) -> float:
         eager = 1.0
         if self.graph_rows:
             eager = 1.5 if tokens > 512 else 1.0
@@ -86,7 +86,7 @@ class Roofline:
             (self.target.dense_gb + self.target.experts_gb * awake) * 1e9 / (0.7 * self.device.memory_tb_per_s * 1e12)
         )
         computed = 2.0 * self.target.active_parameters * tokens / (0.45 * self.device.compute_pflop_per_s * 1e15)
-        fixed = self.step_s + self.draft_s * drafts + self.sequence_s * batch_size
+        fixed = self.step_s + self.draft_s * (drafting > 0) + self.sequence_s * batch_size
         return eager * (fixed + max(read, computed))
 
 

@@ -301,6 +301,17 @@ class RequestRates:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """How deep a replica drafts, and how likely the first j + 1 drafts of its usual request are all right, at j."""
+
+    table: DepthTable
+    survival: tuple[float, ...]
+
+    def depth_at(self, batch_size: int) -> int:
+        return self.table.depth_at(batch_size)
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaSnapshot:
     """What a dispatcher weighs of one replica, as of `taken_at_s`.
 
@@ -323,6 +334,7 @@ class ReplicaSnapshot:
             `peagle.router.rates`.
         rate_prefills: The same of `prefill_tokens_per_s`, in requests.
         output_tokens_mean: Output tokens of its usual request; 0 before it is known.
+        drafts: What it drafts; None where no plan is.
     """
 
     replica_id: str
@@ -340,6 +352,7 @@ class ReplicaSnapshot:
     rate_steps: float = 0.0
     rate_prefills: float = 0.0
     output_tokens_mean: float = 0.0
+    drafts: DraftPlan | None = None
 
     @property
     def requests(self) -> int:
@@ -363,6 +376,8 @@ class RouteRequest:
             None for one that shares nothing.
         prefix_tokens: Prompt tokens shared with earlier requests of this key.
         tried: Replicas that have failed this request already.
+        kinds: Under what earlier requests like it are known, the nearest first: its system prompt, its client.
+        right_ratio: How often a draft of it is expected to be right where those before it were; None if unknown.
     """
 
     request_id: str
@@ -371,3 +386,5 @@ class RouteRequest:
     affinity_key: int | None = None
     prefix_tokens: int = 0
     tried: frozenset[str] = frozenset()
+    kinds: tuple[int, ...] = ()
+    right_ratio: float | None = None

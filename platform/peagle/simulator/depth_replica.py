@@ -1,23 +1,33 @@
-"""A replica whose acceptance and step times are known, to close the loop around the depth rule in simulated time.
+"""A replica whose acceptance and step times are known, in simulated time.
 
-It keeps the sums that the engine keeps, step by step, with real random drafts, and reports twice a second.
+It keeps the sums that the engine keeps, step by step, with real random drafts, and reports twice a second. A step costs
+some ten microseconds, so that many replicas can be swept over.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
-from math import inf, prod, sqrt
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf, prod
 from typing import Any
 
-from peagle.router.depth import DepthPlan, DepthSettings, DepthState, batch_ranges, start, step
-from peagle.router.snapshot import DepthTable, PromptCell, PromptStats, StepCell, StepReport, StepStats, StepTime
+import numpy as np
 
-REPORT_S = 0.5
+from peagle.engine.depth.draft_chances import DraftChances
+from peagle.router.depth import depth_ladder
+from peagle.router.depth.draft_sharing import expected_right, shared
+from peagle.router.snapshot import DepthTable, PromptCell, PromptStats, StepCell, StepReport, StepStats, StepTime
 
 CODE = (0.78, 0.74, 0.78, 0.80, 0.76, 0.80, 0.78)
 PROSE = (0.62, 0.58, 0.62, 0.62, 0.60, 0.62, 0.60)
 NOISE = (0.20, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25)
+
+# A step that is held up takes so many times as long.
+_STALL = 3.0
+# With drafts shared out, one step in so many tells what is expected of each K.
+_TOLD_STEPS = 8
+
+StepSeconds = Callable[[int, int, int], float]
+"""Seconds of a step, by batch size, tokens computed by the target, and sequences drafted for."""
 
 
 def quick_step_s(batch_size: int, tokens: int, drafting: int) -> float:
@@ -26,29 +36,61 @@ def quick_step_s(batch_size: int, tokens: int, drafting: int) -> float:
     return 0.45e-3 + 0.15e-3 * batch_size + draft_s + max(2.2e-3, 0.14e-3 * tokens)
 
 
-@dataclass
-class _Sequence:
-    left: int
-    drafts: bool
-    luck: float
-
-
-@dataclass
 class _Sums:
-    depth_max: int
-    steps: int = 0
-    seconds: float = 0.0
-    tokens: int = 0
-    drafts: int = 0
-    counts: dict[str, list[int]] = field(init=False)
+    """Of one batch size and K, as an engine keeps them."""
 
-    def __post_init__(self) -> None:
-        names = ("drafted", "accepted", "tail_reached", "tail_matched")
-        self.counts = {name: [0] * self.depth_max for name in names}
+    def __init__(self, depth_max: int) -> None:
+        self._positions = np.arange(depth_max)
+        self._steps = self._tokens = self._drafts = self._rested = 0
+        self._seconds = 0.0
+        self._drafted, self._accepted, self._whole, self._reached, self._matched = np.zeros((5, depth_max), np.int64)
+        self._equal, self._shared = np.zeros((2, depth_max))
 
-    def add(self, name: str, first: int, last: int) -> None:
-        for position in range(first, last):
-            self.counts[name][position] += 1
+    def add(self, seconds: float, tokens: int, depths: Any, guessed: Any, rested: int, expected: Any) -> None:
+        """Count a step.
+
+        Args:
+            seconds, tokens: What it took and gave.
+            depths: How many drafts of each request that drafts were verified.
+            guessed: How many of the deepest draft are right.
+            rested: Requests that draft no more.
+            expected: By K - 1, drafts expected to be right in equal depths and shared out; None where not told.
+        """
+        self._steps += 1
+        self._seconds += seconds
+        self._tokens += tokens
+        self._rested += rested
+        verified, matched = depths[:, None] > self._positions, guessed[:, None] > self._positions
+        self._drafts += len(depths)
+        self._drafted += verified.sum(axis=0)
+        self._accepted += (verified & matched).sum(axis=0)
+        self._whole += ((depths[:, None] == self._positions + 1) & matched).sum(axis=0)
+        self._reached += (~verified & (guessed[:, None] >= self._positions)).sum(axis=0)
+        self._matched += (~verified & matched).sum(axis=0)
+        if expected is not None:
+            self._equal += expected[:, 0]
+            self._shared += expected[:, 1]
+
+    def cell(self, batch_size: int, depth: int, tails: bool) -> StepCell:
+        def each(counts: Any) -> tuple[Any, ...]:
+            return tuple(counts.tolist())
+
+        return StepCell(
+            batch_size,
+            depth,
+            self._steps,
+            self._seconds,
+            self._tokens,
+            self._drafts if depth else 0,
+            each(self._drafted),
+            each(self._accepted),
+            each(self._reached * tails),
+            each(self._matched * tails),
+            rested=self._rested if depth else 0,
+            whole=each(self._whole),
+            equal_right=each(self._equal),
+            shared_right=each(self._shared),
+        )
 
 
 @dataclass
@@ -58,28 +100,38 @@ class Replica:
     Attributes:
         conditional: Probability that a draft is right where all before it were, by position, at a time.
         load: Batch size at a time; 0 for none.
-        step_s: Seconds of a step, by batch size, tokens computed by the target, and sequences drafted for.
+        step_s: Seconds of a step.
+        pace: Factor on all step times, at a time.
         tails: Whether cut tails are scored, K = 0 included, as the engine does that always drafts Kmax.
         skips: Whether K = 0 skips the drafter; a request that saw such a step drafts no more.
         output_tokens: Length of each answer.
         spread: How far each request's acceptance lies from the mean: 0.5 is up to half of the distance to 0 and to 1.
-        step_sd: Relative scatter of step times.
+        mixed: Whether every second request's drafts are right 0.4 times as often at each position: noise beside code.
+        by_request: Whether the engine can share drafts out, by what became of each request's last ones.
+        step_sd: Deviation of the logarithm of one step's time.
+        stalls_ratio: Share of the steps that are held up, and take three times as long.
         delivers: Share of accepted drafts that are delivered.
         prompt_tokens: Length of each prompt; a step that has any is no decode-only one.
         prompt_token_s: What the target takes for one of them,
         prompt_draft_ratio: and the drafter, as a share of that.
+        ended: By the name of a request that is over, its drafts, their tokens and those accepted.
+        spent_s, static_s: Expected seconds of all steps so far, and of the same tokens at each static K of the ladder.
     """
 
     conditional: Callable[[float], Sequence[float]]
     load: Callable[[float], int]
-    step_s: Callable[[int, int, int], float] = quick_step_s
+    step_s: StepSeconds = quick_step_s
+    pace: Callable[[float], float] = field(default=lambda _: 1.0)
     depth_max: int = 7
     depth_static: int = 7
     tails: bool = True
     skips: bool = False
     output_tokens: int = 128
     spread: float = 0.0
+    mixed: bool = False
+    by_request: bool = False
     step_sd: float = 0.1
+    stalls_ratio: float = 0.0
     delivers: float = 1.0
     prompt_tokens: int = 0
     prompt_token_s: float = 0.17e-3
@@ -87,28 +139,47 @@ class Replica:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
-        self.now_s = 0.0
+        self.random = np.random.default_rng(self.seed)
+        self._requests = np.random.default_rng(self.seed + 1)
+        self.depths = depth_ladder(self.depth_max)
+        self.now_s, self.tokens = 0.0, 0
         self.table = DepthTable(0, (self.depth_static,))
-        self.tokens = 0
         self.used: list[tuple[float, int, int]] = []
-        self._sums: dict[tuple[int, int], _Sums] = {}
-        self._prompts: list[PromptCell] = []
-        self._ended = 0
-        self._sequences: list[_Sequence] = []
+        self.spent_s, self.static_s = 0.0, np.zeros(len(self.depths))
+        self.ended: dict[int, tuple[int, int, int]] = {}
+        self._static_step_s: dict[int, Any] = {}
+        self._chances = DraftChances(self.depth_max)
+        self._came = self._shared_steps = 0
+        self._curve: Sequence[float] = ()
+        self._luck_left: list[float] = []
+        # Of each request in the batch.
+        self.left, self.names = np.zeros((2, 0), np.int64)
+        self._rests = np.zeros(0, np.bool_)
+        self._leans = np.zeros((0, 1))
+        self._survival = np.zeros((0, self.depth_max))
+        self._drafted = np.zeros((0, 3), np.int64)
+        self._forget_sums()
 
     def run(self, until_s: float) -> StepReport:
         """Serve until then; return what that added to the sums."""
-        self._sums, self._prompts, self._ended = {}, [], 0
         while self.now_s < until_s:
-            batch_size = self.load(self.now_s)
-            if batch_size == 0:
-                self.now_s = min(until_s, self._next_s())
-                continue
-            self._one_step(batch_size)
-        cells = tuple(self._cell(*key) for key in sorted(self._sums))
-        prompts = PromptStats(tuple(self._prompts), self._ended * self.prompt_tokens, self._ended * self.output_tokens)
-        return StepReport(StepStats(self.table, self.depth_max, cells, prompts))
+            if batch_size := self.load(self.now_s):
+                self.one_step(batch_size)
+            else:
+                self.now_s = min(until_s, self.next_s())
+        return self.report()
+
+    def report(self) -> StepReport:
+        """Return what has been added since the last report."""
+        cells = tuple(self._sums[key].cell(*key, self.tails) for key in sorted(self._sums))
+        prompt_cells = (
+            PromptCell(drafter, True, int(steps), seconds, int(tokens), int(decoded), int(verified))
+            for drafter, (steps, seconds, tokens, decoded, verified) in self._prompts.items()
+        )
+        ended = self._ended * self.prompt_tokens, self._ended * self.output_tokens
+        stats = StepStats(self.table, self.depth_max, cells, PromptStats(tuple(prompt_cells), *ended))
+        self._forget_sums()
+        return StepReport(stats)
 
     def apply(self, table: DepthTable) -> None:
         """Take a table as the engine does: never an older one."""
@@ -117,96 +188,161 @@ class Replica:
         assert all(0 <= depth <= self.depth_max for depth in table.depths)
         self.table = table
 
-    def timed(self, batch_size: int, depth: int, steps: int = 10) -> StepTime:
-        """What so many decode-only steps take, each with a draft of every request."""
-        drafting = batch_size if depth or not self.skips else 0
-        step_s = self.step_s(batch_size, batch_size * (depth + 1), drafting)
-        luck = self.random.gauss(1.0, self.step_sd / sqrt(steps))
-        return StepTime(batch_size, depth, steps, steps * step_s * luck)
+    def timed(self, batch_size: int, depth: int, steps: int = 14) -> StepTime:
+        """What calibration measures: a mean of few decode-only steps, each with a draft of every request."""
+        luck = float(self._luck(steps).mean())
+        return StepTime(batch_size, depth, steps, steps * self._uniform_step_s(batch_size, depth) * luck)
 
     def tokens_per_s(self, batch_size: int, depth: int, now_s: float) -> float:
         """What a static K yields, in truth, while every request can draft."""
         conditional = self.conditional(now_s)
         tokens = 1.0 + sum(prod(conditional[: j + 1]) for j in range(depth))
+        decode_s = self._uniform_step_s(batch_size, depth) / (batch_size * tokens)
+        return 1.0 / (decode_s + self._prompt_s(depth > 0 or not self.skips) / self.output_tokens)
+
+    def best(self, batch_size: int, now_s: float) -> tuple[int, float]:
+        """The best static K, and its tokens/s."""
+        rates = {depth: self.tokens_per_s(batch_size, depth, now_s) for depth in self.depths}
+        depth = max(rates, key=rates.__getitem__)
+        return depth, rates[depth]
+
+    def next_s(self) -> float:
+        """When a replica without load may have some again."""
+        return inf
+
+    def answers(self, count: int) -> Any:
+        """Lengths of so many new answers. Those of the first batch are under way."""
+        if self.now_s == 0.0:
+            return self.random.integers(1, self.output_tokens + 1, count)
+        return np.full(count, self.output_tokens)
+
+    def leans(self, count: int) -> Any:
+        """How far the acceptance of so many new requests lies from the mean, as parts of the distance to 0 or 1."""
+        leans = self._requests.uniform(-self.spread, self.spread, count)
+        if self.mixed:
+            leans[(self._came + np.arange(count)) % 2 == 1] = -0.6
+        return leans
+
+    def one_step(self, batch_size: int) -> None:
+        """Compute a step of so many requests: those there are, and new ones or the first of them."""
+        new = self._admit(batch_size)
+        depth = self.table.depth_at(batch_size)
+        runs = depth > 0 or not self.skips
+        if not runs:
+            self._rests[:] = True
+        guessed = (self.random.random((batch_size, 1)) < self._survival).sum(axis=1)
+        drafts = ~self._rests
+        depths, expected = self._share_out(depth, drafts)
+        verified, resting = int(depths.sum()), batch_size - int(drafts.sum())
+        right = np.minimum(guessed, depths)
+        delivered = right if self.delivers == 1.0 else self.random.binomial(right, self.delivers)
+        emitted = np.minimum(1 + delivered, self.left)
+        pace, prompts_s = self.pace(self.now_s), new * self._prompt_s(drafts=False)
+        step_s = self.step_s(batch_size, batch_size + verified, batch_size - resting if runs else 0) * pace
+        self._compare(batch_size, depths, step_s, pace, prompts_s)
+        tokens = int(emitted.sum())
+        if not self._luck_left:
+            self._luck_left = self._luck(1000).tolist()
+        seconds = step_s * self._luck_left.pop()
+        if prompts_s:
+            seconds += new * self._prompt_s(runs)
+            added = np.array([1, seconds, new * self.prompt_tokens, batch_size, verified])
+            self._prompts[runs] = added + self._prompts.get(runs, 0.0)
+        else:
+            sums = self._sums.setdefault((batch_size, depth), _Sums(self.depth_max))
+            sums.add(seconds, tokens, depths[drafts], guessed[drafts], resting, expected)
+        if self.by_request:
+            for name, of_draft, of_right in zip(self.names[drafts], depths[drafts], right[drafts], strict=True):
+                self._chances.learn(str(name), None, 0, int(of_draft), int(of_right))
+        self._drafted += np.stack([drafts & (depth > 0), depths, right], axis=1)
+        self.left = self.left - emitted
+        self.tokens += tokens
+        self.now_s += seconds
+        self.used.append((self.now_s, batch_size, depth))
+        if not self.left.all():
+            self._ended += int((self.left == 0).sum())
+            self._keep(self.left > 0)
+
+    def _forget_sums(self) -> None:
+        self._sums: dict[tuple[int, int], _Sums] = {}
+        self._prompts: dict[bool, Any] = {}
+        self._ended = 0
+
+    def _luck(self, count: int) -> Any:
+        luck = self.random.lognormal(-(self.step_sd**2) / 2.0, self.step_sd, count)  # 1 on average
+        luck[self.random.random(count) < self.stalls_ratio] *= _STALL
+        return luck
+
+    def _uniform_step_s(self, batch_size: int, depth: int) -> float:
         drafting = batch_size if depth or not self.skips else 0
-        decode_s = self.step_s(batch_size, batch_size * (depth + 1), drafting) / (batch_size * tokens)
-        return 1.0 / (decode_s + self._prompt_s(drafting > 0) / self.output_tokens)
+        return self.step_s(batch_size, batch_size * (depth + 1), drafting)
 
     def _prompt_s(self, drafts: bool) -> float:
         return self.prompt_tokens * self.prompt_token_s * (1.0 + self.prompt_draft_ratio * drafts)
 
-    def best(self, batch_size: int, now_s: float, depths: Sequence[int] = (0, 1, 2, 3, 5, 7)) -> tuple[int, float]:
-        """The best static K, and its tokens/s."""
-        rates = {depth: self.tokens_per_s(batch_size, depth, now_s) for depth in depths}
-        depth = max(rates, key=rates.__getitem__)
-        return depth, rates[depth]
+    def _admit(self, batch_size: int) -> int:
+        """Fill the batch up, or cut it; return how many are new."""
+        if (curve := self.conditional(self.now_s)) is not self._curve:
+            self._curve = curve
+            self._survival = self._survival_of(self._leans)
+        new = batch_size - len(self.left)
+        if new < 0:
+            self._keep(np.arange(len(self.left)) < batch_size)
+        elif new > 0:
+            leans = self.leans(new)[:, None]
+            self.left = np.concatenate([self.left, self.answers(new)])
+            self.names = np.concatenate([self.names, self._came + np.arange(new)])
+            self._rests = np.concatenate([self._rests, np.zeros(new, np.bool_)])
+            self._leans = np.concatenate([self._leans, leans])
+            self._drafted = np.concatenate([self._drafted, np.zeros((new, 3), np.int64)])
+            self._survival = np.concatenate([self._survival, self._survival_of(leans)])
+            self._came += new
+        return max(0, new)
 
-    def _one_step(self, batch_size: int) -> None:
-        del self._sequences[batch_size:]
-        new = batch_size - len(self._sequences)
-        self._sequences += [self._request() for _ in range(new)]
-        depth = self.table.depth_at(batch_size)
-        has_prompts = new > 0 and self.prompt_tokens > 0
-        sums = _Sums(self.depth_max)
-        if not has_prompts:
-            sums = self._sums.setdefault((batch_size, depth), sums)
-        drafting = computed = tokens = 0
-        for one in self._sequences:
-            if depth == 0 and self.skips:
-                one.drafts = False
-            emitted = 1
-            computed += 1
-            if one.drafts:
-                drafting += 1
-                computed += depth
-                emitted += self._draft(one, depth, sums)
-            emitted = min(emitted, one.left)
-            one.left -= emitted
-            tokens += emitted
-        self._ended += sum(one.left == 0 for one in self._sequences)
-        self._sequences = [one for one in self._sequences if one.left > 0]
-        drafts = depth > 0 or not self.skips
-        prompts_s = new * self._prompt_s(drafts)
-        luck = max(0.3, self.random.gauss(1.0, self.step_sd))
-        seconds = (self.step_s(batch_size, computed, drafting) + prompts_s) * luck
-        if has_prompts:
-            verified = computed - batch_size
-            self._prompts.append(PromptCell(drafts, True, 1, seconds, new * self.prompt_tokens, batch_size, verified))
-        sums.steps += 1
-        sums.seconds += seconds
-        sums.tokens += tokens
-        self.tokens += tokens
-        self.now_s += seconds
-        self.used.append((self.now_s, batch_size, depth))
+    def _keep(self, kept: Any) -> None:
+        for name, (drafts, drafted, accepted) in zip(
+            self.names[~kept].tolist(), self._drafted[~kept].tolist(), strict=True
+        ):
+            self.ended[name] = drafts, drafted, accepted
+        self._drafted = self._drafted[kept]
+        if self.by_request:
+            for name in self.names[~kept]:
+                self._chances.forget(str(name))
+        self.left, self.names, self._rests = self.left[kept], self.names[kept], self._rests[kept]
+        self._leans, self._survival = self._leans[kept], self._survival[kept]
 
-    def _next_s(self) -> float:
-        """When a replica without load may have some again."""
-        return inf
+    def _survival_of(self, leans: Any) -> Any:
+        curve = np.asarray(self._curve)
+        return np.cumprod(curve + leans * np.where(leans > 0, 1.0 - curve, curve), axis=1)
 
-    def _request(self) -> _Sequence:
-        left = self.random.randint(1, self.output_tokens) if self.now_s == 0.0 else self.output_tokens
-        return _Sequence(left, True, self.random.uniform(-self.spread, self.spread))
+    def _share_out(self, depth: int, drafts: Any) -> tuple[Any, Any]:
+        """What of each draft is verified; and what is expected to be right, as an engine tells now and then."""
+        depths = np.where(drafts, depth, 0)
+        if not (self.table.by_request and depth and drafts.sum() > 1):
+            return depths, None
+        chances = [self._chances.survival(str(name), self.depth_max, None) for name in self.names[drafts]]
+        depths[drafts] = shared(chances, depth * len(chances))
+        self._shared_steps += 1
+        if self._shared_steps % _TOLD_STEPS:
+            return depths, None
+        every = range(1, self.depth_max + 1)
+        return depths, np.array([expected_right(chances, each, self.depth_max) for each in every])
 
-    def _draft(self, one: _Sequence, depth: int, sums: _Sums) -> int:
-        right = 0
-        for c in self.conditional(self.now_s):
-            lucky = c + one.luck * (1.0 - c if one.luck > 0 else c)
-            if self.random.random() >= lucky:
-                break
-            right += 1
-        if depth:
-            sums.drafts += 1
-            sums.add("drafted", 0, depth)
-            sums.add("accepted", 0, min(right, depth))
-        if self.tails:
-            sums.add("tail_reached", depth, min(right + 1, self.depth_max))
-            sums.add("tail_matched", depth, right)
-        return sum(self.random.random() < self.delivers for _ in range(min(right, depth)))
-
-    def _cell(self, batch_size: int, depth: int) -> StepCell:
-        sums = self._sums[batch_size, depth]
-        counts: Mapping[str, Any] = {name: tuple(values) for name, values in sums.counts.items()}
-        return StepCell(batch_size, depth, sums.steps, sums.seconds, sums.tokens, sums.drafts, **counts)
+    def _compare(self, batch_size: int, depths: Any, step_s: float, pace: float, prompts_s: float) -> None:
+        """Add the expected time of this step, and that of its tokens at each static K."""
+        if batch_size not in self._static_step_s:
+            seconds = [self._uniform_step_s(batch_size, depth) for depth in self.depths]
+            self._static_step_s[batch_size] = np.array(seconds)
+        survival = self._survival.sum(axis=0)
+        tokens = batch_size + np.concatenate([[0.0], survival]).cumsum()[list(self.depths)]
+        yielded = batch_size + float(self._survival[depths[:, None] > np.arange(self.depth_max)].sum())
+        self.spent_s += step_s
+        self.static_s += self._static_step_s[batch_size] * pace * yielded / tokens
+        if prompts_s:
+            drafted = 1.0 + self.prompt_draft_ratio
+            runs = not self.skips or bool(self.table.depth_at(batch_size))
+            self.spent_s += prompts_s * (drafted if runs else 1.0)
+            self.static_s += prompts_s * np.where((np.array(self.depths) > 0) | (not self.skips), drafted, 1.0)
 
 
 class OpenReplica(Replica):
@@ -227,66 +363,17 @@ class OpenReplica(Replica):
         while self._arrives_s <= now_s:
             self._waiting += 1
             self._arrives_s += self._arrivals.expovariate(self._per_second)
-        taken = min(self._waiting, self._batch_max - len(self._sequences))
+        taken = min(self._waiting, self._batch_max - len(self.left))
         self._waiting -= taken
-        return len(self._sequences) + taken
+        return len(self.left) + taken
 
-    def _next_s(self) -> float:
+    def next_s(self) -> float:
         return self._arrives_s
 
-    def _one_step(self, batch_size: int) -> None:
+    def answers(self, count: int) -> Any:
+        return np.array([1 + int(self._arrivals.expovariate(1.0 / self.output_tokens)) for _ in range(count)])
+
+    def one_step(self, batch_size: int) -> None:
         started_s = self.now_s
-        super()._one_step(batch_size)
+        super().one_step(batch_size)
         self.requests_s += (batch_size + self._waiting) * (self.now_s - started_s)
-
-    def _request(self) -> _Sequence:
-        tokens = 1 + int(self._arrivals.expovariate(1.0 / self.output_tokens))
-        return _Sequence(tokens, True, self.random.uniform(-self.spread, self.spread))
-
-
-@dataclass
-class Loop:
-    """A replica and the rule around it; one that is calibrated has timed its steps before it served."""
-
-    replica: Replica
-    settings: DepthSettings
-    calibrated: bool = False
-    state: DepthState = field(init=False)
-    plans: list[tuple[float, DepthPlan]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.state = start(self.settings)
-        sizes = (batches.at for batches in batch_ranges(self.settings.batch_max))
-        points = product(sizes, self.settings.rungs)
-        self._calibration = tuple(self.replica.timed(*point) for point in points) if self.calibrated else ()
-
-    def run(self, until_s: float) -> "Loop":
-        while self.replica.now_s < until_s:
-            report = self.replica.run(min(until_s, self.replica.now_s + REPORT_S))
-            if self.calibrated:
-                report = replace(report, calibration=self._calibration)
-            self.state, plan = step(self.state, report, self.settings, self.replica.now_s)
-            self.plans.append((self.replica.now_s, plan))
-            self.replica.apply(plan.table)
-        return self
-
-    def tokens_per_s(self, from_s: float, until_s: float) -> float:
-        """Measured, by running on: for a stretch that starts where the loop stands."""
-        assert abs(self.replica.now_s - from_s) < REPORT_S
-        before, started_s = self.replica.tokens, self.replica.now_s
-        self.run(until_s)
-        return (self.replica.tokens - before) / (self.replica.now_s - started_s)
-
-    def depths_used(self, from_s: float, until_s: float) -> list[int]:
-        """K of every step in a stretch."""
-        return [depth for now_s, _, depth in self.replica.used if from_s <= now_s < until_s]
-
-    def changes(self, from_s: float, until_s: float) -> int:
-        """How often K changed from one step to the next at the same batch size."""
-        last: dict[int, int] = {}
-        count = 0
-        for now_s, batch_size, depth in self.replica.used:
-            if from_s <= now_s < until_s and last.get(batch_size, depth) != depth:
-                count += 1
-            last[batch_size] = depth
-        return count

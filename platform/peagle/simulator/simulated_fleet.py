@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from math import inf
+from typing import Any
 
-from peagle.router.dispatch import SOONEST, Board, Dispatcher, DispatcherReport, Policy, Route
+from peagle.router.dispatch import SOONEST, Board, Dispatcher, DispatcherReport, EndedDrafts, Policy, Route
 from peagle.router.rates import EngineRates
 from peagle.router.snapshot import ReplicaSnapshot, RequestRates, RouteRequest
 from peagle.simulator.timed_engine import take_step
@@ -26,13 +28,19 @@ REPORT_EVERY_S, REPORT_DELAY_S = 0.5, 0.1
 
 @dataclass
 class Job:
-    """One request on its way through the simulation. `then` is its client's next, which comes as this one ends."""
+    """One request on its way through the simulation.
+
+    `then` is its client's next, which comes as this one ends. `lean` is how far its acceptance lies from the mean, as a
+    part of the distance to 0 or 1. `drafted` are its drafts, their tokens, and those that were accepted.
+    """
 
     request: RouteRequest
     arrives_s: float
     output_tokens: int
     dispatcher: int
     then: "Job | None" = None
+    lean: float = 0.0
+    drafted: tuple[int, int, int] = (0, 0, 0)
     prefill_left: int = 0
     computed_tokens: int = 0
     generated: int = 0
@@ -180,6 +188,7 @@ class ByPolicy(Dispatch):
     def __init__(self, replicas: Sequence[Replica], policy: Policy = SOONEST, dispatchers: int = 4) -> None:
         self._random = random.Random(3)
         self._board = Board()
+        self._ended: list[EndedDrafts] = []
         self.dispatchers = [Dispatcher(policy) for _ in range(dispatchers)]
         for dispatcher in self.dispatchers:
             dispatcher.set_members(replica.replica_id for replica in replicas)
@@ -193,21 +202,24 @@ class ByPolicy(Dispatch):
 
     def ended(self, job: Job, now_s: float) -> None:
         self.dispatchers[job.dispatcher % len(self.dispatchers)].ended(job.request.request_id, now_s)
+        self._ended += [EndedDrafts(kind, *job.drafted) for kind in job.request.kinds if job.drafted[0]]
 
     def report(self, snapshots: Sequence[ReplicaSnapshot]) -> None:
         now_s = 0.0
         for snapshot in snapshots:
             now_s = snapshot.taken_at_s
-            self._board.report(snapshot, now_s)
-        seen = self._board.news(DispatcherReport("every"), now_s).received(now_s)
+            self._board.report(snapshot, now_s, self._ended)
+            self._ended.clear()
+        news = self._board.news(DispatcherReport("every"), now_s)
         for dispatcher in self.dispatchers:
-            dispatcher.report(seen)
+            dispatcher.set_right_ratios(news.right_ratios)
+            dispatcher.report(news.received(now_s))
 
 
 class Simulation:
     """Runs jobs through replicas under one way to dispatch."""
 
-    def __init__(self, replicas: Sequence[Replica], dispatch: Dispatch) -> None:
+    def __init__(self, replicas: Sequence[Any], dispatch: Dispatch) -> None:
         self.replicas, self.dispatch = replicas, dispatch
         self._by_id = {replica.replica_id: replica for replica in replicas}
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
@@ -215,17 +227,18 @@ class Simulation:
         self._open = 0
         self._ended_at_s = 0.0
 
-    def run(self, jobs: Sequence[Job]) -> Outcome:
+    def run(self, jobs: Sequence[Job], until_s: float = inf) -> Outcome:
+        """Run until all have ended, or until then."""
         every = [job for first in jobs for job in _chain(first)]
         self._open = len(every)
         for job in jobs:
             self._at(job.arrives_s, partial(self._arrive, job))
         self._report(0.0)
-        while self._open:
+        while self._open and self._events[0][0] < until_s:
             now_s, _, event = heapq.heappop(self._events)
             event(now_s)
         first = [job.first_token_s - job.arrives_s for job in every if job.first_token_s is not None]
-        assert len(first) == len(every)
+        assert len(first) == len(every) or until_s < inf
         return Outcome(first, self._ended_at_s, sum(job.generated for job in every), every)
 
     def _at(self, time_s: float, event: Callable[[float], None]) -> None:

@@ -26,7 +26,7 @@ from peagle.router.depth.priors import (
 from peagle.router.depth.rule.state import DepthState, FleetPrior, fleet_prior, start
 from peagle.router.depth.rule.tuner import step
 from peagle.router.depth.settings import AcceptancePrior, DepthLimits, DepthSettings, StandingLimits
-from peagle.router.depth.view import DepthView, RangeView, request_tokens_per_s, view
+from peagle.router.depth.view import DepthView, RangeView, draft_plan, request_tokens_per_s, view
 
 __all__ = [
     "DEVICES",
@@ -53,6 +53,7 @@ __all__ = [
     "batch_ranges",
     "cpu_prior",
     "depth_ladder",
+    "draft_plan",
     "fleet_prior",
     "known_target",
     "request_tokens_per_s",

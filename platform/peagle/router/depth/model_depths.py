@@ -7,8 +7,8 @@ from peagle.router.depth.plan import DepthPlan
 from peagle.router.depth.rule.state import DepthState, FleetPrior, fleet_prior, start
 from peagle.router.depth.rule.tuner import step
 from peagle.router.depth.settings import DepthLimits, DepthSettings, StandingLimits
-from peagle.router.depth.view import DepthEstimate, DepthView, estimate, request_tokens_per_s, view
-from peagle.router.snapshot import PromptStats, RequestRates, StepReport
+from peagle.router.depth.view import DepthEstimate, DepthView, draft_plan, estimate, request_tokens_per_s, view
+from peagle.router.snapshot import DraftPlan, PromptStats, RequestRates, StepReport
 
 FORGET_AFTER_S = 120.0
 """A replica that has been silent for this long is gone."""
@@ -105,6 +105,11 @@ class ModelDepths:
         return (
             request_tokens_per_s(state, self._settings_of(replica_id), now_s) if state is not None else RequestRates()
         )
+
+    def draft_plan(self, replica_id: str) -> DraftPlan | None:
+        """What a replica drafts; None where that is not known."""
+        state = self._states.get(replica_id)
+        return draft_plan(state) if state is not None else None
 
     def _settings_of(self, replica_id: str) -> DepthSettings:
         return replace(self.settings, limits=self.limits_of(replica_id))

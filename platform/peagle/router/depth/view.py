@@ -7,7 +7,7 @@ from peagle.router.depth.ladder import depth_ladder
 from peagle.router.depth.plan import DepthChange, DepthPlan
 from peagle.router.depth.rule.state import DepthState
 from peagle.router.depth.settings import DepthSettings
-from peagle.router.snapshot import RequestRates
+from peagle.router.snapshot import DraftPlan, RequestRates
 
 # Of a normal distribution, 95 % lies within so many standard deviations.
 _INTERVAL_SDS = 1.96
@@ -135,6 +135,11 @@ def view(state: DepthState, settings: DepthSettings, now_s: float) -> DepthView:
         ),
         log=state.log,
     )
+
+
+def draft_plan(state: DepthState) -> DraftPlan | None:
+    """Return what a replica drafts under its present plan; None before the first step was measured."""
+    return DraftPlan(state.plan.table, state.acceptance.survival) if state.plan and state.cost.steps else None
 
 
 def request_tokens_per_s(state: DepthState, settings: DepthSettings, now_s: float) -> RequestRates:

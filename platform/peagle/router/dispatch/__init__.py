@@ -7,6 +7,7 @@ request with `Route` or `Shed`, both of which say why and what was weighed. `dec
 from peagle.router.dispatch.board import Board, DispatcherReport, FleetNews
 from peagle.router.dispatch.decision import LIMITS, Limits, Route, Shed, ShedReason, decide
 from peagle.router.dispatch.dispatcher import Dispatcher
+from peagle.router.dispatch.draft_record import EndedDrafts
 from peagle.router.dispatch.fleet import Fleet
 from peagle.router.dispatch.homes import Homes, affinity_key
 from peagle.router.dispatch.in_flight import InFlight
@@ -24,6 +25,7 @@ __all__ = [
     "Candidate",
     "Dispatcher",
     "DispatcherReport",
+    "EndedDrafts",
     "Exclusion",
     "Fleet",
     "FleetNews",

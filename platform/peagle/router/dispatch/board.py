@@ -1,8 +1,10 @@
 """What the Router keeps for a model's dispatchers: each replica's newest snapshot, and who else dispatches."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from peagle.router.dispatch.draft_record import DraftRecord, EndedDrafts
 from peagle.router.rates import FleetRates
 from peagle.router.snapshot import ReplicaSnapshot
 
@@ -33,11 +35,13 @@ class FleetNews:
     """The answer: every replica's newest snapshot, with rates that are drawn towards the fleet's as far as they rest on
     little. Their `taken_at_s` count from this answer, so none is above 0.
 
-    `dispatchers` have had requests open lately, the one that asks included.
+    `dispatchers` have had requests open lately, the one that asks included. `right_ratios` are how often drafts are
+    right, by kind of request.
     """
 
     dispatchers: int
     snapshots: tuple[ReplicaSnapshot, ...]
+    right_ratios: Mapping[int, float] = field(default_factory=dict)
 
     def received(self, now_s: float) -> tuple[ReplicaSnapshot, ...]:
         """Return the snapshots on the clock of the reader, who received this at `now_s`."""
@@ -54,9 +58,11 @@ class Board:
     _rates_at_s: float = -math.inf
     _heard_at_s: dict[str, float] = field(default_factory=dict)
     _busy_at_s: dict[str, float] = field(default_factory=dict)
+    _drafts: DraftRecord = field(default_factory=DraftRecord)
 
-    def report(self, snapshot: ReplicaSnapshot, now_s: float) -> None:
-        """Take a replica's snapshot, just received."""
+    def report(self, snapshot: ReplicaSnapshot, now_s: float, ended: Iterable[EndedDrafts] = ()) -> None:
+        """Take a replica's snapshot, just received, and what was drafted for requests that have ended there."""
+        self._drafts.add(ended, now_s)
         self._reported[snapshot.replica_id] = snapshot
         if now_s - self._rates_at_s >= RATES_EVERY_S:
             self._rates, self._rates_at_s = FleetRates(self._reported.values()), now_s
@@ -70,7 +76,7 @@ class Board:
             self._busy_at_s[dispatcher.dispatcher_id] = now_s
         busy = len(self._busy_at_s.keys() - {dispatcher.dispatcher_id})
         aged = (replace(each, taken_at_s=each.taken_at_s - now_s) for each in self._levelled.values())
-        return FleetNews(1 + busy, tuple(aged))
+        return FleetNews(1 + busy, tuple(aged), self._drafts.known(now_s))
 
     def _forget(self, now_s: float) -> None:
         for name, seen in list(self._levelled.items()):

@@ -1,6 +1,6 @@
 """One process's dispatcher: the fleet it knows and the requests it has open, kept in step with each other."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from peagle.router.dispatch.decision import LIMITS, Limits, Route, Shed, decide
@@ -21,6 +21,7 @@ class Dispatcher:
         self._policy, self._limits = policy, limits
         self._in_flight = InFlight()
         self._fleet = Fleet.of()
+        self._right_ratios: Mapping[int, float] = {}
 
     @property
     def fleet(self) -> Fleet:
@@ -39,6 +40,10 @@ class Dispatcher:
         """Set how many processes send to this fleet, this one included; at least 1."""
         self._fleet = replace(self._fleet, dispatchers=count)
 
+    def set_right_ratios(self, right_ratios: Mapping[int, float]) -> None:
+        """Set how often drafts are right, by kind of request."""
+        self._right_ratios = right_ratios
+
     def report(self, snapshots: Iterable[ReplicaSnapshot]) -> None:
         """Take newer snapshots, best many at once."""
         self._fleet = self._fleet.reported(snapshots := tuple(snapshots))
@@ -52,6 +57,8 @@ class Dispatcher:
         A request that is decided again has not been sent, so what was decided before counts no more.
         """
         self._in_flight.forgotten(request.request_id)
+        if (kind := next((each for each in request.kinds if each in self._right_ratios), None)) is not None:
+            request = replace(request, right_ratio=self._right_ratios[kind])
         decision = decide(request, self._fleet, self._in_flight, now_s, draw, self._policy, self._limits)
         if isinstance(decision, Route):
             self._in_flight.started(request, decision.replica_id, now_s)

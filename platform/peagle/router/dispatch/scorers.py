@@ -3,8 +3,9 @@
 import math
 from collections.abc import Sequence
 
+from peagle.router.dispatch.draft_record import tokens_expected
 from peagle.router.dispatch.policy import Candidate, Weighed
-from peagle.router.snapshot import RouteRequest
+from peagle.router.snapshot import DraftPlan, ReplicaSnapshot, RouteRequest
 
 
 def wait_s(request: RouteRequest, candidate: Candidate) -> float:
@@ -38,10 +39,35 @@ def decode_s(request: RouteRequest, candidate: Candidate) -> float:
     seen = candidate.snapshot
     if seen is None:
         return math.inf
-    batch = min(candidate.requests + 1, seen.max_running_requests)
+    return sum(_decode_parts_s(request, candidate, seen))
+
+
+def decode_by_acceptance_s(request: RouteRequest, candidate: Candidate) -> float:
+    """Return the same, with the tokens that the request's own acceptance gives it at the replica's depths."""
+    seen = candidate.snapshot
+    if seen is None:
+        return math.inf
+    now_s, alone_s = _decode_parts_s(request, candidate, seen)
+    if request.right_ratio is None or seen.drafts is None:
+        return now_s + alone_s
+    return now_s / _own_pace(request.right_ratio, seen.drafts, _batch(candidate, seen)) + alone_s
+
+
+def _decode_parts_s(request: RouteRequest, candidate: Candidate, seen: ReplicaSnapshot) -> tuple[float, float]:
+    """Seconds with today's batch, and after it."""
     now = min(request.output_tokens, seen.output_tokens_mean / 2) if seen.output_tokens_mean else request.output_tokens
     alone_s = _seconds(request.output_tokens - now, seen.request_tokens_per_s.at(1))
-    return _seconds(now, seen.request_tokens_per_s.at(batch)) + alone_s
+    return _seconds(now, seen.request_tokens_per_s.at(_batch(candidate, seen))), alone_s
+
+
+def _batch(candidate: Candidate, seen: ReplicaSnapshot) -> int:
+    return min(candidate.requests + 1, seen.max_running_requests)
+
+
+def _own_pace(right_ratio: float, drafts: DraftPlan, batch_size: int) -> float:
+    """Tokens of a step for a request of this acceptance, over those of the replica's usual request."""
+    depth = drafts.depth_at(batch_size)
+    return tokens_expected(right_ratio, depth) / (1.0 + sum(drafts.survival[:depth]))
 
 
 def in_flight_requests(request: RouteRequest, candidate: Candidate) -> float:

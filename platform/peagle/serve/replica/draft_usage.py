@@ -22,16 +22,21 @@ _USAGE_EVENTS = ("event: response.completed\n", "event: message_delta\n")
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Tokens drafted and verified for one request, and those that the target accepted; None before any are known."""
+    """Tokens drafted and verified for one request, and those that the target accepted; None before any are known.
+
+    `drafts` is in how many drafts.
+    """
 
     drafted: int | None = None
     accepted: int = 0
+    drafts: int = 0
 
     def add(self, output: Any) -> None:
         """Add vLLM's counts of one request output, which come with the last part of each answer."""
         for completion in output.outputs:
             if (counts := completion.spec_decode_metrics) is not None:
                 self.drafted = (self.drafted or 0) + counts.num_draft_tokens
+                self.drafts += sum(counts.histogram)
                 self.accepted += sum(right * steps for right, steps in enumerate(counts.histogram))
 
     def plain(self) -> dict[str, Any]:
@@ -39,6 +44,11 @@ class DraftCounts:
 
 
 _COUNTS: ContextVar[DraftCounts] = ContextVar("draft counts of the request that is being asked")
+
+DRAFTED: ContextVar[Callable[[DraftCounts], None] | None] = ContextVar(
+    "who is told of a request's drafts", default=None
+)
+"""Set in the context in which the request is asked; called when its reply is over."""
 
 
 def count_drafts(generate: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., AsyncGenerator[Any, None]]:
@@ -61,11 +71,15 @@ async def _count(outputs: AsyncGenerator[Any, None], counts: DraftCounts) -> Asy
 
 async def tell_drafts(replies: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
     """Relay an engine's replies to one request, whole or events of a stream, with draft counts in their `usage`."""
-    counts = DraftCounts()
+    counts, drafted = DraftCounts(), DRAFTED.get()
     _COUNTS.set(counts)
-    async with aclosing(replies):
-        async for reply in replies:
-            yield reply if counts.drafted is None else _told(reply, counts)
+    try:
+        async with aclosing(replies):
+            async for reply in replies:
+                yield reply if counts.drafted is None else _told(reply, counts)
+    finally:
+        if drafted is not None and counts.drafts:
+            drafted(counts)
 
 
 def _told(reply: Any, counts: DraftCounts) -> Any:

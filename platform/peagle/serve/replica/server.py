@@ -34,6 +34,7 @@ from peagle.router.rates import EngineRates
 from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats, StepTime
 from peagle.serve.depth_settings import calibration_points, depth_settings
 from peagle.serve.replica.asking_flow import FLOW
+from peagle.serve.replica.drafted_kinds import DraftedKinds
 from peagle.serve.replica.engine_sums import Buckets
 from peagle.serve.replica.engine_watch import EngineWatch
 from peagle.serve.replica.replica_status import depth_status, plan_status
@@ -94,6 +95,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         self._reporter: DepthReporter | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._stalls = Buckets(SECONDS)
+        self._drafted = DraftedKinds()
         await super().__init__(llm_config)
 
     async def start(self) -> None:
@@ -160,7 +162,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
 
     async def _ask_router(self, steps: StepReport | None, standing: StandingLimits | None = None) -> DepthPlan:
         assert self._router is not None
-        plan: DepthPlan = await self._router.report.remote(self._deployment.name, self._snapshot(), steps, standing)
+        report = self._snapshot(), steps, standing, self._drafted.take()
+        plan: DepthPlan = await self._router.report.remote(self._deployment.name, *report)
         return plan
 
     def _snapshot(self) -> ReplicaSnapshot:
@@ -268,7 +271,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         if self._client.errored:
             raise EngineGoneError("The engine of the replica that was asked has ended.")
         headers = dict(raw_request_info.headers) if raw_request_info else {}
-        FLOW.set(flow_in(headers))
+        FLOW.set(flow := flow_in(headers))
+        self._drafted.listen(args[0] if args else None, flow)
         headers.pop(CLIENT_HEADER, None)
         if tracing.is_on():
             tracing.continue_in(headers)  # Serve's span of this replica, rather than the request's first one

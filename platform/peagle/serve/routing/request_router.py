@@ -14,6 +14,7 @@ from ray.serve._private.tracing_utils import is_span_recording, set_span_attribu
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
+from peagle.api.clients.client_header import flow_in
 from peagle.api.clients.request_charge import OUTPUT_TOKENS
 from peagle.api.tries import Tries, tries_of
 from peagle.errors import NoReplicaError
@@ -158,7 +159,12 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         metadata, body = pending.metadata, pending.args[0] if pending.args else None
         tries = tries_of(pending.args, self._model)
         request = route_request(
-            metadata.internal_request_id, body, metadata.session_id, self._usual_output_tokens, tries.failed
+            metadata.internal_request_id,
+            body,
+            metadata.session_id,
+            self._usual_output_tokens,
+            tries.failed,
+            _client(pending),
         )
         if not self._caches_prefixes:
             request = replace(request, affinity_key=None, prefix_tokens=0)
@@ -213,6 +219,7 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         asked_s = time.monotonic()
         news = await asyncio.to_thread(self._ask, mine)
         self._dispatcher.set_dispatchers(news.dispatchers)
+        self._dispatcher.set_right_ratios(news.right_ratios)
         known = [each for each in news.received(asked_s) if each.replica_id in self._members]
         self._dispatcher.report(known)
         if lengths := [each.output_tokens_mean for each in known if each.output_tokens_mean]:
@@ -229,6 +236,12 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             response.cancel()  # or Serve would keep it for a Router to come
             raise
         return news
+
+
+def _client(pending: PendingRequest) -> str:
+    """The name of the client whose request it is; empty where none is told."""
+    flows = (flow_in(getattr(argument, "headers", None) or {}) for argument in pending.args)
+    return next((flow.client for flow in flows if flow is not None), "")
 
 
 def route_attributes(request: RouteRequest, replica_id: str, reason: str) -> dict[str, Any]:

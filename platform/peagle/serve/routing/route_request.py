@@ -17,6 +17,7 @@ def route_request(
     session_id: str = "",
     usual_output_tokens: float = OUTPUT_TOKENS,
     tried: frozenset[str] = frozenset(),
+    client: str = "",
 ) -> RouteRequest:
     """Read what matters from a request's body, whatever its kind; a body without a prompt weighs nothing.
 
@@ -26,6 +27,7 @@ def route_request(
         session_id: The client's name for a conversation, if it gave one.
         usual_output_tokens: Of an answer; the request's own limit may be lower.
         tried: Replicas that have failed it already.
+        client: Whose it is, where clients have names.
     """
     messages = getattr(body, "messages", None)
     if messages:
@@ -45,7 +47,20 @@ def route_request(
         affinity_key=key,
         prefix_tokens=shared // CHARS_PER_TOKEN if key is not None else 0,
         tried=tried,
+        kinds=request_kinds(body, client),
     )
+
+
+def request_kinds(body: Any, client: str = "") -> tuple[int, ...]:
+    """Return under what a request's acceptance is remembered, the nearest first: its system prompt, its client."""
+    parts = [getattr(body, "system", None), getattr(body, "instructions", None)]
+    for message in getattr(body, "messages", None) or ():
+        if _field(message, "role") not in ("system", "developer"):
+            break
+        parts.append(_field(message, "content"))
+    system = "\n".join(text for part in parts for text in _texts(part))
+    named = ("system", system), ("client", client)
+    return tuple(affinity_key(f"{kind}: {name}") for kind, name in named if name)
 
 
 def _of_messages(messages: Sequence[Any], has_session: bool) -> tuple[int, int, str]:

@@ -16,7 +16,7 @@ from peagle.config import Deployment
 from peagle.engine.cost_prior import FoundPrior, cost_prior
 from peagle.errors import ConfigError, NotFoundError
 from peagle.router.depth import DepthLimits, DepthPlan, ModelDepths, StandingLimits
-from peagle.router.dispatch import Board, DispatcherReport, FleetNews
+from peagle.router.dispatch import Board, DispatcherReport, EndedDrafts, FleetNews
 from peagle.router.fairness.limit_book import LimitAnswer, LimitBook, LimitReport
 from peagle.router.snapshot import ReplicaSnapshot, StepReport
 from peagle.serve.depth_settings import depth_settings
@@ -48,8 +48,12 @@ class Router:
         snapshot: ReplicaSnapshot,
         steps: StepReport | None = None,
         standing: StandingLimits | None = None,
+        ended: tuple[EndedDrafts, ...] = (),
     ) -> DepthPlan | None:
-        """One replica's report, with its engine's steps where its depth adapts; returns its plan then."""
+        """One replica's report, with its engine's steps where its depth adapts; returns its plan then.
+
+        `ended` is what was drafted for requests that have ended since its last report.
+        """
         now_s = time.monotonic()
         plan = None
         if steps is not None:
@@ -58,8 +62,8 @@ class Router:
             # The plan may just have changed what the replica's own past steps say of its speed.
             rates = depths.request_tokens_per_s(replica_id, now_s)
             if rates.batch_sizes:
-                snapshot = replace(snapshot, request_tokens_per_s=rates)
-        self._boards[model].report(snapshot, now_s)
+                snapshot = replace(snapshot, request_tokens_per_s=rates, drafts=depths.draft_plan(replica_id))
+        self._boards[model].report(snapshot, now_s, ended)
         return plan
 
     async def news(self, model: str, dispatcher: DispatcherReport) -> FleetNews:

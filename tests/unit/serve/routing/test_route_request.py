@@ -7,7 +7,7 @@ import pytest
 
 from peagle.api.clients.request_charge import CHARS_PER_TOKEN, OUTPUT_TOKENS
 from peagle.router.snapshot import RouteRequest
-from peagle.serve.routing.route_request import route_request
+from peagle.serve.routing.route_request import request_kinds, route_request
 
 SYSTEM = "You are a careful assistant. " * 60
 LONG = "Tell me about lists. " * 20
@@ -111,3 +111,19 @@ def test_of_parts_only_texts_count() -> None:
 )
 def test_an_answer_is_as_long_as_usual_or_as_the_limit_lets_it_be(body: Any, usual: float, tokens: int) -> None:
     assert route_request("", body, usual_output_tokens=usual).output_tokens == tokens
+
+
+def test_requests_of_one_system_prompt_are_of_a_kind_whatever_is_asked() -> None:
+    first = Chat([said("system", SYSTEM), said("user", "Sort this.")])
+    other = Chat([said("system", [{"type": "text", "text": SYSTEM}]), said("user", LONG)])
+    assert request_kinds(first) == request_kinds(other) == route_request("1", first).kinds
+    assert request_kinds(first) != request_kinds(Chat([said("system", "Be brief."), said("user", "Sort this.")]))
+
+
+def test_a_client_s_name_is_its_second_kind_and_the_only_one_without_a_system_prompt() -> None:
+    told, plain = Chat([said("system", SYSTEM), said("user", LONG)]), Completion("Once upon a time")
+    system, client = request_kinds(told, "ann")
+    assert request_kinds(plain, "ann") == (client,)
+    assert request_kinds(told) == (system,)
+    assert request_kinds(plain) == request_kinds(Bodyless()) == request_kinds(None) == ()
+    assert request_kinds(plain, SYSTEM) != (system,)

@@ -11,7 +11,7 @@ from peagle.router.depth.estimate.forecast import Forecast
 from peagle.router.depth.ladder import BatchRange
 from peagle.router.depth.rule.choice import allowed_depths
 from peagle.router.depth.settings import DepthSettings
-from peagle.router.snapshot import StepCell
+from peagle.router.snapshot import PromptStats, StepCell
 
 # What a trial must have seen before it ends by itself.
 _STEPS_ENOUGH, _DRAFTS_ENOUGH = 12, 60
@@ -47,17 +47,19 @@ class Trial:
     drafted_s: float | None = None
     waited_s: float = 0.0
 
-    def saw(self, cells: tuple[StepCell, ...], batches: BatchRange, now_s: float) -> "Trial":
+    def saw(self, cells: tuple[StepCell, ...], prompts: PromptStats, batches: BatchRange, now_s: float) -> "Trial":
+        """Take in a report. Where requests come and go with nearly every step, only steps with prompts show drafts."""
         mine = [cell for cell in cells if cell.depth == self.depth and batches.first <= cell.batch_size <= batches.last]
+        seconds = sum(cell.seconds for cell in cells) + sum(each.seconds for each in prompts.cells)
         drafted_s = self.drafted_s
-        if drafted_s is None and any(cell.drafts for cell in cells):
+        if drafted_s is None and (any(cell.drafts for cell in cells) or any(each.verified for each in prompts.cells)):
             drafted_s = now_s
         return replace(
             self,
             steps=self.steps + sum(cell.steps for cell in mine),
             drafts=self.drafts + sum(cell.drafts for cell in mine),
             drafted_s=drafted_s,
-            waited_s=self.waited_s + (sum(cell.seconds for cell in cells) if drafted_s is None else 0.0),
+            waited_s=self.waited_s + (0.0 if drafted_s is not None else seconds),
         )
 
     @property

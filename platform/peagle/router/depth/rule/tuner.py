@@ -90,7 +90,7 @@ def _decide(
         reason = _until(state.guard.reason, settings, state.guard.until_s - now_s)
         return publish_uniform(state, _static(settings), Mode.FALLBACK, reason, Cause.GUARD, forecast, applied)
     causes: dict[int, Why] = {}
-    state, ended = _watch_trial(state, forecast, cells, causes)
+    state, ended = _watch_trial(state, forecast, cells, prompts, causes)
     # A Router that was lost and comes back does not change a replica's table by its first report, on a guess.
     adopted = state.reports == 1 and applied.version > 0
     if (cells or prompts.cells) and not adopted:
@@ -133,13 +133,13 @@ def _holds(change: DepthChange, index: int | None, forecast: Forecast) -> bool:
 
 
 def _watch_trial(
-    state: DepthState, forecast: Forecast, cells: tuple[StepCell, ...], causes: dict[int, Why]
+    state: DepthState, forecast: Forecast, cells: tuple[StepCell, ...], prompts: PromptStats, causes: dict[int, Why]
 ) -> tuple[DepthState, Trial | None]:
     """Look on, or end the trial, which is then returned: the rule chooses with what it brought."""
     if state.trial is None:
         return state, None
     index = state.trial.index
-    trial = state.trial.saw(cells, forecast.ranges[index], forecast.now_s)
+    trial = state.trial.saw(cells, prompts, forecast.ranges[index], forecast.now_s)
     if state.main != index:
         # Nothing more to be learned here, and nothing against the depth.
         causes[index] = Why(Cause.PROBE_REVERTED, "the load has moved on")

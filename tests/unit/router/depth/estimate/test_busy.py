@@ -9,7 +9,7 @@ from peagle.router.depth import Cause, DepthLimits, DepthSettings, DepthState, M
 from peagle.router.depth.estimate.busy import Busy
 from peagle.router.depth.rule.choice import together
 from peagle.router.depth.rule.trial import Trial
-from peagle.router.snapshot import DepthTable
+from peagle.router.snapshot import DepthTable, PromptStats
 from support.depth_reports import SETTINGS, good_cell, report
 
 RANGES = [batches.at for batches in batch_ranges(SETTINGS.batch_max)]
@@ -105,7 +105,7 @@ def test_a_trial_from_no_drafts_waits_for_the_first_one_through_steps_and_throug
 def test_where_a_step_was_timed_before_a_trial_needs_only_drafts(timed: bool, steps: int, enough: bool) -> None:
     batches = batch_ranges(SETTINGS.batch_max)[-1]
     trial = Trial(len(RANGES) - 1, 3, 0.0, timed=timed)
-    assert trial.saw((good_cell(batches.at, 3, steps),), batches, 0.5).saw_enough is enough
+    assert trial.saw((good_cell(batches.at, 3, steps),), PromptStats(), batches, 0.5).saw_enough is enough
 
 
 def test_a_router_that_was_lost_in_the_middle_of_a_trial_does_not_take_it_for_its_plan() -> None:
