@@ -19,7 +19,8 @@ from peagle.router.depth import (
     Mode,
     roofline_prior,
 )
-from peagle.simulator.depth_replica import CODE, NOISE, PROSE, Loop, OpenReplica, Replica, WholeRule
+from peagle.simulator.depth_loop import Loop, WholeRule
+from peagle.simulator.depth_replica import CODE, NOISE, PROSE, OpenReplica, Replica
 from support.depth_reports import QUICK_CPU
 
 SETTINGS = DepthSettings(

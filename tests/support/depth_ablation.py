@@ -82,8 +82,8 @@ _LEARN = vars(step_cost)["_learn"]
 WITHOUT: Mapping[str, Patches] = {
     "trials": [(tuner, "next_trial", lambda *_: None)],
     "trials of K = 0 that only tell the gain": [(trial, "_OFF_SD", inf)],
-    "certainty asked of a gain": [(choice, "_SURE_SDS", 0.0), (choice, "_SURE_SDS_DEEPER", 0.0)],
-    "more certainty asked of a deeper K": [(choice, "_SURE_SDS_DEEPER", choice._SURE_SDS)],
+    "certainty asked of a gain": [(choice, "SURE_SDS", 0.0), (choice, "SURE_SDS_DEEPER", 0.0)],
+    "more certainty asked of a deeper K": [(choice, "SURE_SDS_DEEPER", choice.SURE_SDS)],
     "guard": [(guard, "examine", lambda held, *_: (held, None))],
     "guard, first drafts": [(guard, "_FIRST_DRAFTS", (10**9, 10**9))],
     "guard, goodput": [(guard, "_GOODPUT_S_MIN", inf)],

@@ -11,7 +11,7 @@ from peagle.metrics import SECONDS
 from peagle.router.depth import ModelDepths
 from peagle.router.snapshot import DepthTable, StepStats
 from peagle.serve.replica.engine_sums import Buckets, EngineSums
-from peagle.serve.replica.reporting import PlanStatus
+from peagle.serve.reporting import PlanStatus
 from support.depth_reports import SETTINGS, good_cell, report
 
 MODEL, REPLICA = "m", "r1"

@@ -8,7 +8,7 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from peagle.serve.replica.reporting import TIMEOUT_S, keep_reporting
+from peagle.serve.reporting import TIMEOUT_S, keep_reporting
 from peagle.serve.routing.route_request import route_request
 from peagle.simulator.timed_engine import TimedEngine, TimedModel
 

@@ -31,7 +31,7 @@ from peagle.router.depth import DepthLimits, DepthPlan, Mode, ModelDepths, Stand
 from peagle.router.snapshot import DepthTable, StepReport, StepTime
 from peagle.serve.depth_settings import calibration_points, depth_settings
 from peagle.serve.launch.serving_arguments import engine_settings
-from peagle.serve.replica.reporting import DepthReporter, keep_reporting
+from peagle.serve.reporting import DepthReporter, keep_reporting
 
 # vLLM's defaults for what a step may hold differ by context, and what is measured is what is served.
 _SERVED = UsageContext.OPENAI_API_SERVER

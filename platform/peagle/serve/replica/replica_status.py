@@ -3,7 +3,7 @@
 from typing import Any
 
 from peagle.router.snapshot import StepStats
-from peagle.serve.replica.reporting import PlanStatus
+from peagle.serve.reporting import PlanStatus
 
 
 def plan_status(plan: PlanStatus) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from peagle.serve.replica.drafted_kinds import DraftedKinds
 from peagle.serve.replica.engine_sums import Buckets
 from peagle.serve.replica.engine_watch import EngineWatch
 from peagle.serve.replica.replica_status import depth_status, plan_status
-from peagle.serve.replica.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
+from peagle.serve.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 
 # Below Ray Serve's own, which a replica prints from the level of information on.
 logger = logging.getLogger("ray.serve.replica")

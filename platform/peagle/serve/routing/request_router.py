@@ -21,7 +21,7 @@ from peagle.errors import NoReplicaError
 from peagle.router.dispatch import POLICIES, Dispatcher, DispatcherReport, FleetNews, Route, Shed, ShedReason
 from peagle.router.dispatch.reasons import FAILED, of_waiting
 from peagle.router.snapshot import RouteRequest
-from peagle.serve.replica.reporting import TIMEOUT_S, keep_reporting
+from peagle.serve.reporting import TIMEOUT_S, keep_reporting
 from peagle.serve.routing import router_deployment
 from peagle.serve.routing.absence import Absence
 from peagle.serve.routing.draining import draining_nodes, staying

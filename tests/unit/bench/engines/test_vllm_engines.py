@@ -11,7 +11,7 @@ from peagle.config import load_deployment
 from peagle.engine.depth import live_depth
 from peagle.router.depth import DepthPlan, Mode
 from peagle.router.snapshot import DepthTable
-from peagle.serve.replica.reporting import TRIAL_S
+from peagle.serve.reporting import TRIAL_S
 from support.paths import DEPLOYMENTS
 
 DEPLOYMENT = DEPLOYMENTS / "embedded.yaml"

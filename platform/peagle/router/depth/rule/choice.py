@@ -9,7 +9,7 @@ from peagle.router.depth.estimate.forecast import Forecast, Gain
 _LATENCY_MARGIN = 0.95
 # A change must promise the least gain by so many standard deviations; more for a deeper one, of which acceptance and
 # cost are known less.
-_SURE_SDS, _SURE_SDS_DEEPER = 0.1, 0.25
+SURE_SDS, SURE_SDS_DEEPER = 0.1, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def wish(forecast: Forecast, index: int, present: int) -> Wish | None:
         return None
     least = log1p(forecast.settings.gain_ratio)
     gains = {rung: forecast.gain(index, present, rung) for rung in rungs if rung != present}
-    sds = {rung: _SURE_SDS_DEEPER if rung > present else _SURE_SDS for rung in gains}
+    sds = {rung: SURE_SDS_DEEPER if rung > present else SURE_SDS for rung in gains}
     surely = [rung for rung, gain in gains.items() if gain.log_ratio - sds[rung] * gain.sd > least]
     if not surely:
         return None
