@@ -59,6 +59,7 @@ class Board:
     _heard_at_s: dict[str, float] = field(default_factory=dict)
     _busy_at_s: dict[str, float] = field(default_factory=dict)
     _drafts: DraftRecord = field(default_factory=DraftRecord)
+    _right_ratios: Mapping[int, float] = field(default_factory=dict)
 
     def report(self, snapshot: ReplicaSnapshot, now_s: float, ended: Iterable[EndedDrafts] = ()) -> None:
         """Take a replica's snapshot, just received, and what was drafted for requests that have ended there."""
@@ -66,6 +67,7 @@ class Board:
         self._reported[snapshot.replica_id] = snapshot
         if now_s - self._rates_at_s >= RATES_EVERY_S:
             self._rates, self._rates_at_s = FleetRates(self._reported.values()), now_s
+            self._right_ratios = self._drafts.known(now_s)
         self._levelled[snapshot.replica_id] = replace(self._rates.levelled(snapshot), taken_at_s=now_s)
 
     def news(self, dispatcher: DispatcherReport, now_s: float) -> FleetNews:
@@ -76,7 +78,7 @@ class Board:
             self._busy_at_s[dispatcher.dispatcher_id] = now_s
         busy = len(self._busy_at_s.keys() - {dispatcher.dispatcher_id})
         aged = (replace(each, taken_at_s=each.taken_at_s - now_s) for each in self._levelled.values())
-        return FleetNews(1 + busy, tuple(aged), self._drafts.known(now_s))
+        return FleetNews(1 + busy, tuple(aged), self._right_ratios)
 
     def _forget(self, now_s: float) -> None:
         for name, seen in list(self._levelled.items()):

@@ -101,6 +101,7 @@ class Policy:
         scorers: The cost, by name, of candidates whose reports are all current.
         fallback: The cost where one is not: it must not look at reports.
         picker: Takes one of the weighed candidates.
+        by_kind: Whether it weighs what earlier requests of the same kind had accepted, which replicas then note.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Policy:
     scorers: Mapping[str, Scorer]
     fallback: Mapping[str, Scorer]
     picker: Picker
+    by_kind: bool = False
 
     @property
     def reasons(self) -> frozenset[str]:

@@ -29,6 +29,7 @@ from peagle.errors import EngineGoneError, EngineStalledError
 from peagle.host.cores import bind_to_cores
 from peagle.metrics import SECONDS
 from peagle.router.depth import DepthPlan, StandingLimits
+from peagle.router.dispatch import POLICIES
 from peagle.router.engine_pulse import EnginePulse
 from peagle.router.rates import EngineRates
 from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats, StepTime
@@ -96,6 +97,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         self._tasks: list[asyncio.Task[None]] = []
         self._stalls = Buckets(SECONDS)
         self._drafted = DraftedKinds()
+        policy = POLICIES.get(deployment.routing.policy)
+        self._notes_kinds = policy is not None and policy.by_kind
         await super().__init__(llm_config)
 
     async def start(self) -> None:
@@ -272,7 +275,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             raise EngineGoneError("The engine of the replica that was asked has ended.")
         headers = dict(raw_request_info.headers) if raw_request_info else {}
         FLOW.set(flow := flow_in(headers))
-        self._drafted.listen(args[0] if args else None, flow)
+        if self._notes_kinds:
+            self._drafted.listen(args[0] if args else None, flow)
         headers.pop(CLIENT_HEADER, None)
         if tracing.is_on():
             tracing.continue_in(headers)  # Serve's span of this replica, rather than the request's first one

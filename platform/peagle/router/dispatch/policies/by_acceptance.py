@@ -15,4 +15,5 @@ BY_ACCEPTANCE = replace(
     description="as soonest, by how often drafts were right for earlier requests of its system prompt or client",
     reason="by-acceptance",
     scorers={"wait_s": wait_s, "prefill_s": prefill_s, "decode_by_acceptance_s": decode_by_acceptance_s},
+    by_kind=True,
 )
