@@ -168,7 +168,7 @@ fix. What one field alone can have wrong is the schema's business.
 - {{ printf "%s.maxReplicas is %d and minReplicas %d, but nothing moves between them while autoscaling.enabled is false. Write the same number, or switch it on." $at (int $group.maxReplicas) (int $group.minReplicas) | quote }}
 {{- end }}
 {{- end }}
-{{- $ingresses := int (dig "ingresses" 1 .Values.api) -}}
+{{- $ingresses := int (dig "ingresses" 1 (.Values.api | default dict)) -}}
 {{- $needed := float64 $ingresses -}}
 {{- range $deployment := include "peagle.deployments" . | fromYaml }}
 {{- $needed = addf $needed (mulf (float64 $deployment.resources.cpus) (float64 $deployment.replicas.min)) -}}

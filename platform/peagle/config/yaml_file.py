@@ -116,3 +116,7 @@ class _StrictLoader(yaml.SafeLoader):
                 raise _Refused(key, f"{key.value} stands there twice", "Keep one of them.")
             seen.add(name)
         return super().construct_mapping(node, deep)
+
+
+# Some libraries read timestamps otherwise, and change it for everybody in their process.
+_StrictLoader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_timestamp)  # type: ignore[type-var]  # its stubs want this class alone
