@@ -1,6 +1,6 @@
 """How the tests of a session are spread over processes and cores, and which warnings they tolerate.
 
-A folder whose files share an engine or a platform is a package, and its conftest.py starts it once, for as long as the
+A folder whose files share a platform is a package, and its conftest.py starts it once, for as long as the
 folder's tests last. A platform is the real `peagle serve` in a process of its own on a free port. When its folder ends
 it is stopped in one of the ways in which users stop it, and no process may be left. `PEAGLE_TEST_DEPLOYMENT` names
 another deployment file to serve.
@@ -44,15 +44,15 @@ def _keep_to_own_cores() -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, own)))
 
 
-# Folders whose files share what takes long to start.
-SHARING = ("tests/e2e/", "tests/integration/engine/live/")
+# The files of a folder below share what takes long to start.
+SHARING = "tests/e2e/"
 
 
 def unit_of(nodeid: str) -> str:
-    """What one process runs as a whole: a file, or a folder whose files share an engine or a platform."""
+    """What one process runs as a whole: a file, or a folder whose files share a platform."""
     file = nodeid.partition("::")[0]
     folder = file.rpartition("/")[0] + "/"
-    return folder if folder.startswith(SHARING) and folder != SHARING[0] else file
+    return folder if folder.startswith(SHARING) and folder != SHARING else file
 
 
 class ByUnit(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types

@@ -20,6 +20,21 @@ CONTEXT = 256
 BUFFER = 512
 
 
+@pytest.fixture(scope="module", autouse=True)
+def vllm_with_cpu_kernels() -> None:
+    """Do once what a worker and the CPU model runner do when they start."""
+    from vllm.platforms import current_platform
+    from vllm.utils import cpu_triton_utils
+    from vllm.v1.spec_decode import llm_base_proposer
+
+    from peagle.engine.patches.patch_table import install_patches
+    from peagle.upstream import Process
+
+    install_patches(Process.WORKER)
+    current_platform.import_kernels()
+    llm_base_proposer.copy_and_expand_eagle_inputs_kernel = cpu_triton_utils.copy_and_expand_eagle_inputs_kernel
+
+
 def proposer(method: str = "eagle3", masks: bool = True, depth: int = DRAFTED) -> Any:
     """vLLM's, with no model: the buffers that it lays rows out in. A step asks it for `depth` drafts."""
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer

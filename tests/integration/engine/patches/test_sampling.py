@@ -18,6 +18,27 @@ CHI_SQUARE_6 = 22.46  # 0.1 % quantile, 6 degrees of freedom
 CHI_SQUARE_3 = 16.27
 
 
+@pytest.fixture(scope="module", autouse=True)
+def vllm_with_cpu_kernels() -> None:
+    """Do once what a worker and the CPU model runner do when they start."""
+    from vllm.platforms import current_platform
+    from vllm.utils import cpu_triton_utils
+    from vllm.v1.sample import rejection_sampler
+
+    from peagle.engine.patches.patch_table import install_patches
+    from peagle.upstream import Process
+
+    install_patches(Process.WORKER)
+    current_platform.import_kernels()
+    for kernel in (
+        "rejection_greedy_sample_kernel",
+        "rejection_random_sample_kernel",
+        "expand_kernel",
+        "sample_recovered_tokens_kernel",
+    ):
+        setattr(rejection_sampler, kernel, getattr(cpu_triton_utils, kernel))
+
+
 class Batch:
     """Requests that all see the same logits; request i drafted `drafts[i]` and its seed is `seeds[i]`, or None."""
 

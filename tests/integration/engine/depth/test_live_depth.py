@@ -9,7 +9,7 @@ occur. vLLM's own tests of speculation compare in float32 for the same reason.
 import json
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ import pytest
 from peagle.engine.shared_steps import FLOW_ARG
 from peagle.errors import ConfigError
 from peagle.router.snapshot import DepthTable, StepCell
-from support.engine_runner import Runner, held_out
+from support.engine_runner import Runner, embedded, held_out, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -25,6 +25,16 @@ DEPTH_MAX = 7
 # By batch size. Alone each takes several times as long, and has the same text to go wrong in.
 PROMPTS = {1: 25, 8: 100}
 TOKENS = 24
+# Room for 8 requests of the lossless tests, not for 8 of PREEMPTING.
+ENGINE = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_num_seqs": 8,
+    "block_size": 32,
+    "num_gpu_blocks_override": 100,
+    # A model this small otherwise indents until its tokens run out.
+    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+}
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -43,8 +53,9 @@ TURNS: tuple[dict[str, Any], ...] = (
     {"min_p": 0.3, "temperature": 1.2, "seed": 5},
     {"logit_bias": BIAS, "min_p": 0.1, "temperature": 0.9, "seed": 6},
 )
-# By turns: three requests of one client, one of another.
+# By turns: three requests of one client, one of another; a shared step has room for three.
 CLIENTS = tuple({"extra_args": {FLOW_ARG: [name, 1.0, False]}} for name in ("many", "many", "few", "many"))
+STEP_TOKENS = 3 * (DEPTH_MAX + 1)
 OnStep = Callable[[list[str]], None] | None
 Turns = Sequence[Mapping[str, Any]]
 
@@ -90,22 +101,31 @@ def tokens_of(outputs: list[Any]) -> list[tuple[int, ...]]:
 
 
 @pytest.fixture(scope="module")
-def truth(plain: Runner) -> dict[str, Any]:
+def truth() -> dict[str, Any]:
     """What the target says without speculation."""
-    return {
-        **{f"lossless at {size}": lossless(plain, size) for size in PROMPTS},
-        "preempting": preempting(plain),
-        "structured": structured(plain),
-        "stopping": stopping(plain),
-        "by turns": tokens_of(by_turns(plain)),
-    }
+    deployment = embedded(**ENGINE)
+    plain = deployment.model_copy(update={"speculation": deployment.speculation.model_copy(update={"enabled": False})})
+    with running(plain) as runner:
+        with pytest.raises(ConfigError, match="runs without live depth"):
+            runner.set_depths(3)
+        with pytest.raises(ConfigError, match="runs without live depth"):
+            runner.stats()
+        return {
+            **{f"lossless at {size}": lossless(runner, size) for size in PROMPTS},
+            "preempting": preempting(runner),
+            "structured": structured(runner),
+            "stopping": stopping(runner),
+            "by turns": tokens_of(by_turns(runner)),
+        }
 
 
-def test_an_engine_without_live_depth_says_so(plain: Runner) -> None:
-    with pytest.raises(ConfigError, match="runs without live depth"):
-        plain.set_depths(3)
-    with pytest.raises(ConfigError, match="runs without live depth"):
-        plain.stats()
+@pytest.fixture(scope="module")
+def runner(truth: dict[str, Any]) -> Iterator[Runner]:
+    """One engine with live depth; started after the one without has gone."""
+    deployment = embedded(**ENGINE)
+    routing = deployment.routing.model_copy(update={"step_tokens_shared": STEP_TOKENS})
+    with running(deployment.model_copy(update={"routing": routing})) as runner:
+        yield runner
 
 
 @pytest.mark.parametrize("batch_size", PROMPTS)

@@ -4,16 +4,24 @@ In float32, for the reason that test_live_depth.py gives: in bfloat16 the last b
 the batch, and where two tokens are that close a seeded choice flips as a greedy one does.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from support.engine_runner import Runner, held_out
+from support.engine_runner import Runner, embedded, held_out, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 DEPTH_MAX = 7
 PROMPTS = 8
+# Prompts above `max_num_batched_tokens` are prefilled in parts.
+ENGINE = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 96,
+}
 SAMPLING: dict[str, dict[str, Any]] = {
     "plain": {"temperature": 0.9, "seed": 7},
     "another seed": {"temperature": 0.9, "seed": 8},
@@ -34,11 +42,21 @@ def long_prompt(runner: Runner) -> Texts:
 
 
 @pytest.fixture(scope="module")
-def truth(plain: Runner) -> dict[str, Texts]:
+def truth() -> dict[str, Texts]:
     """What each seed gives without speculation, one request at a time."""
-    texts = {name: sampled(plain, 1, name) for name in SAMPLING}
-    assert sampled(plain, 8, "plain") == texts["plain"]
-    return {**texts, "long prompt": long_prompt(plain)}
+    deployment = embedded(**ENGINE)
+    plain = deployment.model_copy(update={"speculation": deployment.speculation.model_copy(update={"enabled": False})})
+    with running(plain) as runner:
+        texts = {name: sampled(runner, 1, name) for name in SAMPLING}
+        assert sampled(runner, 8, "plain") == texts["plain"]
+        return {**texts, "long prompt": long_prompt(runner)}
+
+
+@pytest.fixture(scope="module")
+def runner(truth: dict[str, Texts]) -> Iterator[Runner]:
+    """One engine with live depth; started after the one without has gone."""
+    with running(embedded(**ENGINE)) as runner:
+        yield runner
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])
