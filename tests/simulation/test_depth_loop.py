@@ -310,7 +310,10 @@ def test_a_prior_that_is_far_off_is_overcome(trial: int) -> None:
 
 
 def test_a_best_k_that_rises_again_with_load_is_found() -> None:
-    """A mixture of experts: drafting is dearest in the middle, where it still wakes experts."""
+    """A mixture of experts: drafting is dearest in the middle, where it still wakes experts.
+
+    With some seeds the rule stays at K = 2 there, 5 % short of K = 1.
+    """
 
     def experts_step_s(batch_size: int, tokens: int, drafting: int) -> float:
         awake = 1.0 - (1.0 - 4 / 32) ** tokens

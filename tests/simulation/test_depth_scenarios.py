@@ -71,7 +71,10 @@ def test_over_all_it_yields_more_than_the_small_rule() -> None:
 def test_drafts_shared_out_by_request_beat_the_best_single_k_on_mixed_traffic(
     cost: str, load: int, least: float
 ) -> None:
-    """By each request's own hits and misses alone, as on a GPU; where the deepest K is best for all, nothing is."""
+    """By each request's own hits and misses alone, as on a GPU; where the deepest K is best for all, nothing is.
+
+    A single seed says little: at 30B-A3B-H200 and 8 requests they lie between .99 and 1.04.
+    """
     ratios = [served(mixed(cost, "HumanEval", load), seed, WholeRule)[0][0] for seed in range(3)]
     assert fmean(ratios) >= least
 

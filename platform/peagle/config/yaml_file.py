@@ -118,5 +118,6 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# Some libraries read timestamps otherwise, and change it for everybody in their process.
-_StrictLoader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_timestamp)  # type: ignore[type-var]  # its stubs want this class alone
+# Some libraries read timestamps otherwise, and change it for all of their process. The stubs want one class alone.
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+_StrictLoader.add_constructor(_TIMESTAMP, yaml.SafeLoader.construct_yaml_timestamp)  # type: ignore[type-var]

@@ -26,7 +26,7 @@ from peagle.serve.routing import router_deployment
 from peagle.serve.routing.absence import Absence
 from peagle.serve.routing.draining import draining_nodes, staying
 from peagle.serve.routing.lost_nodes import OpenCalls, alive_nodes
-from peagle.serve.routing.route_request import route_request
+from peagle.serve.routing.route_request import request_kinds, route_request
 
 logger = logging.getLogger("ray.serve.dispatch")
 
@@ -64,7 +64,8 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         self._model = model
         self._caches_prefixes = caches_prefixes
         self._id = uuid.uuid4().hex
-        self._dispatcher = Dispatcher(POLICIES[policy])
+        self._policy = POLICIES[policy]
+        self._dispatcher = Dispatcher(self._policy)
         self._absence = Absence(replica_wait_s)
         self._draining = draining_nodes()
         self._members: frozenset[str] = frozenset()
@@ -159,13 +160,10 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         metadata, body = pending.metadata, pending.args[0] if pending.args else None
         tries = tries_of(pending.args, self._model)
         request = route_request(
-            metadata.internal_request_id,
-            body,
-            metadata.session_id,
-            self._usual_output_tokens,
-            tries.failed,
-            _client(pending),
+            metadata.internal_request_id, body, metadata.session_id, self._usual_output_tokens, tries.failed
         )
+        if self._policy.by_kind:
+            request = replace(request, kinds=request_kinds(body, _client(pending)))
         if not self._caches_prefixes:
             request = replace(request, affinity_key=None, prefix_tokens=0)
         decision = self._decide(request)

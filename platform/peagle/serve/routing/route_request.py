@@ -17,7 +17,6 @@ def route_request(
     session_id: str = "",
     usual_output_tokens: float = OUTPUT_TOKENS,
     tried: frozenset[str] = frozenset(),
-    client: str = "",
 ) -> RouteRequest:
     """Read what matters from a request's body, whatever its kind; a body without a prompt weighs nothing.
 
@@ -27,7 +26,6 @@ def route_request(
         session_id: The client's name for a conversation, if it gave one.
         usual_output_tokens: Of an answer; the request's own limit may be lower.
         tried: Replicas that have failed it already.
-        client: Whose it is, where clients have names.
     """
     messages = getattr(body, "messages", None)
     if messages:
@@ -47,7 +45,6 @@ def route_request(
         affinity_key=key,
         prefix_tokens=shared // CHARS_PER_TOKEN if key is not None else 0,
         tried=tried,
-        kinds=request_kinds(body, client),
     )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +11,16 @@ import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
 from ray.serve.request_router import PendingRequest
 
+from peagle.api.clients.client_header import CLIENT_HEADER, told
 from peagle.api.ingress import TriedRequestInfo
 from peagle.api.ledger import Ledger
 from peagle.api.tries import Tries
 from peagle.errors import NoReplicaError
+from peagle.router.fairness.client_terms import Client
 from peagle.router.snapshot import ReplicaSnapshot, ReplicaState, RequestRates
 from peagle.serve.routing.lost_nodes import OpenCalls
 from peagle.serve.routing.request_router import PolicyRouter
+from peagle.serve.routing.route_request import request_kinds
 
 DEPLOYMENT = DeploymentID("m", "app")
 
@@ -47,9 +50,9 @@ async def router(monkeypatch: pytest.MonkeyPatch) -> PolicyRouter:
     return made
 
 
-def pending(request_id: str, tries: Tries | None = None) -> PendingRequest:
+def pending(request_id: str, tries: Tries | None = None, headers: Mapping[str, str] | None = None) -> PendingRequest:
     metadata = RequestMetadata(request_id=request_id, internal_request_id=request_id)
-    info = TriedRequestInfo({}, tries or Tries("m"))
+    info = TriedRequestInfo(dict(headers or {}), tries or Tries("m"))
     return PendingRequest(args=[SimpleNamespace(prompt="hello"), info], kwargs={}, metadata=metadata)
 
 
@@ -68,6 +71,18 @@ async def test_a_request_is_in_flight_from_the_choice_to_its_end(router: PolicyR
     router.on_request_completed(replica.replica_id, "1")
     await turns()
     assert router._dispatcher.open_requests == len(router._open) == 0
+
+
+@pytest.mark.parametrize(("policy", "is_known"), [("by-acceptance", True), ("soonest", False)])
+async def test_a_request_is_known_by_its_client_where_the_policy_weighs_that(
+    router: PolicyRouter, policy: str, is_known: bool
+) -> None:
+    router.initialize_state(model="m", policy=policy)
+    router._following = asyncio.create_task(asyncio.sleep(0))
+    router.update_replicas([Replica("a"), Replica("b")])
+    asked = pending("1", headers={CLIENT_HEADER: told(Client("ann"))})
+    await router._choose_replica_for_request(asked)
+    assert router._open["1"].request.kinds == (request_kinds(asked.args[0], "ann") if is_known else ())
 
 
 async def test_a_client_that_leaves_as_its_replica_is_chosen_leaves_nothing_in_flight(router: PolicyRouter) -> None:
