@@ -31,7 +31,7 @@ class GrammarSettings(BaseModel):
             written out; 1,000,000 by default. A `$ref` within what it names is not followed again.
         max_pattern_chars: Characters of one regular expression; 8,192 by default.
         max_grammar_chars: Characters of one `structured_outputs.grammar`; 65,536 by default.
-        compile_timeout_s: Longest time that a grammar may compile, on trial; 2 by default. What passes is compiled once
+        compile_timeout_s: Longest time that a grammar may compile, on trial; 1 by default. What passes is compiled once
             more in the engine, which remembers it. It does not apply where an engine's
             `structured_outputs_config.backend` is `guidance`, which compiles as it generates, within its own limits.
         compile_memory_bytes: The most that a grammar's trial may allocate; 1 GiB by default.
@@ -54,7 +54,7 @@ class GrammarSettings(BaseModel):
     max_expanded: int = Field(default=1_000_000, ge=2**10, le=2**40)
     max_pattern_chars: int = Field(default=8192, ge=64, le=2**30)
     max_grammar_chars: int = Field(default=2**16, ge=64, le=2**30)
-    compile_timeout_s: float = Field(default=2.0, ge=0.1, le=600.0)
+    compile_timeout_s: float = Field(default=1.0, ge=0.1, le=600.0)
     compile_memory_bytes: int = Field(default=2**30, ge=2**26, le=2**40)
     max_mask_s: float = Field(default=0.05, ge=0.001, le=60.0)
 
