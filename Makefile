@@ -89,10 +89,10 @@ $(READY): pyproject.toml $(PINS)
 	  { echo "peagle needs Python 3.11 or 3.12; $(PYTHON) is another. Run: make PYTHON=/path/to/python3.11"; exit 1; }
 	@test -z "$(filter-out $(READY),$(wildcard $(VENV)/.ready-*))" || \
 	  { echo "The environment in $(VENV) is for another engine than $(ENGINE). Run: make clean, then this again."; exit 1; }
-	@echo "Building the environment in $(VENV) (about 3 GB; a minute or two plus the download) ..."
+	@echo "Building the environment in $(VENV) (about 4 GB; a few minutes plus the download) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.12,<1'
-	@$(UV) install --python $(BIN)/python $(TORCH) --constraint $(PINS) --editable '.[$(ENGINE),bench,kubernetes,observe,train,dev]'
+	@$(UV) install --compile-bytecode --python $(BIN)/python $(TORCH) --constraint $(PINS) --editable '.[$(ENGINE),bench,kubernetes,observe,train,dev]'
 	@touch $@
 	@echo "The environment is ready."
 
