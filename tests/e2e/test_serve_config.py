@@ -80,7 +80,7 @@ def test_the_cpu_values_serve_the_embedded_model(head: str) -> None:
         assert time.monotonic() < deadline, status
         time.sleep(2)
     done = subprocess.run(
-        [sys.executable, str(CHART / "files" / "ask.py"), f"http://127.0.0.1:{port}", "60"],
+        [sys.executable, str(CHART / "files" / "ask.py"), f"http://127.0.0.1:{port}", "60", "r", "n"],
         capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -11,17 +11,22 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import yaml
+
 KEYS = Path("/etc/peagle/keys")
 POLL_S = 5.0
 HINT_AFTER_S = 60.0
 
 
 def key_in(text):
-    """The first key of a file of keys, one in a line; empty lines, and those that begin with #, are none."""
-    for line in map(str.strip, text.splitlines()):
-        if line and not line.startswith("#"):
-            return line
-    sys.exit(f"{KEYS}: there is no key in it")
+    """The first key of a file of keys: YAML with a list `keys`, or one in a line; of lines, # begins a comment."""
+    try:
+        entries = yaml.safe_load(text)["keys"]
+    except (yaml.YAMLError, TypeError, LookupError):
+        keys = [line for line in map(str.strip, text.splitlines()) if line and not line.startswith("#")]
+    else:
+        keys = [str(entry["key"]) for entry in entries if "key" in entry]
+    return keys[0] if keys else sys.exit(f"{KEYS}: there is no key in it that can be sent; a key_sha256 cannot")
 
 
 def ask(url, body=None):
