@@ -92,7 +92,7 @@ def scheduler_of(
             "num_speculative_tokens": DEPTH_MAX,
             "parallel_drafting": True,
         },
-        additional_config={"peagle": {"step_tokens_shared": step_tokens, **live}},
+        additional_config={"peagle": {"step_tokens_shared": step_tokens, "mask_s_max": 0.05, **live}},
     ).create_engine_config()
     config.scheduler_config.async_scheduling = overlapped
     config.cache_config.num_gpu_blocks = blocks
