@@ -37,7 +37,7 @@ BATCH = (
     ),
     Panel(
         "Slow grammars",
-        "Requests that were ended because their grammar had come to take longer for a token than `api.grammar.max_mask_s`.",
+        "Requests that were ended because their grammar had become slower than `api.grammar.max_mask_s` allows.",
         units.RequestsPerSecond,
         (Query(rate("peagle_replica_slow_grammars_total", OF_REPLICA, _BY_REPLICA), _REPLICA),),
     ),

@@ -41,7 +41,7 @@ class WatchedGrammar(StructuredOutputGrammar):  # type: ignore[misc]  # vLLM shi
         self._timed(self._grammar.fill_bitmask, bitmask, batch_index)
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-        return self._timed(self._grammar.accept_tokens, request_id, tokens)
+        return bool(self._timed(self._grammar.accept_tokens, request_id, tokens))
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
         if self._recent:

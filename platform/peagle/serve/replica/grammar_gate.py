@@ -103,15 +103,16 @@ class GrammarGate:
         async with aclosing(generate(prompt, params, *args, **kwargs)) as outputs:
             async for output in outputs:
                 if any(each.stop_reason == SLOW_GRAMMAR for each in output.outputs):
-                    raise self._became_slow(grammar)
+                    raise VLLMValidationError(self._slow_refusal(grammar), parameter=GRAMMAR)
                 yield output
 
-    def _became_slow(self, grammar: Grammar | None) -> Exception:
+    def _slow_refusal(self, grammar: Grammar | None) -> str:
+        """Count a request that the engine ended, and have its grammar refused from now on."""
         self.slow += 1
         refusal = slow_refusal(self._mask_s_max)
         if self._trials is not None and grammar is not None:
             self._trials.refuse(grammar, refusal)
-        return VLLMValidationError(refusal, parameter=GRAMMAR)
+        return refusal
 
 
 async def _admit(trials: Trials, grammar: Grammar) -> None:
