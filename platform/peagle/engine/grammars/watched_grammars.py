@@ -1,12 +1,12 @@
 """A request whose grammar has become slow ends, and holds up nobody else. Importing this module imports vLLM.
 
-Every request of a step waits for the masks of each. `thread_time` counts what a grammar costs the processor, whatever
-else the machine does meanwhile.
+Every request of a step waits for the masks of each. What counts is processor time, which a busy machine adds nothing
+to. Reading it takes a system call, so a grammar is timed by the wall clock until a step takes too long by that.
 """
 
 from collections import deque
 from collections.abc import Callable
-from time import thread_time
+from time import perf_counter, thread_time
 from typing import Any, TypeVar
 
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
@@ -27,12 +27,17 @@ class WatchedGrammar(StructuredOutputGrammar):  # type: ignore[misc]  # vLLM shi
     def __init__(self, grammar: StructuredOutputGrammar, token_s_max: float) -> None:
         self._grammar, self._token_s_max = grammar, token_s_max
         self._recent: deque[float] = deque(maxlen=RECENT)
+        self._clock = perf_counter
         self._seconds, self._masks = 0.0, 0
 
     def is_slow_after_step(self) -> bool:
         """Take what has been timed since the last call for one step; say whether the grammar has become slow."""
         if self._masks:
-            self._recent.append(self._seconds / self._masks)
+            token_s = self._seconds / self._masks
+            if token_s > self._token_s_max and self._clock is perf_counter:
+                self._clock = thread_time
+            else:
+                self._recent.append(token_s)
             self._seconds, self._masks = 0.0, 0
         return is_slow(self._recent, self._token_s_max)
 
@@ -58,9 +63,10 @@ class WatchedGrammar(StructuredOutputGrammar):  # type: ignore[misc]  # vLLM shi
         self._grammar.reset()
 
     def _timed(self, call: Callable[..., T], *args: Any) -> T:
-        began_s = thread_time()
+        clock = self._clock
+        began_s = clock()
         result = call(*args)
-        self._seconds += thread_time() - began_s
+        self._seconds += clock() - began_s
         return result
 
 
