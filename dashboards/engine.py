@@ -36,6 +36,12 @@ BATCH = (
         (Query(rate("peagle_replica_preemptions_total", OF_REPLICA, _BY_REPLICA), _REPLICA),),
     ),
     Panel(
+        "Slow grammars",
+        "Requests that were ended because their grammar had become slower than `api.grammar.max_mask_s` allows.",
+        units.RequestsPerSecond,
+        (Query(rate("peagle_replica_slow_grammars_total", OF_REPLICA, _BY_REPLICA), _REPLICA),),
+    ),
+    Panel(
         "Tokens in and out",
         "Prompts, with what the cache had of them, and answers.",
         units.Short,

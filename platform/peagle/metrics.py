@@ -161,6 +161,13 @@ REPLICA_METRICS = (
     _gauge("peagle_replica_running_requests", Unit.REQUESTS, OF_REPLICA, "Requests in the batch.", "running_requests"),
     _gauge("peagle_replica_waiting_requests", Unit.REQUESTS, OF_REPLICA, "Requests in the queue.", "waiting_requests"),
     _counter("peagle_replica_engine_stalls", Unit.EVENTS, OF_REPLICA, "Times its engine fell silent.", "engine_stalls"),
+    _counter(
+        "peagle_replica_slow_grammars",
+        Unit.REQUESTS,
+        OF_REPLICA,
+        "Requests that the engine ended because their grammar had become slow: `api.grammar.max_mask_s`.",
+        "slow_grammars",
+    ),
     _gauge("peagle_replica_kv_usage_ratio", Unit.RATIO, OF_REPLICA, "KV cache in use, 0 to 1.", "kv_usage_ratio"),
     _gauge(
         "peagle_replica_devices",

@@ -41,13 +41,13 @@ def embedded(**engine: Any) -> Deployment:
 class Runner:
     """One engine. Every `generate` may watch its steps; depth tables are numbered as they are sent."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, **options: Any) -> None:
         with warnings.catch_warnings():
             # What vLLM and torch warn of while they are imported and start is not about this project.
             warnings.simplefilter("ignore")
             from vllm import LLM
 
-            self.llm: Any = LLM(**without_server(engine_arguments(deployment)))
+            self.llm: Any = LLM(**without_server(engine_arguments(deployment, **options)))
         self.engine: Any = self.llm.llm_engine
         self.version = 0
         self._requests = 0
@@ -118,13 +118,13 @@ class Runner:
 
 
 @contextmanager
-def running(deployment: Deployment) -> Iterator[Runner]:
-    """An engine for as long as the block lasts. Its process is gone afterwards."""
+def running(deployment: Deployment, **options: Any) -> Iterator[Runner]:
+    """An engine for as long as the block lasts, with options of `engine_arguments`. Its process is gone afterwards."""
     before = os.environ.get("VLLM_CPU_KVCACHE_SPACE")
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = KV_CACHE_GIB
     runner = None
     try:
-        runner = Runner(deployment)
+        runner = Runner(deployment, **options)
         yield runner
     finally:
         if runner is not None:

@@ -58,6 +58,7 @@ def replica_row() -> dict[str, Any]:
         "waiting_requests": 1,
         "kv_usage_ratio": 0.25,
         "engine_stalls": 1,
+        "slow_grammars": 3,
         "generation_tokens": 40,
         "devices": 1,
         "loop_stall": stalls.plain(),

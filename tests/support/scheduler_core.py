@@ -92,7 +92,7 @@ def scheduler_of(
             "num_speculative_tokens": DEPTH_MAX,
             "parallel_drafting": True,
         },
-        additional_config={"peagle": {"step_tokens_shared": step_tokens, **live}},
+        additional_config={"peagle": {"step_tokens_shared": step_tokens, "mask_s_max": 0.05, **live}},
     ).create_engine_config()
     config.scheduler_config.async_scheduling = overlapped
     config.cache_config.num_gpu_blocks = blocks
@@ -208,6 +208,8 @@ class Core:
         self.scheduler, self.overlapped, self.worker = scheduler, overlapped, Worker(overlapped, rng)
         self.queue: deque[Any] = deque()
         self.emitted: dict[str, list[int]] = {}
+        # by request: why it ended, and the reason it gives
+        self.ended: dict[str, tuple[str, Any]] = {}
         self.now_s = 0.0
 
     def busy(self) -> bool:
@@ -218,6 +220,7 @@ class Core:
         if self.scheduler.has_requests():
             output = self.scheduler.schedule()
             result, drafts = self.worker.run(output)
+            self.scheduler.get_grammar_bitmask(output)
             self.queue.append((output, result))
             if self.overlapped and len(self.queue) < 2 and output.total_num_scheduled_tokens:
                 return
@@ -226,6 +229,8 @@ class Core:
         for client in self.scheduler.update_from_output(output, result).values():
             for one in client.outputs:
                 self.emitted.setdefault(one.request_id, []).extend(one.new_token_ids)
+                if one.finish_reason is not None:
+                    self.ended[one.request_id] = str(one.finish_reason), one.stop_reason
         if drafts is not None and not self.overlapped and not self.scheduler.has_drafts:
             self.scheduler.update_draft_token_ids(drafts)
 
@@ -238,7 +243,9 @@ def add(
     stop: list[int],
     depth_max: int | None = None,
     flow: tuple[str, float, bool] | None = None,
-) -> None:
+    structured_outputs: Any = None,
+) -> Any:
+    """Add a request, and return it as vLLM's scheduler has it."""
     from vllm import SamplingParams
     from vllm.v1.request import Request
 
@@ -251,9 +258,12 @@ def add(
         ignore_eos=True,
         stop_token_ids=stop,
         extra_args=extra or None,
+        structured_outputs=structured_outputs,
     )
     params.update_from_generation_config({}, eos_token_id=VOCABULARY)
-    core.scheduler.add_request(Request(request_id, prompt, params, None, block_hasher=core.scheduler.test_block_hasher))
+    request = Request(request_id, prompt, params, None, block_hasher=core.scheduler.test_block_hasher)
+    core.scheduler.add_request(request)
+    return request
 
 
 def expected(prompt: list[int], max_tokens: int, stop: list[int]) -> list[int]:

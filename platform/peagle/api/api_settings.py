@@ -35,8 +35,9 @@ class GrammarSettings(BaseModel):
             more in the engine, which remembers it. It does not apply where an engine's
             `structured_outputs_config.backend` is `guidance`, which compiles as it generates, within its own limits.
         compile_memory_bytes: The most that a grammar's trial may allocate; 1 GiB by default.
-        max_mask_s: Longest time that a grammar may take to say which tokens may come next, on trial, as all requests
-            of an engine wait for it; 0.05 by default.
+        max_mask_s: Longest processor time that a grammar may take to say which tokens may come next, as all requests of
+            an engine wait for it; 0.05 by default. It is measured on trial, and as the engine generates: a request
+            whose grammar becomes slower than that ends with an error.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -3,6 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
+from peagle.api.api_settings import GrammarSettings
 from peagle.config import Deployment
 from peagle.config.deployment import GRAMMAR_BACKENDS, STRUCTURED_OUTPUTS
 from peagle.engine.cpu_dtype import cpu_dtype
@@ -14,15 +15,19 @@ MAX_NUM_SEQS = 256
 SETTINGS_KEY = "peagle"
 LIVE_DEPTH = "live_depth"
 STEP_TOKENS = "step_tokens_shared"
+MASK_S_MAX = "mask_s_max"
+_MASK_S_MAX = GrammarSettings().max_mask_s
 # About where larger steps gain little more tokens/s. The GPU's is not measured.
 _STEP_TOKENS = {"cpu": 96, "gpu": 1024}
 
 
-def engine_arguments(deployment: Deployment) -> dict[str, Any]:
+def engine_arguments(deployment: Deployment, mask_s_max: float = _MASK_S_MAX) -> dict[str, Any]:
     """Keyword arguments for vLLM's `AsyncEngineArgs` (and `LLM`).
 
     With live depth the drafter can draft `depth_max` and the scheduler decides how much of it is verified, starting
     from `depth_static`. Without it the drafter drafts `depth_static`, for good; at 0 there is no drafter at all.
+
+    A request whose grammar comes to take longer than `mask_s_max` for a token ends.
     """
     arguments: dict[str, Any] = {
         **deployment.engine,
@@ -37,7 +42,8 @@ def engine_arguments(deployment: Deployment) -> dict[str, Any]:
         "structured_outputs_config": _structured_outputs(deployment),
     }
     settings: dict[str, Any] = {
-        STEP_TOKENS: deployment.routing.step_tokens_shared or _STEP_TOKENS[deployment.resources.accelerator]
+        STEP_TOKENS: deployment.routing.step_tokens_shared or _STEP_TOKENS[deployment.resources.accelerator],
+        MASK_S_MAX: mask_s_max,
     }
     arguments["additional_config"] = {**(arguments.get("additional_config") or {}), SETTINGS_KEY: settings}
     if deployment.resources.accelerator == "cpu":

@@ -33,12 +33,13 @@ def scheduler(**arguments: Any) -> Any:
         require_known_vllm()
     elif not is_known(version):
         return (AsyncScheduler if overlapped else Scheduler)(**arguments)
+    from peagle.engine.grammars.watched_grammars import GrammarWatchingScheduler
     from peagle.engine.shared_steps import AsyncSharingScheduler, SharingScheduler
 
     drafts = _drafting_scheduler(config) if config.speculative_config is not None else None
     kind = drafts or (AsyncScheduler if overlapped else Scheduler)
     sharing = AsyncSharingScheduler if overlapped else SharingScheduler
-    return type(kind.__name__, (sharing, kind), {})(**arguments)
+    return type(kind.__name__, (GrammarWatchingScheduler, sharing, kind), {})(**arguments)
 
 
 def _drafting_scheduler(config: Any) -> Any:

@@ -54,9 +54,9 @@ def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.A
 
     That is K, a request's replica, or whether a client is within its limits.
     """
+    common = {**parting_options(settings), **HEALTH}
     configs = {
-        each.name: llm_config(each, {**parting_options(settings), **HEALTH, **routing_options(each, settings)})
-        for each in deployments
+        each.name: llm_config(each, {**common, **routing_options(each, settings)}, settings) for each in deployments
     }
     routed = {each.name: each for each in deployments if each.adapts or is_dispatched(each)}
     router = bind_router(routed) if routed or settings.keys_file is not None else None
@@ -134,9 +134,11 @@ def routing_options(deployment: Deployment, settings: ApiSettings) -> dict[str, 
     }
 
 
-def llm_config(deployment: Deployment, serve_options: Mapping[str, Any] | None = None) -> LLMConfig:
+def llm_config(
+    deployment: Deployment, serve_options: Mapping[str, Any] | None = None, settings: ApiSettings | None = None
+) -> LLMConfig:
     """Ray Serve LLM's configuration of one deployment; `serve_options` join those that follow from it."""
-    engine = engine_settings(deployment)
+    engine = engine_settings(deployment, settings)
     source = engine.pop("model")
     engine.pop("served_model_name", None)
     resources = deployment.resources

@@ -4,8 +4,10 @@ The last tests ask for one more answer, so nothing here may have hurt an engine,
 """
 
 import json
+import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -191,6 +193,29 @@ def test_a_grammar_that_allows_no_text_gives_none_or_is_refused(http: httpx.Clie
         assert '"error"' not in answer.text
     else:
         assert (answer.status_code, answer.json()["choices"][0]["text"]) == (200, "")
+
+
+# The more ways there are to read the text so far, the longer each token takes: 0.2 ms at first, 50 after some hundred.
+LATE = 'root ::= a "~"\na ::= b a | b\nb ::= c b | c\nc ::= [ab] c | [ab]'
+
+
+def test_a_grammar_that_becomes_slow_ends_its_own_request(http: httpx.Client) -> None:
+    asked = completion(max_tokens=800, temperature=0, structured_outputs={"grammar": LATE})
+    with ThreadPoolExecutor(1) as beside:
+        other = beside.submit(http.post, COMPLETIONS, json=completion(max_tokens=400, ignore_eos=True))
+        streamed = http.post(COMPLETIONS, json={**asked, "stream": True})
+    assert streamed.status_code == 200
+    *pieces, last = (json.loads(each) for each in re.findall(r"^data: (\{.*)$", streamed.text, re.MULTILINE))
+    text = "".join(piece["choices"][0]["text"] for piece in pieces)
+    assert len(text) > 32
+    assert set(text) <= set("ab")
+    whole = error_of(http.post(COMPLETIONS, json=asked), 400)
+    for error in (last["error"], whole):
+        assert "more than 50 ms to follow for one token" in error["message"]
+        assert error["param"] == "structured_outputs"
+    assert other.result().json()["usage"]["completion_tokens"] == 400
+    counted = re.findall(r"^peagle_replica_slow_grammars_total\{.*\} (\S+)$", http.get("/metrics").text, re.MULTILINE)
+    assert sum(map(float, counted)) >= 1
 
 
 def schema(value: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 from ray.serve.config import RequestRouterConfig
 from ray.util.accelerators import accelerators
 
-from peagle.api.api_settings import ApiSettings
+from peagle.api.api_settings import ApiSettings, GrammarSettings
 from peagle.config import ACCELERATOR_TYPES, Deployment, parse_deployment
 from peagle.errors import ConfigError
 from peagle.serve.app import (
@@ -138,3 +138,9 @@ def test_the_kinds_of_gpu_are_those_that_ray_takes() -> None:
 def test_a_router_keeps_clients_limits_even_where_it_has_nothing_else_to_do(keys_file: str | None, bound: bool) -> None:
     app = compose([_deployment()], ApiSettings(keys_file=keys_file))
     assert (app._bound_deployment.init_kwargs["router"] is not None) == bound
+
+
+def test_an_engine_is_told_what_a_grammar_may_take_for_a_token() -> None:
+    settings = ApiSettings(grammar=GrammarSettings(max_mask_s=0.02))
+    assert llm_config(_deployment(), {}, settings).engine_kwargs["additional_config"]["peagle"]["mask_s_max"] == 0.02
+    assert llm_config(_deployment()).engine_kwargs["additional_config"]["peagle"]["mask_s_max"] == 0.05

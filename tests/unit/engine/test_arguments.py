@@ -104,7 +104,7 @@ def test_an_engine_that_never_speculates_starts_without_a_drafter(speculation: d
     off = deployment(speculation=speculation)
     assert drafted_depth(off) == 0
     assert not {"speculative_config", "per_request_spec_decode_metrics"} & engine_arguments(off).keys()
-    assert engine_arguments(off)["additional_config"]["peagle"].keys() == {"step_tokens_shared"}
+    assert engine_arguments(off)["additional_config"]["peagle"].keys() == {"step_tokens_shared", "mask_s_max"}
 
 
 def test_an_autoregressive_head_drafts_one_token_at_a_time() -> None:

@@ -45,6 +45,14 @@ class Grammar:
         return hashlib.sha256(f"{self.kind}\0{self.text}".encode("utf-8", "surrogatepass")).digest()
 
 
+def slow_refusal(mask_s_max: float) -> str:
+    """What a client is told of a grammar that takes longer than `mask_s_max` for a token."""
+    return (
+        f"The request's grammar takes more than {mask_s_max * 1000:g} ms to follow for one token, and "
+        "other requests would wait. Send a simpler one; the server's limit is api.grammar.max_mask_s."
+    )
+
+
 class Trials:
     """Compiles grammars in forks of a process, each with a limit of time and memory; remembers how each ended."""
 
@@ -105,11 +113,19 @@ class Trials:
         known = self._known.get(digest)
         if known is None or known.until_s < now_s:
             refusal = await self._try(grammar)
-            self._known[digest] = known = _Outcome(refusal, now_s + REFUSED_S if refusal else math.inf)
-            if len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
-        self._known.move_to_end(digest)
+            known = _Outcome(refusal, now_s + REFUSED_S if refusal else math.inf)
+        self._remember(digest, known)
         return known.refusal
+
+    def refuse(self, grammar: Grammar, refusal: str) -> None:
+        """Remember that `grammar` passed its trial and failed later."""
+        self._remember(grammar.digest, _Outcome(refusal, time.monotonic() + REFUSED_S))
+
+    def _remember(self, digest: bytes, outcome: "_Outcome") -> None:
+        self._known[digest] = outcome
+        self._known.move_to_end(digest)
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
 
     async def _try(self, grammar: Grammar) -> str | None:
         for _ in range(2):
@@ -153,10 +169,7 @@ class Trials:
         if trial.said == ENDED:
             return None
         if trial.said == SLOW:
-            return (
-                f"The request's grammar takes more than {self._mask_s_max * 1000:g} ms to follow for one token, and "
-                "other requests would wait. Send a simpler one; the server's limit is api.grammar.max_mask_s."
-            )
+            return slow_refusal(self._mask_s_max)
         # The kernel's word for the end of its time is none. One that dies much earlier has crashed for want of memory.
         if trial.said != LARGE and trial.seconds > self._timeout_s / 2:
             passed, setting = f"longer than {self._timeout_s:g} s", "compile_timeout_s"

@@ -29,6 +29,7 @@ _overrides = partial(Seam, kind=Kind.OVERRIDES, versions=KNOWN_VERSIONS)
 _reads = partial(Seam, kind=Kind.READS, versions=KNOWN_VERSIONS)
 
 _NO_FAIR_SHARES = "vLLM shares its steps out among clients"
+_NO_SLOW_GRAMMARS = "vLLM ends requests whose grammars keep others waiting"
 _NO_WAY_TO_THE_SCHEDULER = "vLLM has a public call that changes the depth of a running engine"
 _SEEDS_DEPEND_ON_DEPTH = "vLLM draws seeded tokens independently of drafts"
 _NO_CALL_FOR_DRAFTS = "vLLM sends drafts with the step's output"
@@ -226,6 +227,21 @@ _NOT_INSTALLED = (
         "vllm.v1.structured_output:StructuredOutputManager.executor",
         why="A grammar that takes seconds to compile would keep all others waiting.",
         removed_when="vLLM compiles several grammars at once on a small machine",
+    ),
+    _overrides(
+        "vllm.v1.structured_output:StructuredOutputManager._create_grammar",
+        why="What each request's grammar takes is timed.",
+        removed_when=_NO_SLOW_GRAMMARS,
+    ),
+    _overrides(
+        f"{_SCHEDULER}.get_grammar_bitmask",
+        why="By then it is known what a step's grammars have taken.",
+        removed_when=_NO_SLOW_GRAMMARS,
+    ),
+    _reads(
+        f"{_SCHEDULER}.grammar_compile_error_reqs",
+        why="Requests in it end with an error: those whose grammars have become slow, too.",
+        removed_when=_NO_SLOW_GRAMMARS,
     ),
     _reads(
         "vllm.utils.cpu_triton_utils:_FuncWrapper",

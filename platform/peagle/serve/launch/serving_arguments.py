@@ -60,12 +60,12 @@ def read_settings(raw: object) -> ApiSettings:
         raise ConfigError(place, first["input"], problem, "Correct that setting.") from None
 
 
-def engine_settings(deployment: Deployment) -> dict[str, Any]:
+def engine_settings(deployment: Deployment, settings: ApiSettings | None = None) -> dict[str, Any]:
     """vLLM's arguments. Answers tell how much of a prompt was cached, as OpenAI's do.
 
     On CPU the cache is bounded: vLLM would otherwise take most of the machine's memory.
     """
-    arguments = engine_arguments(deployment)
+    arguments = engine_arguments(deployment, (settings or ApiSettings()).grammar.max_mask_s)
     arguments.setdefault("enable_prompt_tokens_details", True)
     if deployment.resources.accelerator == "cpu" and "VLLM_CPU_KVCACHE_SPACE" not in deployment.environment:
         arguments.setdefault("kv_cache_memory_bytes", CPU_CACHE_BYTES)

@@ -1,4 +1,7 @@
-"""No grammar reaches an engine before it has compiled on trial, within limits, in a process of its own."""
+"""No grammar reaches an engine before it has compiled on trial, within limits, in a process of its own.
+
+The engine ends a request whose grammar becomes slow later; its grammar then counts as one that failed its trial.
+"""
 
 import asyncio
 import functools
@@ -21,14 +24,19 @@ from vllm.v1.structured_output.utils import (
 
 from peagle.api.api_settings import GrammarSettings
 from peagle.api.openai_errors import GRAMMAR
-from peagle.engine.grammars.trials import Grammar, Trials
+from peagle.engine.grammars.mask_times import SLOW_GRAMMAR
+from peagle.engine.grammars.trials import Grammar, Trials, slow_refusal
 from peagle.errors import OverloadedError
 
 Generate = Callable[..., AsyncGenerator[Any, None]]
 
 
 class GrammarGate:
-    """Admits requests to an engine: tries their grammars, and has vLLM validate them, away from the event loop."""
+    """Admits requests to an engine: tries their grammars, and has vLLM validate them, away from the event loop.
+
+    Attributes:
+        slow: Requests that the engine ended because their grammars had become slow.
+    """
 
     def __init__(self, client: Any, settings: GrammarSettings) -> None:
         """Args:
@@ -37,6 +45,8 @@ class GrammarGate:
         """
         self._config = client.vllm_config
         self._tokenizer = client.tokenizer
+        self._mask_s_max = settings.max_mask_s
+        self.slow = 0
         self._trials = self._make_trials(settings)
         if self._trials is not None:
             self._trials.start()
@@ -78,6 +88,7 @@ class GrammarGate:
     async def _after_trial(
         self, generate: Generate, prompt: Any, params: Any, *args: Any, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
+        grammar = None
         if self._trials is not None:
             grammar = await asyncio.to_thread(grammar_of, params.structured_outputs)
             if grammar is not None:
@@ -91,7 +102,17 @@ class GrammarGate:
         )
         async with aclosing(generate(prompt, params, *args, **kwargs)) as outputs:
             async for output in outputs:
+                if any(each.stop_reason == SLOW_GRAMMAR for each in output.outputs):
+                    raise VLLMValidationError(self._slow_refusal(grammar), parameter=GRAMMAR)
                 yield output
+
+    def _slow_refusal(self, grammar: Grammar | None) -> str:
+        """Count a request that the engine ended, and have its grammar refused from now on."""
+        self.slow += 1
+        refusal = slow_refusal(self._mask_s_max)
+        if self._trials is not None and grammar is not None:
+            self._trials.refuse(grammar, refusal)
+        return refusal
 
 
 async def _admit(trials: Trials, grammar: Grammar) -> None:

@@ -331,7 +331,11 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
                 "depth_modes": {self._plan.mode: 1},
             }
         sums = self._listener.sums.plain()
-        replica = {"devices": self._deployment.devices, "loop_stall": self._stalls.plain()}
+        replica = {
+            "devices": self._deployment.devices,
+            "loop_stall": self._stalls.plain(),
+            "slow_grammars": self._gate.slow,
+        }
         return {**self._status(stats), **sums, **speculation, **replica}
 
     async def count_steps(self, counting: bool) -> None:

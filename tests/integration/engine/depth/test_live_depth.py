@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from peagle.engine.grammars.mask_times import SLOW_GRAMMAR
 from peagle.engine.shared_steps import FLOW_ARG
 from peagle.errors import ConfigError
 from peagle.router.snapshot import DepthTable, StepCell
@@ -56,6 +57,14 @@ TURNS: tuple[dict[str, Any], ...] = (
 # By turns: three requests of one client, one of another; a shared step has room for three.
 CLIENTS = tuple({"extra_args": {FLOW_ARG: [name, 1.0, False]}} for name in ("many", "many", "few", "many"))
 STEP_TOKENS = 3 * (DEPTH_MAX + 1)
+# Each way to read the text so far is one more to compare the next token with: 0.2 ms at first, 50 ms later.
+LATE_GRAMMAR = """
+root ::= a "~"
+a ::= b a | b
+b ::= c b | c
+c ::= [ab] c | [ab]
+"""
+MASK_S_MAX = 0.01
 OnStep = Callable[[list[str]], None] | None
 Turns = Sequence[Mapping[str, Any]]
 
@@ -87,6 +96,16 @@ def structured(runner: Runner, on_step: OnStep = None, by_turns: Turns = ({},)) 
     return [output.text for output in outputs]
 
 
+def beside_a_late_grammar(runner: Runner) -> tuple[Any, list[tuple[int, ...]]]:
+    """The answer of a request whose grammar becomes slow, and those of three requests beside it."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    # Its turn comes once.
+    turns = ({"structured_outputs": StructuredOutputsParams(grammar=LATE_GRAMMAR)}, {}, {}, {})
+    late, *others = runner.generate(held_out(4), 4, by_turns=turns, max_tokens=250, ignore_eos=True)
+    return late, [tuple(output.token_ids) for output in others]
+
+
 def stopping(runner: Runner, on_step: OnStep = None) -> list[tuple[str, str]]:
     outputs = runner.generate(held_out(24), 4, on_step, max_tokens=64, stop=["):", "\n\n", "self."])
     return [(output.text, output.stop_reason) for output in outputs]
@@ -105,7 +124,7 @@ def truth() -> dict[str, Any]:
     """What the target says without speculation."""
     deployment = embedded(**ENGINE)
     plain = deployment.model_copy(update={"speculation": deployment.speculation.model_copy(update={"enabled": False})})
-    with running(plain) as runner:
+    with running(plain, mask_s_max=MASK_S_MAX) as runner:
         with pytest.raises(ConfigError, match="runs without live depth"):
             runner.set_depths(3)
         with pytest.raises(ConfigError, match="runs without live depth"):
@@ -116,6 +135,8 @@ def truth() -> dict[str, Any]:
             "structured": structured(runner),
             "stopping": stopping(runner),
             "by turns": tokens_of(by_turns(runner)),
+            "alone": tokens_of(runner.generate(held_out(4)[1:], 3, max_tokens=250, ignore_eos=True)),
+            "beside": beside_a_late_grammar(runner),
         }
 
 
@@ -124,7 +145,7 @@ def runner(truth: dict[str, Any]) -> Iterator[Runner]:
     """One engine with live depth; started after the one without has gone."""
     deployment = embedded(**ENGINE)
     routing = deployment.routing.model_copy(update={"step_tokens_shared": STEP_TOKENS})
-    with running(deployment.model_copy(update={"routing": routing})) as runner:
+    with running(deployment.model_copy(update={"routing": routing}), mask_s_max=MASK_S_MAX) as runner:
         yield runner
 
 
@@ -316,3 +337,15 @@ def test_a_refused_table_names_what_is_wrong_and_the_engine_goes_on(runner: Runn
         set_depths_sync(runner.llm, DepthTable(runner.version - 1, (1,)))
     assert runner.stats().table == table
     assert lossless(runner, 8) == truth["lossless at 8"]
+
+
+def test_a_request_whose_grammar_becomes_slow_ends_and_others_beside_it_go_on(
+    runner: Runner, truth: dict[str, Any]
+) -> None:
+    runner.set_depths(DEPTH_MAX)
+    for late, others in (truth["beside"], beside_a_late_grammar(runner)):
+        assert (late.finish_reason, late.stop_reason) == ("error", SLOW_GRAMMAR)
+        assert len(late.token_ids) > 8
+        assert set(late.text) <= set("ab")
+        assert others == truth["alone"]
+    assert structured(runner) == truth["structured"]

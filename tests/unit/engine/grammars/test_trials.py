@@ -107,6 +107,14 @@ async def test_what_compiles_soon_and_takes_long_for_each_token_is_refused(token
     assert "api.grammar.max_mask_s" in refusal
 
 
+async def test_what_fails_after_its_trial_is_refused_when_it_comes_again(trials: Trials) -> None:
+    grammar = Grammar("regex", "[0-9]{4}")
+    assert await trials.refusal(grammar) is None
+    trials.refuse(grammar, "It became slow.")
+    assert await trials.refusal(grammar) == "It became slow."
+    assert await trials.refusal(Grammar("regex", "[0-9]{5}")) is None
+
+
 async def test_what_takes_too_much_memory_is_stopped(tokenizer_info: str) -> None:
     with running(tokenizer_info, timeout_s=30.0, memory_bytes=2**20) as trials:
         refusal = await trials.refusal(SLOW)
