@@ -1,20 +1,27 @@
 """The real request router and Router deployment on real Ray Serve, over replicas that take an engine's time."""
 
+import asyncio
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import pytest
 import ray
 from ray import cloudpickle, serve
+from ray.serve.config import RequestRouterConfig
 
+from peagle.api.clients.request_charge import Charge
+from peagle.api.tries import Tries
 from peagle.bench.dispatch.dispatchers import APP, FleetPlan, run, start
 from peagle.bench.dispatch.fleet_load import Sample, burst, mixed_arrivals
+from peagle.import_paths import REQUEST_ROUTER
 from peagle.router.dispatch import DispatcherReport
+from peagle.router.fairness.client_terms import Client
 from peagle.serve.routing import router_deployment
+from peagle.serve.routing.router_deployment import bind_router
 from support.local_ray import local_ray
 from support.waiting import eventually
 
@@ -22,6 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
 
 REPLICAS, CALLERS = 4, 4
 SOONEST = "soonest"
+PLACES, FLOOD, TAKES_S = 8, 2000, 0.05
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +91,56 @@ def test_without_a_router_every_request_is_answered_and_reports_come_back(caller
     run(callers, SOONEST, mixed_arrivals(40, per_s=20.0, seed=7))
     made = decisions(callers) - before
     assert made["soonest"] + made["home"] > 30, made
+
+
+class Placed:
+    """A replica that takes the same time for every request, and says when it began with it."""
+
+    async def completions(self, body: str, info: Any = None) -> AsyncGenerator[float]:
+        began_s = time.time()
+        await asyncio.sleep(TAKES_S)
+        yield began_s
+
+
+class Front:
+    def __init__(self, *_: Any) -> None:
+        pass
+
+
+class Carried:
+    """Carries a request's tries to the request router of this process, and nothing to the replica."""
+
+    def __init__(self, tries: Tries | None = None) -> None:
+        self.tries = tries
+
+    def __reduce__(self) -> Any:
+        return Carried, ()
+
+
+def ask_as(handle: Any, client: str) -> Any:
+    tries = Tries(SOONEST)
+    tries.charge = Charge(Client(client), SOONEST, 0, 100)
+    return handle.completions.remote("", Carried(tries))
+
+
+def test_one_request_gets_the_next_place_however_many_of_another_key_wait(callers: list[Any]) -> None:
+    routing = RequestRouterConfig(
+        request_router_class=REQUEST_ROUTER, request_router_kwargs={"model": SOONEST, "policy": SOONEST}
+    )
+    light = {"ray_actor_options": {"num_cpus": 0}, "logging_config": {"enable_access_log": False}}
+    placed = serve.deployment(
+        Placed, name="Placed", max_ongoing_requests=PLACES, request_router_config=routing, **light
+    ).bind()
+    front = serve.deployment(Front, name="PlacedFront", **light).bind(placed, bind_router({}))
+    serve.run(front, name="places", route_prefix=None)
+    handle = serve.get_deployment_handle("Placed", "places").options(stream=True)
+    next(iter(ask_as(handle, "many")))
+    flood = [ask_as(handle, "many") for _ in range(FLOOD)]
+    next(iter(flood[20]))
+    sent_s = time.time()
+    began_s = next(iter(ask_as(handle, "few")))
+    others_s = [next(iter(answer)) for answer in flood]
+    before = sum(sent_s < other_s < began_s for other_s in others_s)
+    after = sum(began_s < other_s for other_s in others_s)
+    assert before <= PLACES, f"{before} of {FLOOD} requests that waited were admitted first"
+    assert after > FLOOD / 2

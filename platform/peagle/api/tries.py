@@ -49,7 +49,7 @@ class Tries:
             self.failed |= {self._asked}
 
 
-def tries_of(arguments: Sequence[Any], model: str) -> Tries:
+def tries_of(arguments: Sequence[Any], model: str = "") -> Tries:
     """The `tries` that one of a call's arguments carries; nobody's unless an ingress made the call."""
     carried = (getattr(argument, "tries", None) for argument in arguments)
     return next((tries for tries in carried if isinstance(tries, Tries)), Tries(model))

@@ -74,7 +74,6 @@ class PlaceTurns:
                 heappush(heap, (time + tokens / flow.pace, is_batch, requests - 1, place, flow))
                 yield request_id
 
-    def instead_of(self, request_id: str) -> str:
-        """Whose turn it is when a place was found for `request_id`: a request of another flow's, or that one itself."""
-        first = next(self.in_order(), request_id)
-        return request_id if self._flows.get(first) == self._flows.get(request_id) else first
+    def are_of_one_flow(self, *request_ids: str) -> bool:
+        """Whether none of these requests takes another flow's turn."""
+        return len({self._flows.get(request_id) for request_id in request_ids}) == 1

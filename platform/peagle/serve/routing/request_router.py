@@ -12,7 +12,7 @@ from typing import Any
 from ray import serve
 from ray.serve._private.tracing_utils import is_span_recording, set_span_attributes
 from ray.serve.handle import DeploymentHandle
-from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
+from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RunningReplica
 
 from peagle.api.clients.client_header import flow_in
 from peagle.api.clients.request_charge import OUTPUT_TOKENS
@@ -20,23 +20,19 @@ from peagle.api.tries import Tries, tries_of
 from peagle.errors import NoReplicaError
 from peagle.router.dispatch import POLICIES, Dispatcher, DispatcherReport, FleetNews, Route, Shed, ShedReason
 from peagle.router.dispatch.reasons import FAILED, TURN, of_waiting
-from peagle.router.fairness.place_turns import PlaceTurns
-from peagle.router.fairness.step_sharing import Flow
 from peagle.router.snapshot import RouteRequest
 from peagle.serve.reporting import TIMEOUT_S, keep_reporting
 from peagle.serve.routing import router_deployment
-from peagle.serve.routing.absence import Absence
 from peagle.serve.routing.draining import draining_nodes, staying
 from peagle.serve.routing.lost_nodes import OpenCalls, alive_nodes
 from peagle.serve.routing.route_request import request_kinds, route_request
+from peagle.serve.routing.turn_taking import TurnTakingRouter
 
 logger = logging.getLogger("ray.serve.dispatch")
 
 PERIOD_S = 0.25
 """Between two readings of the Router: half a replica's own period, so that a report is on average 0.4 s old."""
 NOBODY_LIVES = frozenset({ShedReason.STALLED, ShedReason.DEAD, ShedReason.NO_REPLICAS})
-ANYBODY = Flow("")
-"""Whose a request is where no keys are asked for."""
 DRAW_BITS = 256
 """Enough for a shuffle of as many replicas as one decision looks at."""
 
@@ -50,11 +46,10 @@ class _Open:
     reason: str
 
 
-class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
+class PolicyRouter(TurnTakingRouter):
     """Sends each request to the replica that a dispatch policy chooses; see `peagle.router.dispatch`.
 
-    What the dispatcher cannot place stays in Serve's own queue, which tries again with back-off and is bounded. Where
-    several clients' requests wait in it, they get places by turns; see `peagle.router.fairness.place_turns`.
+    What the dispatcher cannot place stays in Serve's own queue, which tries again with back-off and is bounded.
     """
 
     def initialize_state(
@@ -66,16 +61,12 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         caches_prefixes: Whether a prefix sent again is found.
         replica_wait_s: How long a request waits where no replica lives; None for ever.
         """
+        super().initialize_state(replica_wait_s=replica_wait_s)
         self._model = model
         self._caches_prefixes = caches_prefixes
         self._id = uuid.uuid4().hex
         self._policy = POLICIES[policy]
         self._dispatcher = Dispatcher(self._policy)
-        self._absence = Absence(replica_wait_s)
-        self._turns = PlaceTurns()
-        # Requests that wait for a place, and those of them that a routing task of Serve's tries to find one for.
-        self._waiting: dict[str, PendingRequest] = {}
-        self._routed: set[str] = set()
         self._draining = draining_nodes()
         self._members: frozenset[str] = frozenset()
         # What Serve handed in last, what drained then, and who was left.
@@ -132,52 +123,19 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False
     ) -> RunningReplica:
-        request_id = pending_request.metadata.internal_request_id
-        charge = tries_of(pending_request.args, self._model).charge
-        flow, tokens = (charge.flow, charge.tokens) if charge is not None else (ANYBODY, 0)
-        self._turns.enter(request_id, flow, max(1, tokens), again=is_retry)
-        self._waiting[request_id] = pending_request
         try:
-            async with self._absence.bounded():
-                return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
+            return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
         except (asyncio.CancelledError, NoReplicaError):
             # Serve sends it nowhere and tells nobody, even where a replica was chosen in this very turn of the loop.
-            self._forget(request_id)
+            self._forget(pending_request.metadata.internal_request_id)
             raise
-        finally:
-            self._turns.leave(request_id)
-            del self._waiting[request_id]
-            self._routed.discard(request_id)
 
-    def _get_next_pending_request_to_route(self) -> PendingRequest | None:
-        """The request that a routing task finds a place for: the next by turns that no other task has."""
-        queue = self._pending_requests_to_route
-        while queue and queue[0].future.done():
-            queue.popleft()
-        request_id = next((each for each in self._turns.in_order() if each not in self._routed), None)
-        if request_id is None:
-            queue.clear()
-            return None
-        self._routed.add(request_id)
-        return self._waiting[request_id]
-
-    def _fulfill_next_pending_request(self, replica: RunningReplica, request_metadata: Any = None) -> None:
-        """Give a request the place that a routing task has found for it.
-
-        Where places are short, so that a task had to try again, it goes to the request whose turn it is.
-        """
-        found_for = turn = request_metadata.internal_request_id
-        if self.num_routing_tasks_in_backoff:
-            turn = self._turns.instead_of(found_for)
-        if turn != found_for and self._hand_over(found_for, self._waiting[turn], replica.replica_id.unique_id):
-            request_metadata = self._waiting[turn].metadata
-        self._turns.admit(request_metadata.internal_request_id)
-        super()._fulfill_next_pending_request(replica, request_metadata)
-
-    def _hand_over(self, found_for: str, pending: PendingRequest, replica_id: str) -> bool:
-        """Note that a place is to go to another request; False where that replica has failed it before."""
+    def _hand_over(self, found_for: str, pending: PendingRequest, replica: RunningReplica) -> bool:
         tries = tries_of(pending.args, self._model)
-        if replica_id in tries.failed:
+        # A client's requests do not wait for each other: each goes where it was decided to.
+        if self._turns.are_of_one_flow(found_for, pending.metadata.internal_request_id):
+            return False
+        if replica.replica_id.unique_id in tries.failed:
             return False
         self._dispatcher.forgotten(found_for)
         tries.decided(TURN)

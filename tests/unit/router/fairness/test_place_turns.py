@@ -28,7 +28,6 @@ def test_one_request_is_next_however_many_of_another_client_wait() -> None:
     flood(turns, MANY, 2000)
     admit(turns, 8)
     turns.enter("few-0", FEW, 5000)
-    assert turns.instead_of("many-8") == "few-0"
     assert admit(turns, 3) == ["few", "many", "many"]
 
 
@@ -36,7 +35,6 @@ def test_one_client_alone_is_served_in_the_order_of_arrival() -> None:
     turns = PlaceTurns()
     flood(turns, MANY, 5)
     assert list(turns.in_order()) == [f"many-{number}" for number in range(5)]
-    assert turns.instead_of("many-3") == "many-3"
 
 
 def test_what_is_foretold_is_what_happens() -> None:
@@ -94,7 +92,14 @@ def test_who_gives_up_leaves_nothing_and_when_nobody_waits_all_begin_anew() -> N
         turns.leave(f"many-{number}")
         turns.admit(f"many-{number}")  # neither waits any more
     assert list(turns.in_order()) == []
-    assert turns.instead_of("many-0") == "many-0"
     flood(turns, HEAVY, 1)
     flood(turns, MANY, 1)
     assert admit(turns, 2) == ["heavy", "many"]
+
+
+def test_requests_are_told_apart_by_their_flow() -> None:
+    turns = PlaceTurns()
+    flood(turns, MANY, 2)
+    flood(turns, FEW, 1)
+    assert turns.are_of_one_flow("many-0", "many-1")
+    assert not turns.are_of_one_flow("many-0", "few-0")

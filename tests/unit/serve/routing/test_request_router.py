@@ -12,7 +12,6 @@ from ray.serve._private.common import DeploymentHandleSource, DeploymentID, Repl
 from ray.serve.request_router import PendingRequest
 
 from peagle.api.clients.client_header import CLIENT_HEADER, told
-from peagle.api.clients.request_charge import Charge
 from peagle.api.ingress import TriedRequestInfo
 from peagle.api.ledger import Ledger
 from peagle.api.tries import Tries
@@ -242,75 +241,3 @@ async def test_the_list_of_replicas_is_read_when_it_changes_or_a_node_drains_and
         assert chosen.replica_id.unique_id == "b"
     assert list(router._dispatcher.fleet.replica_ids) == ["b"]
     assert sorted(read) == ["a", "b"]
-
-
-class Filling(Replica):
-    """A replica whose places fill up with what is sent to it."""
-
-    def __init__(self, name: str, held: list[str]) -> None:
-        super().__init__(name)
-        self.held = held
-
-    async def get_queue_len(self, *, deadline_s: float) -> int:
-        return len(self.held)
-
-
-def of_client(request_id: str, client: str, tokens: int = 100) -> PendingRequest:
-    tries = Tries("m")
-    tries.charge = Charge(Client(client), "m", 0, tokens)
-    return pending(request_id, tries)
-
-
-@pytest.mark.parametrize("policy", ["soonest", "by-acceptance"])
-async def test_while_places_are_short_clients_get_them_by_turns(router: PolicyRouter, policy: str) -> None:
-    held, full = [f"held-{number}" for number in range(Filling.max_ongoing_requests)], ReplicaID("full", DEPLOYMENT)
-    router.initialize_state(model="m", policy=policy)
-    router._following = asyncio.create_task(asyncio.sleep(0))
-    router.update_replicas([Filling("full", held)])
-    router.update_backoff_params(0.001, 1.0, 0.001)
-    order: list[str] = []
-
-    async def ask(request: PendingRequest) -> None:
-        await router._choose_replica_for_request(request)
-        request_id = request.metadata.internal_request_id
-        order.append(request_id)
-        held.append(request_id)
-        router.replica_queue_len_cache.update(full, len(held))
-
-    asked = [asyncio.create_task(ask(of_client(f"many-{number}", "many"))) for number in range(50)]
-    await turns(lambda: router.num_routing_tasks_in_backoff == 2, most=1000)
-    asked += [asyncio.create_task(ask(of_client(f"few-{number}", "few"))) for number in range(2)]
-    asked += [asyncio.create_task(ask(of_client("leaves", "leaves")))]
-    await turns()
-    asked.pop().cancel()
-    async with asyncio.timeout(10):
-        while len(order) < 52:
-            if held:
-                router.on_request_completed(full, held.pop())
-                router.replica_queue_len_cache.update(full, len(held))
-            await asyncio.sleep(0.003)
-    for request_id in held:
-        router.on_request_completed(full, request_id)
-    assert order[0] == "few-0"
-    assert order[2] == "few-1", order[:4]
-    assert sorted(order) == sorted([f"many-{number}" for number in range(50)] + ["few-0", "few-1"])
-    await asyncio.gather(*asked)
-    await turns()
-    assert router._dispatcher.open_requests == len(router._open) == len(router._waiting) == len(router._routed) == 0
-
-
-async def test_a_place_on_a_replica_that_has_failed_a_request_goes_to_another(router: PolicyRouter) -> None:
-    held = [f"held-{number}" for number in range(Filling.max_ongoing_requests)]
-    router.update_replicas([Filling("full", held)])
-    router.update_backoff_params(0.001, 1.0, 0.001)
-    many = [asyncio.create_task(router._choose_replica_for_request(of_client(f"many-{n}", "many"))) for n in range(3)]
-    await turns(lambda: router.num_routing_tasks_in_backoff == 2, most=1000)
-    failed = of_client("few", "few")
-    tries: Any = failed.args[1]
-    tries.tries.failed = frozenset({"full"})
-    few = asyncio.create_task(router._choose_replica_for_request(failed))
-    await turns()
-    held.clear()
-    await asyncio.wait([*many, few], return_when=asyncio.FIRST_COMPLETED, timeout=10)
-    assert many[0].done() or many[1].done()
-    await asyncio.gather(*many, few)  # no other replica is there
