@@ -114,7 +114,7 @@ _REPLICA = (
 _ROUTING = (
     _overrides(
         f"{_ROUTER}._choose_replica_for_request",
-        why="A request given up before it is sent is forgotten, which Serve tells nobody.",
+        why="Requests wait by turns and for a bounded time; one given up before it is sent is forgotten.",
         removed_when=_PUBLIC_ROUTER,
     ),
     *(

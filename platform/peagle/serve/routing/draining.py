@@ -76,7 +76,7 @@ class DrainAwareRouter(TurnTakingRouter, PowerOfTwoChoicesRequestRouter):  # typ
     """Ray's default choice among replicas, without those on draining nodes."""
 
     def initialize_state(self, *, replica_wait_s: float | None = None, **_: Any) -> None:
-        super().initialize_state(replica_wait_s=replica_wait_s)
+        self.begin_turns(replica_wait_s)
         self._draining = draining_nodes()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:

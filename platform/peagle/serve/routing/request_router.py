@@ -61,7 +61,7 @@ class PolicyRouter(TurnTakingRouter):
         caches_prefixes: Whether a prefix sent again is found.
         replica_wait_s: How long a request waits where no replica lives; None for ever.
         """
-        super().initialize_state(replica_wait_s=replica_wait_s)
+        self.begin_turns(replica_wait_s)
         self._model = model
         self._caches_prefixes = caches_prefixes
         self._id = uuid.uuid4().hex

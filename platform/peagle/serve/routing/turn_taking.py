@@ -21,10 +21,8 @@ class TurnTakingRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no typ
     again, a place that is found goes to the request whose turn it is then. See `peagle.router.fairness.place_turns`.
     """
 
-    def initialize_state(self, *, replica_wait_s: float | None = None, **_: Any) -> None:
-        """Args:
-        replica_wait_s: How long a request waits where no replica lives; None for ever.
-        """
+    def begin_turns(self, replica_wait_s: float | None) -> None:
+        """Let requests wait so long where no replica lives; None for ever. Serve's `initialize_state` calls it."""
         self._absence = Absence(replica_wait_s)
         self._turns = PlaceTurns()
         # The requests that wait, and those of them that a routing task has taken up.
