@@ -137,9 +137,14 @@ class PolicyRouter(TurnTakingRouter):
             return False
         if replica.replica_id.unique_id in tries.failed:
             return False
+        try:
+            request = self._weighed(pending, tries)
+        except Exception:  # a task of its own finds it a place
+            logger.exception("A request cannot be weighed.")
+            return False
         self._dispatcher.forgotten(found_for)
         tries.decided(TURN)
-        self._remember(_Open(self._weighed(pending, tries), pending.future, TURN), tries)
+        self._remember(_Open(request, pending.future, TURN), tries)
         return True
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
