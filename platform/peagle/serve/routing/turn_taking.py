@@ -1,5 +1,6 @@
 """A request router of Serve's whose requests get places by turns, while several clients' requests wait for one."""
 
+import asyncio
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
@@ -62,10 +63,22 @@ class TurnTakingRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no typ
         if self.num_routing_tasks_in_backoff:
             turn = next(self._turns.in_order(), request_id)
         if turn != request_id and self._hand_over(request_id, self._waiting[turn], replica):
+            self._start_anew(request_id)
             request_id, request_metadata = turn, self._waiting[turn].metadata
         self._turns.admit(request_id)
         # Others of Serve's routers choose among requests here themselves.
         RequestRouter._fulfill_next_pending_request(self, replica, request_metadata)
+
+    def _start_anew(self, request_id: str) -> None:
+        """End the task that runs, which has found a place for this request: Serve replaces it.
+
+        It would go on with the same request, and after a pause that grows with each place that it finds.
+        """
+        self._taken_up.discard(request_id)
+        if request_id in self._waiting:
+            self._pending_requests_to_route.append(self._waiting[request_id])
+        if (task := asyncio.current_task()) is not None:
+            task.cancel()
 
     def _hand_over(self, found_for: str, pending: PendingRequest, replica: RunningReplica) -> bool:
         """Note that a place goes to `pending`, whose turn it is; False if it must not."""
