@@ -337,3 +337,19 @@ async def test_a_place_on_a_replica_that_has_failed_a_request_goes_to_another(
     await asyncio.wait([*many, few], return_when=asyncio.FIRST_COMPLETED, timeout=10)
     assert many[0].done() or many[1].done()
     await asyncio.gather(*many, few)  # no other replica is there
+
+
+@pytest.mark.parametrize("full", [DrainAwareRouter], indirect=True)
+async def test_places_are_given_as_fast_as_they_come_whose_turn_it_is(full: TurnTakingRouter, held: list[str]) -> None:
+    """A task that finds places for others does not pause after each."""
+    full.update_backoff_params(0.025, 2.0, 0.5)
+    # Each that a full replica has refused goes before those that two tasks have taken up.
+    asked = []
+    for number in range(100):
+        request = of_client(f"many-{number}", "many")
+        asked.append(asyncio.create_task(full._choose_replica_for_request(request, is_retry=True)))
+        await turns()
+    await turns(lambda: full.num_routing_tasks_in_backoff == 2, most=1000)
+    held.clear()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*asked)
