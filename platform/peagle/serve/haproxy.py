@@ -136,8 +136,8 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
       has more than its share of them.
     - Before it knows of ingress processes it says so, rather than that there is no such path. So it does while none
       lives: Serve's own proxy, which Serve has behind them, would hold requests until another has started.
-    - Each request has its own connection to an ingress process. On one that had another before, HAProxy would hang up on
-      the client where the process dies, without an answer.
+    - Each request has its own connection to an ingress process. On one that had another before, HAProxy would hang up
+      on the client where the process dies, without an answer.
     - SageMaker is told without a body that none can be asked.
     - Nothing is spliced: where a body comes behind its headers, HAProxy 2.8 then does not see that its client leaves.
       Splicing takes files, too, which are counted neither here nor by Serve.
