@@ -34,7 +34,8 @@ DISPATCH = (
     Panel(
         "Dispatch by reason",
         "Why a replica was chosen: by its policy, such as soonest; home of the prefix; least in flight, where reports "
-        "were stale; queued, where all were full. `wait-` is a request that no replica could take yet.",
+        "were stale; queued, where all were full; turn, where it was the request's turn to have a place that was found "
+        "for another API key's. `wait-` is a request that no replica could take yet.",
         units.RequestsPerSecond,
         (Query(rate("peagle_dispatch_decisions_total", OF_MODEL, "reason"), "{{reason}}"),),
         Shape.STACK,

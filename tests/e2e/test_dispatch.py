@@ -1,20 +1,29 @@
 """The real request router and Router deployment on real Ray Serve, over replicas that take an engine's time."""
 
+import asyncio
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 from ray import cloudpickle, serve
+from ray.serve.config import RequestRouterConfig
 
+from peagle.api.clients.request_charge import Charge
+from peagle.api.tries import Tries
 from peagle.bench.dispatch.dispatchers import APP, FleetPlan, run, start
 from peagle.bench.dispatch.fleet_load import Sample, burst, mixed_arrivals
+from peagle.config import parse_deployment
+from peagle.import_paths import DRAIN_AWARE_ROUTER, REQUEST_ROUTER
 from peagle.router.dispatch import DispatcherReport
+from peagle.router.fairness.client_terms import Client
 from peagle.serve.routing import router_deployment
+from peagle.serve.routing.router_deployment import bind_router
 from support.local_ray import local_ray
 from support.waiting import eventually
 
@@ -22,6 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
 
 REPLICAS, CALLERS = 4, 4
 SOONEST = "soonest"
+PLACED, PLACES, FLOOD, FLOODED_S = "placed", 8, 2000, 5.0
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +93,70 @@ def test_without_a_router_every_request_is_answered_and_reports_come_back(caller
     run(callers, SOONEST, mixed_arrivals(40, per_s=20.0, seed=7))
     made = decisions(callers) - before
     assert made["soonest"] + made["home"] > 30, made
+
+
+def wait_for(file: str) -> None:
+    while not Path(file).exists():
+        time.sleep(0.02)
+
+
+class Placed:
+    """A replica that says as which it began with a request, once a file is there."""
+
+    def __init__(self) -> None:
+        self._began = 0
+
+    async def completions(self, file: str, info: Any = None) -> AsyncGenerator[int]:
+        self._began += 1
+        began = self._began
+        await asyncio.to_thread(wait_for, file)
+        yield began
+
+
+class Front:
+    def __init__(self, *_: Any) -> None:
+        pass
+
+
+class Carried:
+    """Carries a request's tries to the request router of this process, and nothing to the replica."""
+
+    def __init__(self, tries: Tries | None = None) -> None:
+        self.tries = tries
+
+    def __reduce__(self) -> Any:
+        return Carried, ()
+
+
+def ask_as(handle: Any, client: str, file: Path) -> Any:
+    tries = Tries(PLACED)
+    tries.charge = Charge(Client(client), PLACED, 0, 100)
+    return handle.completions.remote(str(file), Carried(tries))
+
+
+@pytest.mark.parametrize("path", [REQUEST_ROUTER, DRAIN_AWARE_ROUTER])
+def test_one_request_gets_the_next_place_however_many_of_another_key_wait(
+    callers: list[Any], path: str, tmp_path: Path
+) -> None:
+    routing = RequestRouterConfig(request_router_class=path, request_router_kwargs={"model": PLACED, "policy": SOONEST})
+    light = {"ray_actor_options": {"num_cpus": 0}, "logging_config": {"enable_access_log": False}}
+    placed = serve.deployment(
+        Placed, name=PLACED, max_ongoing_requests=PLACES, request_router_config=routing, **light
+    ).bind()
+    deployment = parse_deployment(
+        {"name": PLACED, "target": {"source": "m"}, "speculation": {"enabled": False}}, PLACED
+    )
+    front = serve.deployment(Front, name="front", **light).bind(placed, bind_router({PLACED: deployment}))
+    app = path.rpartition(".")[2]
+    serve.run(front, name=app, route_prefix=None)
+    handle, gate = serve.get_deployment_handle(PLACED, app).options(stream=True), tmp_path / "open"
+    flood = [ask_as(handle, "many", gate) for _ in range(FLOOD)]
+    time.sleep(FLOODED_S)
+    few = ask_as(handle, "few", gate)
+    time.sleep(1.0)
+    gate.touch()
+    began = next(iter(few))
+    assert sorted([began, *(next(iter(answer)) for answer in flood)]) == [*range(1, FLOOD + 2)]
+    serve.delete(app)
+    # What is sent at one moment may arrive in another order.
+    assert PLACES < began <= PLACES + 3

@@ -181,7 +181,7 @@ class PeagleIngress(DepthRoutes, HealthRoutes, UsageRoutes, RelayedRoutes, SageM
             ledger.metrics.opened(exchange)
             request.state.exchange = exchange
         handle = self._handle(request, model)
-        charge = await self.admit(request, body, model, method in GENERATING)
+        charge = tries.charge = await self.admit(request, body, model, method in GENERATING)
         headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
         sent = body
         if charge is not None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from peagle.api.clients.request_charge import Charge
     from peagle.api.ledger import Ledger
 
 
@@ -18,12 +19,14 @@ class Tries:
     """One request to `model`, which is asked again elsewhere where a replica is lost.
 
     Attributes:
+        charge: Whose it is and what is expected of it; None where no keys are asked for.
         failed: The replicas that were lost with it.
     """
 
     def __init__(self, model: str, ledger: "Ledger | None" = None) -> None:
         self._model, self._ledger = model, ledger
         self._asked: str | None = None
+        self.charge: Charge | None = None
         self.failed: frozenset[str] = frozenset()
 
     def decided(self, reason: str) -> None:
@@ -46,7 +49,7 @@ class Tries:
             self.failed |= {self._asked}
 
 
-def tries_of(arguments: Sequence[Any], model: str) -> Tries:
+def tries_of(arguments: Sequence[Any], model: str = "") -> Tries:
     """The `tries` that one of a call's arguments carries; nobody's unless an ingress made the call."""
     carried = (getattr(argument, "tries", None) for argument in arguments)
     return next((tries for tries in carried if isinstance(tries, Tries)), Tries(model))

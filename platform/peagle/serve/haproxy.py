@@ -136,6 +136,8 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
       has more than its share of them.
     - Before it knows of ingress processes it says so, rather than that there is no such path. So it does while none
       lives: Serve's own proxy, which Serve has behind them, would hold requests until another has started.
+    - Each request has its own connection to an ingress process. On one that had another before, HAProxy would hang up
+      on the client where the process dies, without an answer.
     - SageMaker is told without a body that none can be asked.
     - Nothing is spliced: where a body comes behind its headers, HAProxy 2.8 then does not see that its client leaves.
       Splicing takes files, too, which are counted neither here nor by Serve.
@@ -155,7 +157,7 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
         (r"^(frontend http_frontend\n    bind )\S+(:\d+)$", listened + bounded + told + ping),
         (r"(^    errorfile .*\n)+", files),
         (r"(^    option splice-.*\n)+", ""),
-        (r"^(defaults\n)", rf"\g<1>    timeout http-request {HEADERS_S}s\n"),
+        (r"^(defaults\n)", rf"\g<1>    timeout http-request {HEADERS_S}s\n    option http-server-close\n"),
         (r"^(backend default_backend\n    http-request return ).*$", r"\g<1>status 404 default-errorfiles"),
         (r"^(frontend prometheus\n    bind ):", r"\g<1>127.0.0.1:"),
         (r"^(listen stats\n  bind )\*:", r"\g<1>127.0.0.1:"),

@@ -114,8 +114,21 @@ _REPLICA = (
 _ROUTING = (
     _overrides(
         f"{_ROUTER}._choose_replica_for_request",
-        why="A request given up before it is sent is forgotten, which Serve tells nobody.",
+        why="Requests wait by turns and for a bounded time; one given up before it is sent is forgotten.",
         removed_when=_PUBLIC_ROUTER,
+    ),
+    *(
+        _overrides(
+            f"{_ROUTER}.{name}",
+            why="Requests of several clients get places by turns.",
+            removed_when="Ray's request routers have a public way to order the requests that wait",
+        )
+        for name in ("_get_next_pending_request_to_route", "_fulfill_next_pending_request")
+    ),
+    _reads(
+        f"{_ROUTER}._pending_requests_to_route",
+        why="What is taken out of turn is dropped from it.",
+        removed_when="Ray's request routers have a public way to order the requests that wait",
     ),
     _reads(f"{_ROUTER}._replicas_list", why="The replicas as Serve last listed them.", removed_when=_PUBLIC_ROUTER),
     _reads(f"{_ROUTER}._event_loop", why="Events come from a thread of Ray's.", removed_when=_PUBLIC_ROUTER),

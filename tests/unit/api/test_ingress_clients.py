@@ -10,10 +10,12 @@ import pytest
 from ray.llm._internal.serve.core.configs.openai_api_models import CompletionResponse
 
 from peagle.api.api_settings import ApiSettings
+from peagle.api.clients.request_charge import Charge
 from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
 from peagle.config.deployment import Replicas, Routing
 from peagle.router.fairness.limit_book import LimitAnswer, LimitBook, LimitReport
+from peagle.router.fairness.step_sharing import Flow
 
 KEYS = """keys:
 - {name: few, key: sk-few, limits: {requests_per_minute: 2, tokens_per_minute: 1000}}
@@ -48,6 +50,7 @@ class Platform:
 
     def __init__(self, keys: Path | None) -> None:
         self.headers: list[dict[str, str]] = []
+        self.charges: list[Charge | None] = []
         self.error: Exception | None = None
         self.answers = asyncio.Event()
         self.answers.set()
@@ -70,6 +73,7 @@ class Platform:
 
     def _complete(self, body: Any, info: Any) -> Answers:
         self.headers.append(info.headers)
+        self.charges.append(info.tries.charge)
         return Answers(self.error, self.answers)
 
     async def ask(self, key: str | None, **fields: Any) -> httpx.Response:
@@ -93,6 +97,15 @@ async def test_a_replica_is_told_whose_a_request_is(platform: Platform) -> None:
         {"x-peagle-client": '{"client":"many","weight":3.0,"class":"batch"}'},
     ]
     assert platform.reports == []
+
+
+async def test_the_request_router_knows_whose_turn_a_request_takes_and_all_that_its_answers_may_need(
+    platform: Platform,
+) -> None:
+    await platform.ask("sk-many", max_tokens=50, n=4)
+    await platform.ask("sk-many", max_tokens=50, service_tier="flex")
+    flows = [(charge.flow, charge.tokens) for charge in platform.charges if charge is not None]
+    assert flows == [(Flow("many", 3.0), 10 + 4 * 50), (Flow("many", 3.0, is_batch=True), 10 + 50)]
 
 
 async def test_without_keys_nothing_is_told_and_nobody_asked() -> None:

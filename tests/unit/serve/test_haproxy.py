@@ -126,6 +126,32 @@ async def test_an_ingress_that_ends_before_it_answers_is_a_server_error(
         assert set(answer.json()["error"]) == OPENAI
 
 
+async def test_an_ingress_that_dies_on_a_connection_that_had_answered_before_is_a_server_error_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        with suppress(asyncio.IncompleteReadError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                if head.startswith(b"POST"):
+                    await reader.readexactly(len(b"{}"))
+                    asked += 1
+                if asked > 1:
+                    break
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer_once, haproxy.BEHIND_HOST, 0)
+    async with server, in_front(folder, [server.sockets[0].getsockname()[1]], monkeypatch) as (http, _):
+        assert (await http.post("/v1/completions", json={})).status_code == 200
+        answer = await http.post("/v1/completions", json={})
+        assert answer.status_code == 502
+        assert set(answer.json()["error"]) == OPENAI
+
+
 async def test_who_sends_no_request_does_not_keep_a_place(
     folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

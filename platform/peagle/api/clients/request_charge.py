@@ -5,6 +5,7 @@ from typing import Any
 
 from peagle.api.bounds.request_bounds import MEDIA_FIELDS, count_chars
 from peagle.router.fairness.client_terms import Client, ClientClass
+from peagle.router.fairness.step_sharing import Flow
 
 # Usual for prose and code: no tokenizer is at hand, and what is wrong is corrected at the end.
 CHARS_PER_TOKEN = 4
@@ -71,6 +72,11 @@ class Charge:
     def tokens(self) -> int:
         """Expected of prompt and answers together."""
         return self.prompt_tokens + self.output_tokens
+
+    @property
+    def flow(self) -> Flow:
+        """The requests that it shares its client's weight with."""
+        return Flow(self.client.name, self.client.weight, self.client.class_ is ClientClass.BATCH)
 
 
 class UsualLengths:

@@ -5,6 +5,8 @@ from peagle.router.dispatch.policies import POLICIES
 
 FAILED = "failed"
 """Where no decision could be made, and the request went to any replica."""
+TURN = "turn"
+"""Where it was a request's turn to get a place that was found for another client's."""
 
 
 def of_waiting(reason: ShedReason) -> str:
@@ -15,6 +17,6 @@ def of_waiting(reason: ShedReason) -> str:
 DECISION_REASONS = frozenset(
     {reason for policy in POLICIES.values() for reason in policy.reasons}
     | {of_waiting(reason) for reason in ShedReason}
-    | {FAILED}
+    | {FAILED, TURN}
 )
-"""Of every policy in the table, of waiting, and of no decision."""
+"""Of every policy in the table, of waiting, of turns, and of no decision."""

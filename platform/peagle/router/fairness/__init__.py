@@ -5,5 +5,6 @@ rate_bucket.py   what a limit by the minute leaves
 limit_book.py    whether a client's next request is within its limits, over all ingress processes
 limit_headers.py what an answer says of it
 place_shares.py  how many of a model's places one client may hold
+place_turns.py   whose request gets the next of them
 step_sharing.py  whose requests take part in an engine's next step
 """

@@ -16,7 +16,7 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]  # Ray ships no 
 from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
-from peagle.serve.routing.absence import Absence
+from peagle.serve.routing.turn_taking import TurnTakingRouter
 
 logger = logging.getLogger(__name__)
 
@@ -72,12 +72,12 @@ def draining_nodes() -> DrainingNodes:
     return DrainingNodes(lambda: gcs.get_draining_nodes(timeout=TIMEOUT_S))
 
 
-class DrainAwareRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]  # Ray ships no types
-    """Ray's default choice among replicas, without those on draining nodes; `replica_wait_s` as in `Absence`."""
+class DrainAwareRouter(TurnTakingRouter, PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]  # Ray ships no types
+    """Ray's default choice among replicas, without those on draining nodes."""
 
     def initialize_state(self, *, replica_wait_s: float | None = None, **_: Any) -> None:
+        self.begin_turns(replica_wait_s)
         self._draining = draining_nodes()
-        self._absence = Absence(replica_wait_s)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
@@ -87,12 +87,6 @@ class DrainAwareRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]  #
         super().on_replica_actor_died(replica_id)
         if not self.curr_replicas:  # Serve's controller finds out later
             self._event_loop.call_soon_threadsafe(self._absence.began)
-
-    async def _choose_replica_for_request(
-        self, pending_request: PendingRequest, *, is_retry: bool = False
-    ) -> RunningReplica:
-        async with self._absence.bounded():
-            return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

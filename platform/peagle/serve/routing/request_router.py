@@ -12,21 +12,21 @@ from typing import Any
 from ray import serve
 from ray.serve._private.tracing_utils import is_span_recording, set_span_attributes
 from ray.serve.handle import DeploymentHandle
-from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
+from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RunningReplica
 
 from peagle.api.clients.client_header import flow_in
 from peagle.api.clients.request_charge import OUTPUT_TOKENS
 from peagle.api.tries import Tries, tries_of
 from peagle.errors import NoReplicaError
 from peagle.router.dispatch import POLICIES, Dispatcher, DispatcherReport, FleetNews, Route, Shed, ShedReason
-from peagle.router.dispatch.reasons import FAILED, of_waiting
+from peagle.router.dispatch.reasons import FAILED, TURN, of_waiting
 from peagle.router.snapshot import RouteRequest
 from peagle.serve.reporting import TIMEOUT_S, keep_reporting
 from peagle.serve.routing import router_deployment
-from peagle.serve.routing.absence import Absence
 from peagle.serve.routing.draining import draining_nodes, staying
 from peagle.serve.routing.lost_nodes import OpenCalls, alive_nodes
 from peagle.serve.routing.route_request import request_kinds, route_request
+from peagle.serve.routing.turn_taking import TurnTakingRouter
 
 logger = logging.getLogger("ray.serve.dispatch")
 
@@ -46,7 +46,7 @@ class _Open:
     reason: str
 
 
-class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
+class PolicyRouter(TurnTakingRouter):
     """Sends each request to the replica that a dispatch policy chooses; see `peagle.router.dispatch`.
 
     What the dispatcher cannot place stays in Serve's own queue, which tries again with back-off and is bounded.
@@ -61,12 +61,12 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         caches_prefixes: Whether a prefix sent again is found.
         replica_wait_s: How long a request waits where no replica lives; None for ever.
         """
+        self.begin_turns(replica_wait_s)
         self._model = model
         self._caches_prefixes = caches_prefixes
         self._id = uuid.uuid4().hex
         self._policy = POLICIES[policy]
         self._dispatcher = Dispatcher(self._policy)
-        self._absence = Absence(replica_wait_s)
         self._draining = draining_nodes()
         self._members: frozenset[str] = frozenset()
         # What Serve handed in last, what drained then, and who was left.
@@ -124,12 +124,28 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         self, pending_request: PendingRequest, *, is_retry: bool = False
     ) -> RunningReplica:
         try:
-            async with self._absence.bounded():
-                return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
+            return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
         except (asyncio.CancelledError, NoReplicaError):
             # Serve sends it nowhere and tells nobody, even where a replica was chosen in this very turn of the loop.
             self._forget(pending_request.metadata.internal_request_id)
             raise
+
+    def _hand_over(self, found_for: str, pending: PendingRequest, replica: RunningReplica) -> bool:
+        tries = tries_of(pending.args, self._model)
+        # A client's requests do not wait for each other: each goes where it was decided to.
+        if self._turns.are_of_one_flow(found_for, pending.metadata.internal_request_id):
+            return False
+        if replica.replica_id.unique_id in tries.failed:
+            return False
+        try:
+            request = self._weighed(pending, tries)
+        except Exception:  # a task of its own finds it a place
+            logger.exception("A request cannot be weighed.")
+            return False
+        self._dispatcher.forgotten(found_for)
+        tries.decided(TURN)
+        self._remember(_Open(request, pending.future, TURN), tries)
+        return True
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
         name = replica_id.unique_id
@@ -157,15 +173,8 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
 
     def _dispatch(self, pending: PendingRequest) -> tuple[str, ...]:
         """Decide; return the replicas to try in turn, none where the request has to wait."""
-        metadata, body = pending.metadata, pending.args[0] if pending.args else None
         tries = tries_of(pending.args, self._model)
-        request = route_request(
-            metadata.internal_request_id, body, metadata.session_id, self._usual_output_tokens, tries.failed
-        )
-        if self._policy.by_kind:
-            request = replace(request, kinds=request_kinds(body, _client(pending)))
-        if not self._caches_prefixes:
-            request = replace(request, affinity_key=None, prefix_tokens=0)
+        request = self._weighed(pending, tries)
         decision = self._decide(request)
         if isinstance(decision, Shed) and decision.reason is ShedReason.TRIED:
             # Nobody else is there, and one that has failed it may be well again.
@@ -180,6 +189,18 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             tries.decided(of_waiting(decision.reason) if isinstance(decision, Shed) else decision.reason)
         self._remember(_Open(request, pending.future, decision.reason), tries)
         return decision.ranked if isinstance(decision, Route) else ()
+
+    def _weighed(self, pending: PendingRequest, tries: Tries) -> RouteRequest:
+        """What a decision weighs of a request."""
+        metadata, body = pending.metadata, pending.args[0] if pending.args else None
+        request = route_request(
+            metadata.internal_request_id, body, metadata.session_id, self._usual_output_tokens, tries.failed
+        )
+        if self._policy.by_kind:
+            request = replace(request, kinds=request_kinds(body, _client(pending)))
+        if not self._caches_prefixes:
+            request = replace(request, affinity_key=None, prefix_tokens=0)
+        return request
 
     def _decide(self, request: RouteRequest) -> Route | Shed:
         return self._dispatcher.dispatch(request, time.monotonic(), random.getrandbits(DRAW_BITS))

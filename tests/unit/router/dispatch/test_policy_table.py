@@ -44,10 +44,10 @@ def test_a_row_is_found_under_its_own_name_and_says_what_it_does(policy: Policy)
     assert policy.description == policy.description.strip(". ")
 
 
-def test_decisions_are_counted_by_the_reasons_of_the_rows_and_what_none_could_take() -> None:
+def test_decisions_are_counted_by_the_reasons_of_the_rows_by_turns_and_what_none_could_take() -> None:
     of_rows = {reason for policy in POLICIES.values() for reason in policy.reasons}
     assert of_rows >= {policy.reason for policy in POLICIES.values()}
-    assert {*of_rows, *(f"wait-{reason}" for reason in ShedReason), "failed"} == DECISION_REASONS
+    assert {*of_rows, *(f"wait-{reason}" for reason in ShedReason), "failed", "turn"} == DECISION_REASONS
 
 
 @ALL

@@ -12,17 +12,21 @@ from ray.serve._private.common import DeploymentHandleSource, DeploymentID, Repl
 from ray.serve.request_router import PendingRequest
 
 from peagle.api.clients.client_header import CLIENT_HEADER, told
+from peagle.api.clients.request_charge import Charge
 from peagle.api.ingress import TriedRequestInfo
 from peagle.api.ledger import Ledger
 from peagle.api.tries import Tries
 from peagle.errors import NoReplicaError
 from peagle.router.fairness.client_terms import Client
 from peagle.router.snapshot import ReplicaSnapshot, ReplicaState, RequestRates
+from peagle.serve.routing.draining import DrainAwareRouter
 from peagle.serve.routing.lost_nodes import OpenCalls
 from peagle.serve.routing.request_router import PolicyRouter
 from peagle.serve.routing.route_request import request_kinds
+from peagle.serve.routing.turn_taking import TurnTakingRouter
 
 DEPLOYMENT = DeploymentID("m", "app")
+FULL = ReplicaID("full", DEPLOYMENT)
 
 
 class Replica:
@@ -241,3 +245,111 @@ async def test_the_list_of_replicas_is_read_when_it_changes_or_a_node_drains_and
         assert chosen.replica_id.unique_id == "b"
     assert list(router._dispatcher.fleet.replica_ids) == ["b"]
     assert sorted(read) == ["a", "b"]
+
+
+class Filling(Replica):
+    """A replica whose places fill up with what is sent to it."""
+
+    multiplexed_model_ids, availability_zone = frozenset[str](), None
+
+    def __init__(self, held: list[str]) -> None:
+        super().__init__(FULL.unique_id)
+        self.held = held
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        return len(self.held)
+
+
+@pytest.fixture
+def held() -> list[str]:
+    return [f"held-{number}" for number in range(Replica.max_ongoing_requests)]
+
+
+@pytest.fixture(params=[PolicyRouter, DrainAwareRouter])
+async def full(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, held: list[str]) -> TurnTakingRouter:
+    kind: Any = request.param
+    # Where the class looks it up: a test before may have had the module imported anew.
+    names = kind.initialize_state.__globals__
+    monkeypatch.setitem(names, "draining_nodes", lambda: SimpleNamespace(ids=frozenset()))
+    made: TurnTakingRouter = kind(
+        deployment_id=DEPLOYMENT, handle_source=DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True
+    )
+    made.initialize_state(model="m", policy="soonest")
+    made._following = asyncio.create_task(asyncio.sleep(0))  # there is no Router to ask
+    made.update_replicas([Filling(held)])
+    made.update_backoff_params(0.001, 1.0, 0.001)
+    return made
+
+
+def of_client(request_id: str, client: str) -> PendingRequest:
+    tries = Tries("m")
+    tries.charge = Charge(Client(client), "m", 0, 100)
+    return pending(request_id, tries)
+
+
+async def test_while_places_are_short_clients_get_them_by_turns(full: TurnTakingRouter, held: list[str]) -> None:
+    order: list[str] = []
+
+    async def ask(request: PendingRequest) -> None:
+        await full._choose_replica_for_request(request)
+        order.append(request.metadata.internal_request_id)
+        held.append(order[-1])
+        full.replica_queue_len_cache.update(FULL, len(held))
+
+    asked = [asyncio.create_task(ask(of_client(f"many-{number}", "many"))) for number in range(50)]
+    await turns(lambda: full.num_routing_tasks_in_backoff == 2, most=1000)
+    asked += [asyncio.create_task(ask(of_client(f"few-{number}", "few"))) for number in range(2)]
+    asked += [asyncio.create_task(ask(of_client("leaves", "leaves")))]
+    await turns()
+    asked.pop().cancel()
+    async with asyncio.timeout(10):
+        while len(order) < 52:
+            if held:
+                full.on_request_completed(FULL, held.pop())
+                full.replica_queue_len_cache.update(FULL, len(held))
+            await asyncio.sleep(0.003)
+    for request_id in held:
+        full.on_request_completed(FULL, request_id)
+    assert order[0] == "few-0"
+    assert order[2] == "few-1", order[:4]
+    many = [each for each in order if each.startswith("many")]
+    assert sorted(many) == sorted(f"many-{number}" for number in range(50))
+    if isinstance(full, DrainAwareRouter):
+        assert many == [f"many-{number}" for number in range(50)]
+    await asyncio.gather(*asked)
+    await turns()
+    assert len(full._waiting) == len(full._taken_up) == 0
+    if isinstance(full, PolicyRouter):
+        assert full._dispatcher.open_requests == len(full._open) == 0
+
+
+@pytest.mark.parametrize("full", [PolicyRouter], indirect=True)
+async def test_a_place_on_a_replica_that_has_failed_a_request_goes_to_another(
+    full: TurnTakingRouter, held: list[str]
+) -> None:
+    many = [asyncio.create_task(full._choose_replica_for_request(of_client(f"many-{n}", "many"))) for n in range(3)]
+    await turns(lambda: full.num_routing_tasks_in_backoff == 2, most=1000)
+    failed = of_client("few", "few")
+    failed.args[1].tries.failed = frozenset({FULL.unique_id})
+    few = asyncio.create_task(full._choose_replica_for_request(failed))
+    await turns()
+    held.clear()
+    await asyncio.wait([*many, few], return_when=asyncio.FIRST_COMPLETED, timeout=10)
+    assert many[0].done() or many[1].done()
+    await asyncio.gather(*many, few)  # no other replica is there
+
+
+@pytest.mark.parametrize("full", [DrainAwareRouter], indirect=True)
+async def test_places_are_given_as_fast_as_they_come_whose_turn_it_is(full: TurnTakingRouter, held: list[str]) -> None:
+    """A task that finds places for others does not pause after each."""
+    full.update_backoff_params(0.025, 2.0, 0.5)
+    # Each that a full replica has refused goes before those that two tasks have taken up.
+    asked = []
+    for number in range(100):
+        request = of_client(f"many-{number}", "many")
+        asked.append(asyncio.create_task(full._choose_replica_for_request(request, is_retry=True)))
+        await turns()
+    await turns(lambda: full.num_routing_tasks_in_backoff == 2, most=1000)
+    held.clear()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*asked)
