@@ -17,11 +17,14 @@ PING_S = 1.5
 
 
 class SageMakerRoutes:
-    """Handlers of `/ping` and `/invocations`, for an ingress that answers chats and completions."""
+    """Handlers of `/ping` and `/invocations`, for an ingress that answers the other routes."""
 
     _default_serve_handles: Mapping[str, DeploymentHandle]
     chat: Callable[[Request], Awaitable[Response]]
     completions: Callable[[Request], Awaitable[Response]]
+    embeddings: Callable[[Request], Awaitable[Response]]
+    rerank: Callable[[Request], Awaitable[Response]]
+    score: Callable[[Request], Awaitable[Response]]
 
     async def ping(self, request: Request) -> Response:
         """GET: 200 when every model has a replica whose engine is well, else 503; the body is empty."""
@@ -31,7 +34,7 @@ class SageMakerRoutes:
         return Response(status_code=200 if all(counts) else 503)
 
     async def invocations(self, request: Request) -> Response:
-        """POST: a chat where the body has `messages`, a completion where it has `prompt`."""
+        """POST: as the route whose field the body has: see `_route`."""
         settings = request.app.state.settings
         # Read once, and parsed again by the route that it is for.
         request.state.body = await read_body(request, settings)
@@ -39,8 +42,18 @@ class SageMakerRoutes:
         return await answer(request)
 
     def _route(self, data: dict[str, Any]) -> Callable[[Request], Awaitable[Response]]:
-        if "messages" in data:
-            return self.chat
-        if "prompt" in data:
-            return self.completions
-        raise RequestError("Send messages, for a chat, or prompt, for a completion.", code="missing_required_parameter")
+        for field, answer in (
+            ("messages", self.chat),
+            ("prompt", self.completions),
+            ("input", self.embeddings),
+            ("query", self.rerank),
+            ("queries", self.score),
+            ("text_1", self.score),
+            ("data_1", self.score),
+        ):
+            if field in data:
+                return answer
+        raise RequestError(
+            "Send messages for a chat, prompt for a completion, input to embed, query to rerank or queries to score.",
+            code="missing_required_parameter",
+        )
