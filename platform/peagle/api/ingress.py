@@ -91,8 +91,14 @@ class TriedRequestInfo(RawRequestInfo):  # type: ignore[misc]  # Ray ships no ty
 
 
 # Ray ships no types.
-class PeagleIngress(  # type: ignore[misc]
-    DepthRoutes, HealthRoutes, UsageRoutes, RelayedRoutes, PoolingRoutes, SageMakerRoutes, OpenAiIngress
+class PeagleIngress(
+    DepthRoutes,
+    HealthRoutes,
+    UsageRoutes,
+    RelayedRoutes,
+    PoolingRoutes,
+    SageMakerRoutes,
+    OpenAiIngress,  # type: ignore[misc]
 ):
     """OpenAI's API in front of the replicas of every model."""
 

@@ -23,8 +23,8 @@ from peagle.engine.arguments import STEP_TOKENS, settings_of
 from peagle.router.fairness.step_sharing import Flow, StepShares, Work
 
 FLOW_ARG = "peagle_flow"
-"""Where a request's flow travels: in vLLM's `SamplingParams.extra_args` or `PoolingParams.extra_kwargs`, by this name, as
-a list of its fields."""
+"""Where a request's flow travels, by this name, as a list of its fields: in vLLM's `SamplingParams.extra_args`, or in
+`PoolingParams.extra_kwargs`."""
 _NOBODY = Flow("")
 
 

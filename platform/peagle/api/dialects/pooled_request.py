@@ -48,6 +48,11 @@ class PooledRequest(BaseModel):
     request_id: str = ""
 
     @property
+    def prompt_field(self) -> str:
+        """The field that holds the texts."""
+        return "input" if self.kind == "embeddings" else sides_of(self.kind, self.fields)[1]
+
+    @property
     def prompt(self) -> list[Any]:
         """What the model reads: texts or token ids."""
         if self.kind == "embeddings":
@@ -90,7 +95,6 @@ def to_embeddings(data: dict[str, Any]) -> PooledRequest:
     if data.get("messages"):
         message = "messages is not supported: send the texts in input."
         raise RequestError(message, param="messages", code="unsupported_parameter")
-    # The openai library's way to leave it out.
     encoding = data.get("encoding_format", ENCODINGS[0])
     if encoding not in ENCODINGS:
         message = f"encoding_format: there is no {encoding!r} here; write {' or '.join(ENCODINGS)}."
@@ -116,9 +120,8 @@ def sides_of(kind: Kind, fields: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _model(kind: Kind, fields: Mapping[str, Any]) -> type[BaseModel]:
-    if kind == "embeddings":
-        return EmbeddingCompletionRequest
-    return RerankRequest if kind == "rerank" else _SIDES[sides_of(kind, fields)]
+    models: Mapping[Kind, type[BaseModel]] = {"embeddings": EmbeddingCompletionRequest, "rerank": RerankRequest}
+    return models.get(kind) or _SIDES[sides_of(kind, fields)]
 
 
 def _pooled(kind: Kind, data: dict[str, Any]) -> PooledRequest:

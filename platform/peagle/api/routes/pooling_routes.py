@@ -28,15 +28,15 @@ class PoolingRoutes:
 
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings"""
-        return await self._pool(request, to_embeddings, "embeddings", "input")
+        return await self._pool(request, to_embeddings, "embeddings")
 
     async def rerank(self, request: Request) -> Response:
         """POST /v1/rerank"""
-        return await self._pool(request, to_rerank, "score", "documents")
+        return await self._pool(request, to_rerank, "score")
 
     async def score(self, request: Request) -> Response:
         """POST /v1/score"""
-        return await self._pool(request, to_score, "score", "documents")
+        return await self._pool(request, to_score, "score")
 
     async def not_generated(self) -> Response:
         """POST to routes of models that do neither."""
@@ -61,11 +61,9 @@ class PoolingRoutes:
         deployment = self._deployments.get(model)
         return deployment is not None and deployment.pools
 
-    async def _pool(
-        self, request: Request, make: Callable[[dict[str, Any]], PooledRequest], method: str, prompt_field: str
-    ) -> Response:
+    async def _pool(self, request: Request, make: Callable[[dict[str, Any]], PooledRequest], method: str) -> Response:
         if not any(map(self.pools, self._deployments)):
             return await self.not_generated()
         body = await self._read(request, make, check_pooled)
-        answer: Response = await self._ask(request, body, method, prompt_field)
+        answer: Response = await self._ask(request, body, method, body.prompt_field)
         return answer

@@ -1,6 +1,7 @@
 """vLLM's handlers beside those of chats, asked as Ray asks these. Importing this imports vLLM.
 
-They are of the Responses and Messages APIs, and of embeddings and scores. A reply is a dict or bytes, the whole answer; an event of a stream; or an error in Ray's form.
+They are of the Responses and Messages APIs, and of embeddings and scores. A reply is a dict or bytes, the whole answer;
+an event of a stream; or an error in Ray's form.
 """
 
 from collections.abc import AsyncGenerator, Mapping
