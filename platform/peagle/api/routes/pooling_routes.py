@@ -1,6 +1,6 @@
 """Routes of models that embed or score text, and what is said where a model does not do what it is asked for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -24,7 +24,7 @@ class PoolingRoutes:
 
     _read: Callable[..., Any]
     _ask: Callable[..., Any]
-    _deployments: Mapping[str, Deployment]
+    _deployments: dict[str, Deployment]
 
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings"""
