@@ -46,7 +46,7 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
     "no drafter": (at(f"{DEPLOYMENT}.drafter", None), f"{DEPLOYMENT}.drafter is missing while speculation.enabled"),
     "a drafter of a model that embeds": (
         at(f"{DEPLOYMENT}.engine.runner", "pooling"),
-        f"{DEPLOYMENT}.drafter is set, and a model that embeds or scores text (engine.runner is pooling) generates none",
+        f"{DEPLOYMENT}.drafter is set, and a model that embeds or scores text (engine.runner is pooling)",
     ),
     "fewer replicas than the least": (
         at(f"{DEPLOYMENT}.replicas", {"min": 2, "max": 1}),

@@ -18,8 +18,8 @@ from peagle.errors import RequestError
 from peagle.router.fairness.step_sharing import Flow
 from peagle.serve.launch.serving_arguments import engine_settings
 from peagle.serve.replica.asking_flow import FLOW, named_encode
+from peagle.serve.replica.first_request import answer_once
 from peagle.serve.replica.load_listener import LoadListener
-from peagle.serve.replica.readiness import answer_once
 from peagle.serve.replica.relayed_apis import ask_pooled
 from support.pooling_models import VECTOR, write_embedding_model, write_reranking_model
 

@@ -38,7 +38,7 @@ from peagle.serve.replica.asking_flow import FLOW
 from peagle.serve.replica.drafted_kinds import DraftedKinds
 from peagle.serve.replica.engine_sums import Buckets
 from peagle.serve.replica.engine_watch import EngineWatch
-from peagle.serve.replica.readiness import answer_once
+from peagle.serve.replica.first_request import answer_once
 from peagle.serve.replica.replica_status import depth_status, plan_status
 from peagle.serve.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 

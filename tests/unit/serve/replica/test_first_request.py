@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from peagle.errors import ConfigError
-from peagle.serve.replica.readiness import answer_once
+from peagle.serve.replica.first_request import answer_once
 
 
 class Engine:
