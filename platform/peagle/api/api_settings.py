@@ -74,7 +74,7 @@ class ApiSettings(BaseModel):
         max_prompt_chars: Characters of a request's prompts, or of its messages and tools, before any is tokenized; a
             token id counts as one. By default 16 for each token of the model's `max_model_len`, but at least 262,144;
             4,194,304 where the deployment names no length. Of a request that embeds or scores, characters of each text
-            or pair; all of them together may have 8 times as many.
+            or pair; all of them together may have 8 times as many, up to 2,097,152.
         grammar: What schemas, patterns, grammars and choices may hold.
         body_timeout_s: Longest time a client may take to send its body.
         request_timeout_s: Longest wait for a replica's next piece: the whole answer, or the next event of a stream.

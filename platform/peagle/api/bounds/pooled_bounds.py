@@ -14,8 +14,8 @@ from peagle.api.bounds.request_bounds import (
 )
 from peagle.errors import RequestError
 
-# Batches are usual, and their texts are tokenized one after another.
-TIMES_IN_ALL = 8
+# Batches are usual. Their texts are tokenized one after another, and other requests' after them: for about a second.
+TIMES_IN_ALL, CHARS_IN_ALL = 8, 2**21
 # Fields that hold texts. One text beside a list is read with each of the list.
 TEXTS = ("input", "query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2")
 # What a template may put before each.
@@ -55,7 +55,7 @@ def check_pooled(data: Mapping[str, Any], settings: ApiSettings, context_tokens:
     largest = max(chars, key=lambda field: sum(chars[field]))
     for found, noun, limit in (
         (longest, "the longest text has", most),
-        (whole, "all texts together have", TIMES_IN_ALL * most),
+        (whole, "all texts together have", max(most, min(TIMES_IN_ALL * most, CHARS_IN_ALL))),
     ):
         if found > limit:
             message = f"{largest}: {noun} {found} characters, of which a token id counts as one"

@@ -70,6 +70,12 @@ def test_a_query_counts_once_for_each_document() -> None:
         check_pooled({"query": HALF, "documents": ["x"] * 17}, settings, None)
 
 
+def test_many_texts_of_a_long_context_may_have_no_more_than_one_text() -> None:
+    check_pooled({"input": ["x" * 2**20] * 4}, ApiSettings(), None)
+    with pytest.raises(RequestError, match="all texts together have 4194305 characters"):
+        check_pooled({"input": ["x" * 2**20] * 4 + ["x"]}, ApiSettings(), None)
+
+
 def test_the_bound_follows_from_the_model_s_context() -> None:
     check_pooled({"input": "x" * 2**18}, ApiSettings(), 512)
     with pytest.raises(RequestError):
