@@ -19,11 +19,16 @@ from peagle.router.fairness.step_sharing import Flow
 from peagle.serve.launch.serving_arguments import engine_settings
 from peagle.serve.replica.asking_flow import FLOW, named_encode
 from peagle.serve.replica.first_request import answer_once
-from peagle.serve.replica.load_listener import LoadListener
+from peagle.serve.replica.load_listener import LoadListener, kv_capacity_tokens, queued_prompt_tokens
 from peagle.serve.replica.relayed_apis import ask_pooled
 from support.pooling_models import VECTOR, write_embedding_model, write_reranking_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:ORJSONResponse is deprecated"),  # vLLM writes vectors with it
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 DOCUMENTS = ["import os", "def f(x):\n    return x", "class A:", "x = 1"]
 
@@ -33,7 +38,7 @@ class Engine:
 
     def __init__(self, client: Any, state: Any) -> None:
         self.client, self.state = client, state
-        self.listener = LoadListener()
+        self.listener = LoadListener(pools=True)
         client.logger_manager.stat_loggers.append(self.listener)
 
     async def ask(self, make: Callable[[dict[str, Any]], Any], **data: Any) -> Any:
@@ -136,6 +141,7 @@ async def test_load_and_prefill_are_heard_of_an_engine_that_generates_nothing(re
     load = reranker.listener.load
     assert (load.running_requests, load.waiting_requests, load.generation_tokens) == (0, 0, 0)
     assert reranker.listener.rates.prefill_tokens_per_s > 0
+    assert (queued_prompt_tokens(reranker.client), kv_capacity_tokens(reranker.client)) == (0, 0)
 
 
 async def test_vectors_have_the_model_s_length_and_one_each(embedder: Engine) -> None:

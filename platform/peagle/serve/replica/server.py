@@ -125,7 +125,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         calibration = await self._calibrate()
         if self._has_live_depth:
             self._before_serving = await self._read_step_stats()
-        self._listener = LoadListener(self._pulse)
+        self._listener = LoadListener(self._pulse, pools=self._deployment.pools)
         manager.stat_loggers.append(self._listener)
         if self._metrics:
             from peagle.serve.replica.engine_series import EngineSeries
