@@ -136,6 +136,19 @@ async def test_clients_share_its_steps(reranker: Engine) -> None:
         )
 
 
+async def test_a_client_that_leaves_takes_its_texts_with_it(reranker: Engine) -> None:
+    states = reranker.client.output_processor
+    asking = asyncio.create_task(reranker.ask(to_score, text_1="x", text_2=DOCUMENTS * 200))
+    async with asyncio.timeout(60):
+        while not states.has_unfinished_requests():  # noqa: ASYNC110 -- nobody tells
+            await asyncio.sleep(0.001)
+        asking.cancel()
+        while states.has_unfinished_requests():  # noqa: ASYNC110 -- nobody tells
+            await asyncio.sleep(0.001)
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+
+
 async def test_load_and_prefill_are_heard_of_an_engine_that_generates_nothing(reranker: Engine) -> None:
     await reranker.ask(to_score, text_1="x", text_2=DOCUMENTS)
     load = reranker.listener.load
