@@ -86,6 +86,7 @@ def test_texts_are_ranked_by_their_vectors(keyed: Served, path: str) -> None:
     assert len(ranked) == 2
     assert (ranked[0]["index"], ranked[0]["document"]["text"]) == (2, TEXTS[2])
     assert ranked[0]["relevance_score"] == pytest.approx(1.0, abs=1e-2)
+    assert httpx.post(f"{keyed.url}{path}", json={}, headers=HEADERS, timeout=60, trust_env=False).status_code == 401
 
 
 def test_what_was_embedded_is_counted_for_its_key(client: OpenAI, keyed: Served) -> None:
