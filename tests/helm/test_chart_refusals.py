@@ -44,6 +44,10 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
         f"{DEPLOYMENT}.speculation.depth_static is 7, above depth_max, which is 3. Lower it to 3.",
     ),
     "no drafter": (at(f"{DEPLOYMENT}.drafter", None), f"{DEPLOYMENT}.drafter is missing while speculation.enabled"),
+    "a drafter of a model that embeds": (
+        at(f"{DEPLOYMENT}.engine.runner", "pooling"),
+        f"{DEPLOYMENT}.drafter is set, and a model that embeds or scores text (engine.runner is pooling)",
+    ),
     "fewer replicas than the least": (
         at(f"{DEPLOYMENT}.replicas", {"min": 2, "max": 1}),
         f"{DEPLOYMENT}.replicas.max is 1, below replicas.min, which is 2. Raise it to 2.",
@@ -240,6 +244,11 @@ def test_a_value_that_cannot_be_right_is_refused_by_the_schema(case: str) -> Non
 @pytest.mark.parametrize(("asked", "limit"), [(16, 16), ("16000m", "16"), ("0.5", "16"), (2.5, "16")])
 def test_a_request_of_no_more_cpus_than_the_limit_is_not_refused(asked: object, limit: object) -> None:
     render(laid_over(MINIMAL, at("workerGroups.b200", {"cpuRequest": asked, "cpus": limit})))
+
+
+def test_a_model_that_embeds_needs_no_drafter() -> None:
+    embeds = laid_over(MINIMAL, at(f"{DEPLOYMENT}.engine.runner", "pooling"))
+    render(laid_over(embeds, at(f"{DEPLOYMENT}.drafter", None)))
 
 
 @pytest.mark.parametrize("name", READY)

@@ -73,7 +73,11 @@ fix. What one field alone can have wrong is the schema's business.
 {{- if and $depth.adaptive (not $depth.live_depth) }}
 - {{ printf "%s.speculation.adaptive is true while live_depth is false. Write live_depth: true, or adaptive: false." $at | quote }}
 {{- end }}
-{{- if $depth.enabled }}
+{{- $pools := eq (toString $deployment.engine.runner) "pooling" }}
+{{- if and $pools $deployment.drafter }}
+- {{ printf "%s.drafter is set, and a model that embeds or scores text (engine.runner is pooling) generates none to be drafted. Remove drafter, or engine.runner." $at | quote }}
+{{- end }}
+{{- if and $depth.enabled (not $pools) }}
 {{- $method := (default dict $deployment.drafter).method | default "p-eagle" -}}
 {{- $adapts := and $depth.live_depth (ternary (eq $method "p-eagle") $depth.adaptive (kindIs "invalid" $depth.adaptive)) -}}
 {{- if and $depth.inter_token_s_max (not $adapts) }}

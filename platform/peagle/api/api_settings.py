@@ -71,9 +71,11 @@ class ApiSettings(BaseModel):
         max_content_parts: Content parts and tool calls of all messages; 4,096 by default.
         max_tools: Tools of a chat; 512 by default.
         max_answers: Answers that one request may ask for: `n` for each of its prompts; 32 by default.
+        max_inputs: Texts that one request may embed, or pairs of texts that it may score; 1,024 by default.
         max_prompt_chars: Characters of a request's prompts, or of its messages and tools, before any is tokenized; a
             token id counts as one. By default 16 for each token of the model's `max_model_len`, but at least 262,144;
-            4,194,304 where the deployment names no length.
+            4,194,304 where the deployment names no length. Of a request that embeds or scores, characters of each text
+            or pair; all of them together may have 8 times as many, up to 2,097,152.
         grammar: What schemas, patterns, grammars and choices may hold.
         body_timeout_s: Longest time a client may take to send its body.
         request_timeout_s: Longest wait for a replica's next piece: the whole answer, or the next event of a stream.
@@ -106,6 +108,7 @@ class ApiSettings(BaseModel):
     max_content_parts: int = Field(default=4096, ge=1, le=2**20)
     max_tools: int = Field(default=512, ge=1, le=2**20)
     max_answers: int = Field(default=32, ge=1, le=2**14)
+    max_inputs: int = Field(default=1024, ge=1, le=2**14)
     max_prompt_chars: int | None = Field(default=None, ge=2**10, le=2**30)
     grammar: GrammarSettings = GrammarSettings()
     body_timeout_s: float = Field(default=60.0, gt=0, le=3600)

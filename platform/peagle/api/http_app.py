@@ -24,9 +24,12 @@ from peagle.api.reply import from_status
 from peagle.errors import PeagleError
 from peagle.router.fairness.limit_headers import NAMES as LIMIT_HEADERS
 
+# Cohere's and Jina's names of one route, and vLLM's of another.
+RERANK = ("/v1/rerank", "/v2/rerank", "/rerank")
+SCORE = ("/v1/score", "/score")
 # Routes of models that turn text into something else, which OpenAI's and vLLM's servers have.
 NOT_GENERATED = (
-    *("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/pooling", "/classify"),
+    *("/pooling", "/classify"),
     *("/v1/moderations", "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech"),
     "/v1/images/generations",
 )
@@ -41,6 +44,9 @@ ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
     "stored_response": lambda app: app.api_route("/v1/responses/{response_id:path}", methods=["GET", "POST", "DELETE"]),
     "messages": lambda app: app.post("/v1/messages"),
     "count_tokens": lambda app: app.post("/v1/messages/count_tokens"),
+    "embeddings": lambda app: app.post("/v1/embeddings"),
+    "rerank": lambda app: _all(app.post(path) for path in RERANK),
+    "score": lambda app: _all(app.post(path) for path in SCORE),
     "not_generated": lambda app: _all(app.post(path) for path in NOT_GENERATED),
     "tokenize": lambda app: app.post("/tokenize"),
     "detokenize": lambda app: app.post("/detokenize"),

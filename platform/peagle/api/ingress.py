@@ -37,6 +37,7 @@ from peagle.api.clients.metered_replies import ask_for_usage
 from peagle.api.clients.request_charge import Usage
 from peagle.api.clients.usage_routes import UsageRoutes
 from peagle.api.depth_routes import DepthRoutes
+from peagle.api.dialects.pooled_request import PooledReply
 from peagle.api.dialects.relayed_request import RelayedRequest
 from peagle.api.dialects.relayed_routes import RelayedRoutes
 from peagle.api.dialects.stream_kinds import COMPLETION, StreamKind
@@ -49,10 +50,12 @@ from peagle.api.openai_errors import (
     is_not_reached,
 )
 from peagle.api.relay import EventStream, final_error, finish, first_reply, relay, replies_of
+from peagle.api.routes.pooling_routes import POOLED, PoolingRoutes
 from peagle.api.routes.sagemaker_routes import SageMakerRoutes
 from peagle.api.scraping import LEAST_S
 from peagle.api.tries import Tries
 from peagle.config import Deployment
+from peagle.config.deployment import POOLING
 from peagle.errors import NotFoundError, RequestError
 
 logger = logging.getLogger(__name__)
@@ -62,6 +65,9 @@ FORWARDED_HEADERS = ("traceparent", "tracestate")
 
 # Methods of a replica that generate, unlike those that only count tokens.
 GENERATING = frozenset({"chat", "completions", "messages", "responses"})
+
+# Methods of a replica that compute a model's answer.
+ANSWERING = GENERATING | POOLED
 
 # Before a request is sent again that reached no replica.
 UNREACHED_S = 0.2
@@ -85,7 +91,15 @@ class TriedRequestInfo(RawRequestInfo):  # type: ignore[misc]  # Ray ships no ty
 
 
 # Ray ships no types.
-class PeagleIngress(DepthRoutes, HealthRoutes, UsageRoutes, RelayedRoutes, SageMakerRoutes, OpenAiIngress):  # type: ignore[misc]
+class PeagleIngress(
+    DepthRoutes,
+    HealthRoutes,
+    UsageRoutes,
+    RelayedRoutes,
+    PoolingRoutes,
+    SageMakerRoutes,
+    OpenAiIngress,  # type: ignore[misc]
+):
     """OpenAI's API in front of the replicas of every model."""
 
     def __init__(
@@ -131,12 +145,14 @@ class PeagleIngress(DepthRoutes, HealthRoutes, UsageRoutes, RelayedRoutes, SageM
         body = await self._read(request, partial(validate, DetokenizeRequest))
         return await self._ask(request, body, "detokenize", "tokens")
 
-    async def _read(self, request: Request, make: Callable[[dict[str, Any]], Any]) -> Any:
-        """Make a request of a body that is within all bounds."""
+    async def _read(
+        self, request: Request, make: Callable[[dict[str, Any]], Any], check: Callable[..., None] = check_request
+    ) -> Any:
+        """Make a request of a body that is within all bounds of `check`."""
         settings = _settings(request)
 
         def check_and_make(data: dict[str, Any]) -> Any:
-            check_request(data, settings, self._context_tokens(data.get("model")))
+            check(data, settings, self._context_tokens(data.get("model")))
             return make(data)
 
         return await read_request(request, settings, check_and_make)
@@ -176,12 +192,13 @@ class PeagleIngress(DepthRoutes, HealthRoutes, UsageRoutes, RelayedRoutes, SageM
         """
         settings, ledger, asked = _settings(request), self._ledger, Asked(prompt_field, _constraint(body), fields or {})
         model = await self._get_model_id(body.model)
+        self.require_fit(model, method)
         exchange, tries = Exchange(model), Tries(model, ledger)
-        if request.state.counted and method in GENERATING:
+        if request.state.counted and method in ANSWERING:
             ledger.metrics.opened(exchange)
             request.state.exchange = exchange
         handle = self._handle(request, model)
-        charge = tries.charge = await self.admit(request, body, model, method in GENERATING)
+        charge = tries.charge = await self.admit(request, body, model, method in ANSWERING)
         headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
         sent = body
         if charge is not None:
@@ -213,8 +230,7 @@ class PeagleIngress(DepthRoutes, HealthRoutes, UsageRoutes, RelayedRoutes, SageM
                 continue
             if not isinstance(first, list):
                 await finish(rest)
-                text = first.model_dump_json() if isinstance(first, BaseModel) else json.dumps(first)
-                return Response(text, media_type="application/json")
+                return Response(_written(first), media_type="application/json")
             exchange.ttft_s = time.monotonic() - request.state.started_s
             return EventStream(relay(first, rest, asked, settings.retry_after_s, exchange.fail, kind))
 
@@ -253,6 +269,8 @@ class PeagleIngress(DepthRoutes, HealthRoutes, UsageRoutes, RelayedRoutes, SageM
 
     def _card(self, model: str) -> dict[str, Any]:
         card: dict[str, Any] = {"id": model, "object": "model", "created": self._created, "owned_by": "peagle"}
+        if self.pools(model):
+            card["task"] = POOLING
         context = self._model_cards[model].metadata.get("max_request_context_length")
         return card if context is None else card | {"max_model_len": context}
 
@@ -281,6 +299,13 @@ class PeagleIngress(DepthRoutes, HealthRoutes, UsageRoutes, RelayedRoutes, SageM
             "drafter": drafter.source if drafter else None,
             "replicas": sorted(replicas, key=lambda row: str(row["id"])),
         }
+
+
+def _written(answer: BaseModel | Mapping[str, Any]) -> str | bytes:
+    """A whole answer as JSON."""
+    if isinstance(answer, PooledReply):
+        return answer.body
+    return answer.model_dump_json() if isinstance(answer, BaseModel) else json.dumps(answer)
 
 
 def _constraint(body: Any) -> str | None:

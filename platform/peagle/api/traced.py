@@ -14,6 +14,7 @@ from peagle.tracing import context_of, continue_in
 ROUTES = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+        *("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"),
         *("/invocations", "/tokenize", "/detokenize"),
     }
 )

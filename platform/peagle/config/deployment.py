@@ -51,6 +51,10 @@ ROUTING_POLICIES: Mapping[str, str] = {
 }
 """What each policy takes, by name: those of the platform, and Ray Serve's own."""
 
+POOLING = "pooling"
+# How vLLM makes an embedding or scoring model of one that generates.
+POOLING_CONVERSIONS = ("embed", "classify")
+
 STRUCTURED_OUTPUTS = "structured_outputs_config"
 GRAMMAR_BACKENDS = ("xgrammar", "guidance")
 """vLLM's backends whose compilation is bounded, here or by themselves; the first is the default."""
@@ -229,8 +233,6 @@ class Deployment(Strict):
                 raise wrong(key, value, f"it is set by {PLATFORM_OWNED_ARGUMENTS[key]}", "Remove it here.")
             if key in REFUSED_ARGUMENTS and value:
                 raise wrong(key, value, REFUSED_ARGUMENTS[key], "Remove it.")
-            if (key, value) == ("runner", "pooling"):
-                raise wrong(key, value, "the platform serves models that generate text", "Remove it.")
             if not key.isidentifier() or key.startswith("_"):
                 name = key.lstrip("-_").replace("-", "_")
                 raise wrong(key, value, "it is no engine argument", f"Write it as vLLM names it in Python: {name}.")
@@ -260,6 +262,22 @@ class Deployment(Strict):
             problem = "the first request would choose for all" if is_auto else "nothing bounds what its grammars take"
             raise wrong(f"{STRUCTURED_OUTPUTS}.backend", backend, problem, f"Write {' or '.join(GRAMMAR_BACKENDS)}.")
         return engine
+
+    @model_validator(mode="after")
+    def _pooling_drafts_nothing(self) -> Self:
+        if not self.pools:
+            if self.engine.get("convert") in POOLING_CONVERSIONS:
+                problem = "it is of a model that embeds or scores text"
+                raise wrong(
+                    "engine.convert", self.engine["convert"], problem, "Write engine.runner: pooling beside it."
+                )
+            return self
+        problem = "a model that embeds or scores text generates none to be drafted (engine.runner is pooling)"
+        if self.drafter is not None:
+            raise wrong("drafter", self.drafter.source, problem, "Remove drafter, or engine.runner.")
+        if "speculation" in self.model_fields_set and self.speculation.enabled:
+            raise wrong("speculation.enabled", True, problem, "Remove speculation, or engine.runner.")
+        return self
 
     @model_validator(mode="after")
     def _depth_within_training(self) -> Self:
@@ -293,8 +311,13 @@ class Deployment(Strict):
         return self
 
     @property
+    def pools(self) -> bool:
+        """Whether the model embeds or scores text, which vLLM calls pooling, and generates none."""
+        return self.engine.get("runner") == POOLING
+
+    @property
     def speculates(self) -> bool:
-        return self.speculation.enabled
+        return self.speculation.enabled and not self.pools
 
     @property
     def adapts(self) -> bool:

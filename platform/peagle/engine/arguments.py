@@ -116,6 +116,6 @@ def drafts_to_depth(deployment: Deployment) -> bool:
 def drafted_depth(deployment: Deployment) -> int:
     """How many tokens the drafter drafts each step; 0 where the engine runs without one."""
     speculation = deployment.speculation
-    if not speculation.enabled:
+    if not deployment.speculates:
         return 0
     return speculation.depth_max if speculation.live_depth else speculation.depth_static

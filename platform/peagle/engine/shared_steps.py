@@ -23,14 +23,15 @@ from peagle.engine.arguments import STEP_TOKENS, settings_of
 from peagle.router.fairness.step_sharing import Flow, StepShares, Work
 
 FLOW_ARG = "peagle_flow"
-"""Where a request's flow travels: in vLLM's `SamplingParams.extra_args`, by this name, as a list of its fields."""
+"""Where a request's flow travels, by this name, as a list of its fields: in vLLM's `SamplingParams.extra_args`, or in
+`PoolingParams.extra_kwargs`."""
 _NOBODY = Flow("")
 
 
 def flow_of(request: Request) -> Flow:
     """Whose request it is; all requests without a name are one client's."""
-    params = request.sampling_params
-    extra = params.extra_args if params is not None else None
+    sampling, pooling = request.sampling_params, request.pooling_params
+    extra = sampling.extra_args if sampling is not None else pooling.extra_kwargs if pooling is not None else None
     told = extra.get(FLOW_ARG) if extra else None
     return Flow(*told) if told else _NOBODY
 

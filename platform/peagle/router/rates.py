@@ -20,6 +20,8 @@ STEPS_DOUBTED, REQUESTS_DOUBTED = 50.0, 5.0
 STEPS_MIN, REQUESTS_MIN = 20.0, 3.0
 """Below these nothing is claimed. A first step is slow, and whoever is believed to be slow on its account is asked no
 more and never found to be fast."""
+POOLED_TOKENS_PER_S = 1e9
+"""Of an engine that embeds or scores, whose requests cost their prompts alone."""
 
 
 class _Line:
@@ -77,6 +79,7 @@ class EngineRates:
     steps, with a and b not negative. A step's tokens count, not its passes, so speculation is in it as it is.
     """
 
+    _pools: bool = False
     _answers: float = 0.0
     _answer_tokens: float = 0.0
     # By batch size, the seconds between two tokens of one request; by prompt tokens, the seconds of their prefill.
@@ -106,6 +109,11 @@ class EngineRates:
         self._prefill.add(prompt_tokens, prefill_s, now_s)
         self._answers = self._answers * kept + 1.0
         self._answer_tokens = self._answer_tokens * kept + output_tokens
+
+    def pooled(self, prompt_tokens: int, prefill_s: float, now_s: float) -> None:
+        """Note a request that was embedded or scored; its answer has no tokens, and came with its prefill."""
+        self._pools = True
+        self._prefill.add(prompt_tokens, prefill_s, now_s)
 
     def told(self, snapshot: ReplicaSnapshot, now_s: float) -> ReplicaSnapshot:
         """Return the engine's snapshot with these rates, and with what they rest on."""
@@ -140,6 +148,8 @@ class EngineRates:
 
     def request_tokens_per_s(self, batch_max: int) -> RequestRates:
         """Tokens/s of one request in batches up to `batch_max`; none before `STEPS_MIN`."""
+        if self._pools:
+            return RequestRates.of({1: POOLED_TOKENS_PER_S})
         line = self._between
         if line.count < STEPS_MIN - 0.5:
             return RequestRates()

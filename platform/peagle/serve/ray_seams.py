@@ -101,6 +101,14 @@ _REPLICA = (
         why="On CPU Ray writes its own executor over the one that was asked for.",
         removed_when="Ray keeps `distributed_executor_backend` on CPU",
     ),
+    *(
+        _overrides(
+            f"{_ENGINE}.{name}",
+            why="Ray's own reads every number of an answer in the event loop, and has no rerank.",
+            removed_when="Ray passes on what vLLM wrote",
+        )
+        for name in ("embeddings", "score")
+    ),
     _reads(f"{_ENGINE}._engine_client", why="Depths and step times go through vLLM's client.", removed_when=_PUBLIC),
     *(
         _reads(

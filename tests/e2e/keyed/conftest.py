@@ -4,7 +4,9 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+import yaml
 
+from support.pooling_models import write_embedding_model
 from support.served import Served, Stop, up, write_deployment
 from support.trace_collector import Collector, collecting
 
@@ -12,8 +14,14 @@ KEYS = """keys:
 - {name: few, key: sk-few}
 - {name: many, key: sk-many}
 - {name: heavy, key: sk-heavy, weight: 3}
+- {name: embeds, key: sk-embeds}
 - {name: bounded, key: sk-bounded, limits: {requests_per_minute: 2}}
 """
+EMBEDS = {
+    "name": "embeds",
+    "engine": {"runner": "pooling", "enforce_eager": True, "max_num_seqs": 8, "kv_cache_memory_bytes": 2**24},
+    "resources": {"accelerator": "cpu"},
+}
 # So many tokens of each request in a step, whatever the load.
 STATIC = {"adaptive": False}
 
@@ -26,14 +34,16 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="package")
 def keyed(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Served]:
-    """Its dispatcher may have a choice."""
+    """Its dispatcher may have a choice. A model that embeds is beside it."""
     folder = tmp_path_factory.mktemp("keyed")
     keys = folder / "keys.yaml"
     keys.write_text(KEYS, encoding="utf-8")
     deployment = write_deployment(
         folder, engine={"enforce_eager": True}, replicas={"min": 1, "max": 2}, speculation=STATIC
     )
+    embeds = folder / "embeds.yaml"
+    embeds.write_text(yaml.safe_dump({**EMBEDS, "target": {"source": str(write_embedding_model(folder / "embeds"))}}))
     stop = Stop(signal.SIGINT, whole_group=True)
-    arguments = ["--traces-to", collector.url, "--keys-file", str(keys)]
+    arguments = ["--traces-to", collector.url, "--keys-file", str(keys), str(embeds)]
     with up(folder, deployment, arguments=arguments, stop=stop) as platform:
         yield platform

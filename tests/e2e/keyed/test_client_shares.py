@@ -28,12 +28,13 @@ UNTRACED = {"traceparent": f"00-{'1' * 32}-{'1' * 16}-00"}
 class Streams:
     """Requests whose answers stream, and how many tokens have come of each."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
-        self._http = http
+    def __init__(self, http: httpx.AsyncClient, model: str) -> None:
+        self._http, self._model = http, model
         self.tokens: Counter[str] = Counter()
 
     async def ask(self, name: str, key: str, tokens: int, **fields: Any) -> None:
         body = {
+            "model": self._model,
             "prompt": f"# {name}\ndef f(x):",
             "max_tokens": tokens,
             "temperature": 0,
@@ -80,7 +81,7 @@ class Streams:
 async def streams(keyed: Served) -> AsyncIterator[Streams]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=keyed.url, timeout=300, limits=limits, trust_env=False) as http:
-        yield Streams(http)
+        yield Streams(http, keyed.model)
 
 
 async def resting_meanwhile(streams: Streams, flooding: str, **fields: Any) -> int:

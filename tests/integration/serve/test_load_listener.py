@@ -2,7 +2,8 @@
 
 import weakref
 
-from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+from vllm.v1.engine import FinishReason
+from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats, SchedulerStats
 
 from peagle.serve.replica.load_listener import STEPS_KEPT, LoadListener
 
@@ -52,3 +53,16 @@ def test_a_pause_leaves_sums_as_they_are_and_load_goes_on() -> None:
         listener.record(*_step(1, 4))
     assert listener.sums.preemptions == 4
     assert listener.load.generation_tokens == 12
+
+
+def test_the_prefill_of_what_is_embedded_is_learned_and_that_of_what_failed_is_not() -> None:
+    listener = LoadListener(pools=True)
+    for number in range(8):
+        scheduler_stats, stats = _step(0, 0)
+        reason, prefill_s = (FinishReason.ABORT, 1e6) if number % 2 else (FinishReason.STOP, 0.1)
+        stats.finished_requests = [
+            FinishedRequestStats(finish_reason=reason, num_prompt_tokens=100, prefill_time=prefill_s)
+        ]
+        listener.record(scheduler_stats, stats)
+    assert round(listener.rates.prefill_tokens_per_s) == 1000
+    assert listener.load.generation_tokens == 0

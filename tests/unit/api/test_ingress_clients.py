@@ -61,7 +61,7 @@ class Platform:
         router = SimpleNamespace(limit_clients=SimpleNamespace(remote=self._limit))
         card = SimpleNamespace(metadata={})
         routing = Routing(max_ongoing_requests=4, max_queued_requests=4)
-        deployment: Any = SimpleNamespace(routing=routing, replicas=Replicas())
+        deployment: Any = SimpleNamespace(routing=routing, replicas=Replicas(), pools=False)
         ingress = PeagleIngress({"m": handle}, {"m": card}, router=router, deployments={"m": deployment})
         ingress.app = self.app
         for name in ("completions", "models"):

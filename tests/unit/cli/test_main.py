@@ -161,6 +161,16 @@ def test_a_server_that_names_no_such_model_is_said_to_and_why(
         choose_model(answer, "http://served", "m")
 
 
+def test_a_model_that_embeds_is_not_the_one_to_talk_to() -> None:
+    def served(*models: dict[str, str]) -> httpx.Response:
+        return httpx.Response(200, json={"data": list(models)}, request=httpx.Request("GET", "http://served"))
+
+    embeds, writes = {"id": "embeds", "task": "pooling"}, {"id": "writes"}
+    assert choose_model(served(embeds, writes), "http://served", None) == "writes"
+    with pytest.raises(StartupError, match="serves no model that generates text"):
+        choose_model(served(embeds), "http://served", None)
+
+
 def test_text_is_not_generated_where_it_could_not_be_kept(tmp_path: Path) -> None:
     done = peagle("drafter", "generate", str(tmp_path), "--out", str(tmp_path / "text.npz"))
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)

@@ -203,7 +203,6 @@ def test_a_field_s_name_cannot_fill_the_screen() -> None:
         ("engine.enable_lora", True, "a drafter is trained for its target's own weights"),
         ("engine.enable_sleep_mode", True, "nothing here wakes an engine that sleeps"),
         ("engine.tool_server", "demo", "no replica runs tools"),
-        ("engine.runner", "pooling", "models that generate text"),
         ("environment.VLLM_ENABLE_RESPONSES_API_STORE", "1", "would keep every answer for ever"),
     ],
 )
@@ -211,6 +210,41 @@ def test_what_nothing_here_could_use_is_refused_with_a_reason(field: str, value:
     (line,) = problems(with_field(field, value))
     assert line.startswith(f"x.yaml: {field}")
     assert reason in line
+
+
+POOLING: dict[str, Any] = {
+    "name": "m",
+    "target": {"source": "org/embeds"},
+    "engine": {"runner": "pooling"},
+    "resources": {"accelerator": "cpu"},
+}
+
+
+def test_a_model_that_embeds_needs_nothing_said_of_speculation() -> None:
+    for raw in (POOLING, {**POOLING, "speculation": {"enabled": False}}):
+        deployment = parse_deployment(raw, "x.yaml")
+        assert (deployment.pools, deployment.speculates, deployment.adapts) == (True, False, False)
+    assert not parse_deployment(WHOLE, "x.yaml").pools
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"drafter": WHOLE["drafter"]}, "drafter = "),
+        ({"speculation": {}}, "speculation.enabled = True"),
+        ({"speculation": {"depth_max": 3, "depth_static": 3}}, "speculation.enabled = True"),
+    ],
+)
+def test_a_model_that_embeds_has_nothing_to_draft(fields: dict[str, Any], place: str) -> None:
+    (line,) = problems({**POOLING, **fields})
+    assert line.startswith(f"x.yaml: {place}")
+    assert "generates none to be drafted" in line
+
+
+def test_a_conversion_says_that_the_model_embeds() -> None:
+    (line,) = problems({**POOLING, "engine": {"convert": "embed"}})
+    assert line.startswith("x.yaml: engine.convert = 'embed'")
+    assert "engine.runner: pooling" in line
 
 
 def test_what_is_written_off_is_not_refused() -> None:

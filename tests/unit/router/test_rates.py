@@ -1,5 +1,6 @@
 """An engine's rates are learned from its steps and requests, and forget what is long past."""
 
+import math
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -8,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peagle.router.dispatch import scorers
+from peagle.router.dispatch.policy import Candidate
 from peagle.router.rates import AGE_HALF_LIFE_S, REQUESTS_DOUBTED, STEPS_DOUBTED, EngineRates, FleetRates
-from peagle.router.snapshot import ReplicaSnapshot, RequestRates
+from peagle.router.snapshot import ReplicaSnapshot, RequestRates, RouteRequest
 
 UNKNOWN = RequestRates()
 
@@ -28,6 +31,19 @@ def test_rates_are_exact_where_they_are_known_and_between_their_neighbours_elsew
 def test_nothing_is_known_before_anything_happened() -> None:
     rates = EngineRates()
     assert (rates.prefill_tokens_per_s, rates.output_tokens_mean, rates.request_tokens_per_s(8)) == (0.0, 0.0, UNKNOWN)
+
+
+def test_a_request_that_is_embedded_costs_its_prompt_alone() -> None:
+    rates = EngineRates()
+    for tokens in (100, 200, 300, 400):
+        rates.pooled(tokens, tokens / 1000.0, now_s=0.0)
+    seen = rates.told(ReplicaSnapshot(replica_id="r", taken_at_s=0.0, max_running_requests=4), 0.0)
+    assert seen.has_rates
+    assert FleetRates([seen]).levelled(seen) == seen
+    request = RouteRequest(request_id="q", prompt_tokens=500, output_tokens=1)
+    busy = Candidate("r", seen, True, 9, 9, 9, queued_prompt_tokens=250.0, free_kv_tokens=math.inf, cached_tokens=0)
+    costs = [cost(request, busy) for cost in (scorers.wait_s, scorers.prefill_s, scorers.decode_s)]
+    assert costs == pytest.approx([0.25, 0.5, 0.0], abs=1e-6)
 
 
 def test_a_linear_step_time_is_found_and_holds_beyond_the_sizes_seen() -> None:

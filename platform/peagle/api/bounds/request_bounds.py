@@ -26,7 +26,7 @@ MAX_BAD_WORD_CHARS = 2**14
 # Of a list with as many values of wrong types, pydantic tells many times as many problems.
 MIXED_VALUES_MAX = 1000
 
-_TOO_MANY, _TOO_LONG = "array_above_max_length", "context_length_exceeded"
+TOO_MANY, TOO_LONG = "array_above_max_length", "context_length_exceeded"
 # What templates write into a prompt, or a prompt is.
 _PROMPTS = (
     *("prompt", "messages", "input", "previous_input_messages", "instructions", "system"),
@@ -58,15 +58,19 @@ def check_request(data: Mapping[str, Any], settings: ApiSettings, context_tokens
     """
     _check_lists(data, settings)
     for field in ("prompt", "tokens"):
-        _check_values(data.get(field), (field,))
+        check_values(data.get(field), (field,))
     _check_answers(data, settings.max_answers)
-    most = settings.max_prompt_chars or max(PROMPT_CHARS_MIN, CHARS_PER_TOKEN * (context_tokens or CONTEXT_TOKENS))
-    _check_prompt(data, most)
+    _check_prompt(data, prompt_chars_most(settings, context_tokens))
     for path, text in _json_texts(data):
         if is_nested_deeper(text, settings.max_json_depth):
             message = f"is a JSON text nested deeper than {settings.max_json_depth} levels"
             raise RequestError(f"{spell(path)} {message}.", param=spell(path), code="invalid_json")
     check_grammars(data, settings.grammar)
+
+
+def prompt_chars_most(settings: ApiSettings, context_tokens: int | None) -> int:
+    """The most characters that a prompt may have."""
+    return settings.max_prompt_chars or max(PROMPT_CHARS_MIN, CHARS_PER_TOKEN * (context_tokens or CONTEXT_TOKENS))
 
 
 def _check_lists(data: Mapping[str, Any], settings: ApiSettings) -> None:
@@ -101,17 +105,17 @@ def _part_lists(turn: Any, path: Path) -> Iterator[tuple[Path, list[Any]]]:
 
 def _check_length(found: int, most: int, param: str, noun: str) -> None:
     if found > most:
-        raise RequestError(f"{param}: {found} {noun}; at most {most} are allowed.", param=param, code=_TOO_MANY)
+        raise RequestError(f"{param}: {found} {noun}; at most {most} are allowed.", param=param, code=TOO_MANY)
 
 
-def _check_values(values: Any, path: Path) -> None:
+def check_values(values: Any, path: Path) -> None:
     """Refuse a long list of mixed values, or of negative tokens, by its first wrong one."""
     if not isinstance(values, list) or not values:
         return
     kind: type[Any] = type(values[0])
     if kind is list:
         for index, each in enumerate(values[:MIXED_VALUES_MAX]):
-            _check_values(each, (*path, index))
+            check_values(each, (*path, index))
     if len(values) <= MIXED_VALUES_MAX:
         return
     if kind in (int, str, list) and {*map(type, values)} == {kind} and (kind is not int or min(values) >= 0):
@@ -131,7 +135,7 @@ def _check_answers(data: Mapping[str, Any], most: int) -> None:
     n = n if isinstance(n, int) else 1
     if prompts > most:
         raise RequestError(
-            f"prompt: {prompts} prompts; at most {most} are allowed in one request.", param="prompt", code=_TOO_MANY
+            f"prompt: {prompts} prompts; at most {most} are allowed in one request.", param="prompt", code=TOO_MANY
         )
     if n * prompts > most:
         each = f" for each of {prompts} prompts" if prompts > 1 else ""
@@ -148,7 +152,7 @@ def _check_prompt(data: Mapping[str, Any], most: int) -> None:
         chars += count_chars(data.get(field), MEDIA_FIELDS if field in _TURNS else frozenset())
         if chars > most:
             message = f"{field}: the prompt has {chars} characters, of which a token id counts as one"
-            raise RequestError(f"{message}; at most {most} are allowed here.", param=field, code=_TOO_LONG)
+            raise RequestError(f"{message}; at most {most} are allowed here.", param=field, code=TOO_LONG)
 
 
 def count_chars(value: Any, skipped: frozenset[str] = frozenset()) -> int:

@@ -21,7 +21,10 @@ from peagle.router.fairness.client_terms import Client
 
 logger = logging.getLogger(__name__)
 
-GUARDED = ("/v1/", "/invocations", "/tokenize", "/detokenize")
+GUARDED = (
+    *("/v1/", "/v2/", "/invocations", "/tokenize", "/detokenize"),
+    *("/rerank", "/score", "/pooling", "/classify"),
+)
 # A key that is added or withdrawn counts after this time; a mounted secret itself takes up to a minute to change.
 REREAD_S = 10.0
 

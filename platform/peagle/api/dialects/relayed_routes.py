@@ -1,4 +1,4 @@
-"""Routes of the Responses and Messages APIs, and what is said at those of APIs that no model here has."""
+"""Routes of the Responses and Messages APIs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from peagle.api.dialects.relayed_request import RelayedRequest, to_count, to_message, to_response
 from peagle.api.dialects.stream_kinds import COMPLETION, MESSAGE, RESPONSE, StreamKind
-from peagle.errors import NotFoundError, RequestError
+from peagle.errors import NotFoundError
 
 # What the routes call fields that vLLM knows by the names of a chat.
 RESPONSE_FIELDS: Mapping[str, str] = {
@@ -61,12 +61,4 @@ class RelayedRoutes:
             f"The response {response_id!r} does not exist: no answer is kept here.",
             param="response_id",
             code="response_not_found",
-        )
-
-    async def not_generated(self) -> Response:
-        """POST to routes of models that do not generate text."""
-        raise RequestError(
-            "The models served here generate text only: ask /v1/chat/completions, /v1/completions, /v1/responses or "
-            "/v1/messages.",
-            code="unsupported_operation",
         )

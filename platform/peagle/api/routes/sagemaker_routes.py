@@ -15,13 +15,20 @@ from peagle.errors import RequestError
 # SageMaker waits 2 s for the answer to its health check.
 PING_S = 1.5
 
+# Which handler of the ingress a body is for, by the field that it has.
+_HANDLERS: Mapping[str, str] = {
+    "messages": "chat",
+    "prompt": "completions",
+    "input": "embeddings",
+    "query": "rerank",
+    **dict.fromkeys(("queries", "text_1", "data_1"), "score"),
+}
+
 
 class SageMakerRoutes:
-    """Handlers of `/ping` and `/invocations`, for an ingress that answers chats and completions."""
+    """Handlers of `/ping` and `/invocations`, for an ingress that answers the other routes."""
 
     _default_serve_handles: Mapping[str, DeploymentHandle]
-    chat: Callable[[Request], Awaitable[Response]]
-    completions: Callable[[Request], Awaitable[Response]]
 
     async def ping(self, request: Request) -> Response:
         """GET: 200 when every model has a replica whose engine is well, else 503; the body is empty."""
@@ -31,7 +38,7 @@ class SageMakerRoutes:
         return Response(status_code=200 if all(counts) else 503)
 
     async def invocations(self, request: Request) -> Response:
-        """POST: a chat where the body has `messages`, a completion where it has `prompt`."""
+        """POST: as to the route whose field the body has."""
         settings = request.app.state.settings
         # Read once, and parsed again by the route that it is for.
         request.state.body = await read_body(request, settings)
@@ -39,8 +46,12 @@ class SageMakerRoutes:
         return await answer(request)
 
     def _route(self, data: dict[str, Any]) -> Callable[[Request], Awaitable[Response]]:
-        if "messages" in data:
-            return self.chat
-        if "prompt" in data:
-            return self.completions
-        raise RequestError("Send messages, for a chat, or prompt, for a completion.", code="missing_required_parameter")
+        name = next((_HANDLERS[field] for field in _HANDLERS if field in data), None)
+        if name is None:
+            raise RequestError(
+                "Send messages for a chat, prompt for a completion, input for embeddings, query to rerank, or queries "
+                "to score.",
+                code="missing_required_parameter",
+            )
+        answer: Callable[[Request], Awaitable[Response]] = getattr(self, name)
+        return answer

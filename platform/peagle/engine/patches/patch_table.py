@@ -181,6 +181,11 @@ _NOT_INSTALLED = (
         issue="https://github.com/vllm-project/vllm/issues/50895",
     ),
     _overrides(
+        "vllm.v1.engine.async_llm:AsyncLLM.encode",
+        why="What is embedded or scored carries its client's name to the scheduler.",
+        removed_when=_NO_FAIR_SHARES,
+    ),
+    _overrides(
         "vllm.v1.executor.uniproc_executor:UniProcExecutor._init_executor",
         why="A CPU engine's model runs in the engine core's process, bound to its cores.",
         removed_when="vLLM's CPU platform runs one worker in the engine core's process",

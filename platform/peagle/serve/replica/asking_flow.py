@@ -24,3 +24,17 @@ def named(generate: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., A
         return generate(prompt, sampling_params, *args, **kwargs)
 
     return asked
+
+
+def named_encode(encode: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., AsyncGenerator[Any, None]]:
+    """Wrap an engine client's `encode` likewise."""
+    # Imported here: only a replica has vLLM.
+    from peagle.engine.shared_steps import FLOW_ARG
+
+    @functools.wraps(encode)
+    def asked(prompt: Any, pooling_params: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        if (flow := FLOW.get()) is not None:
+            pooling_params.extra_kwargs = {**(pooling_params.extra_kwargs or {}), FLOW_ARG: list(astuple(flow))}
+        return encode(prompt, pooling_params, *args, **kwargs)
+
+    return asked

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vllm.v1.engine import FinishReason
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
@@ -30,8 +31,12 @@ class EngineLoad:
 class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships no types
     """A vLLM stat logger that keeps the newest figures instead of printing them, and tells `pulse` of every step."""
 
-    def __init__(self, pulse: EnginePulse | None = None) -> None:
-        self._pulse = pulse
+    def __init__(self, pulse: EnginePulse | None = None, *, pools: bool = False) -> None:
+        """Args:
+        pulse: Told of every step.
+        pools: Whether the engine embeds or scores, so that no answer has tokens.
+        """
+        self._pulse, self._pools = pulse, pools
         # The base's constructor is abstract and takes vLLM's configuration, which is not needed here.
         self._load = EngineLoad()
         self._sums = EngineSums()
@@ -97,7 +102,10 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
         self._rates.stepped(len(waits_s), stats.num_generation_tokens - first_tokens, sum(waits_s), at_s)
         for request in stats.finished_requests:
             computed = request.num_prompt_tokens - request.num_cached_tokens
-            self._rates.finished(max(computed, 0), request.prefill_time, request.num_generation_tokens, at_s)
+            if not self._pools:
+                self._rates.finished(max(computed, 0), request.prefill_time, request.num_generation_tokens, at_s)
+            elif request.finish_reason is FinishReason.STOP:  # others may have had no prefill
+                self._rates.pooled(max(computed, 0), request.prefill_time, at_s)
 
     def log_engine_initialized(self) -> None:
         """Nothing to say at the start."""
@@ -110,6 +118,8 @@ def queued_prompt_tokens(client: Any) -> int:
 
 
 def kv_capacity_tokens(client: Any) -> int:
-    """Tokens that the KV cache holds; 0 where vLLM does not say."""
+    """Tokens that the KV cache holds; 0 where vLLM does not say, or the model has none."""
     cache = client.vllm_config.cache_config
-    return int((cache.num_gpu_blocks or 0) * cache.block_size)
+    blocks = cache.num_gpu_blocks or 0
+    # The one that vLLM gives a model without a cache holds nothing.
+    return int(blocks * cache.block_size) if blocks > 1 else 0

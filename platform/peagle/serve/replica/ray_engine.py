@@ -10,9 +10,9 @@ from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 from peagle import tracing
 from peagle.engine.checks.sampling_checks import undrafted_by
 from peagle.engine.patches.patch_table import install_patches
-from peagle.serve.replica.asking_flow import named
+from peagle.serve.replica.asking_flow import named, named_encode
 from peagle.serve.replica.draft_usage import count_drafts, tell_drafts
-from peagle.serve.replica.relayed_apis import ask_count, ask_messages, ask_responses
+from peagle.serve.replica.relayed_apis import ask_count, ask_messages, ask_pooled, ask_responses
 from peagle.upstream import Process
 
 # Below Ray Serve's own, as the replica's.
@@ -38,6 +38,7 @@ class PeagleEngine(VLLMEngine):  # type: ignore[misc]  # Ray ships no types
     async def start(self) -> None:
         await super().start()
         self._engine_client.generate = named(self._engine_client.generate)
+        self._engine_client.encode = named_encode(self._engine_client.encode)
         install_patches(Process.FRONT)
         if self._engine_client.vllm_config.speculative_config is not None:
             if (said := undrafted_by(self._engine_client.model_config.get_diff_sampling_param())) is not None:
@@ -65,3 +66,10 @@ class PeagleEngine(VLLMEngine):  # type: ignore[misc]  # Ray ships no types
 
     def count_tokens(self, *args: Any) -> AsyncGenerator[Any, None]:
         return ask_count(self._app_state.anthropic_serving_messages, *args)
+
+    def embeddings(self, *args: Any) -> AsyncGenerator[Any, None]:
+        # Ray's own reads every number of an answer, in the event loop.
+        return ask_pooled(self._app_state.serving_embedding, *args)
+
+    def score(self, *args: Any) -> AsyncGenerator[Any, None]:
+        return ask_pooled(self._app_state.serving_scores, *args)

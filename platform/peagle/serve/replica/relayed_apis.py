@@ -1,6 +1,7 @@
-"""vLLM's handlers of the Responses and Messages APIs, asked as Ray asks those of chats. Importing this imports vLLM.
+"""vLLM's handlers beside those of chats, asked as Ray asks these. Importing this imports vLLM.
 
-A reply is a dict, the whole answer; an event of a stream; or an error in Ray's form.
+They are of the Responses and Messages APIs, and of embeddings and scores. A reply is a dict or bytes, the whole answer;
+an event of a stream; or an error in Ray's form.
 """
 
 from collections.abc import AsyncGenerator, Mapping
@@ -16,15 +17,23 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, Respons
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse as VLLMErrorResponse
 from vllm.exceptions import GenerationError, VLLMClientError
 
+from peagle.api.dialects.pooled_request import Kind, PooledReply, PooledRequest
 from peagle.api.dialects.relayed_request import RelayedRequest
 from peagle.api.dialects.stream_kinds import DONE, has_choices
 from peagle.api.reply import ERROR_EVENT
+from peagle.errors import RequestError
 
-Replies = AsyncGenerator[str | dict[str, Any] | ErrorResponse, None]
+Replies = AsyncGenerator[str | dict[str, Any] | PooledReply | ErrorResponse, None]
 
 _NO_ANSWER = f'{ERROR_EVENT}: {{"message": "The engine gave no answer.", "code": 500}}}}\n\n'
 # The rest of an identifier says which request it is.
 _CHAT_ID, _MESSAGE_ID, _RESPONSE_ID = "chatcmpl-", "msg_", "resp_"
+_NO_SCORES = "scores no texts: only one that embeds, or a classifier of one label, does"
+_CANNOT: Mapping[Kind, str] = {
+    "embeddings": "makes no embeddings: ask /v1/rerank or /v1/score",
+    "rerank": _NO_SCORES,
+    "score": _NO_SCORES,
+}
 
 
 async def ask_responses(handler: Any, request: RelayedRequest, info: RawRequestInfo | None) -> Replies:
@@ -86,6 +95,18 @@ async def ask_count(handler: Any, request: RelayedRequest, info: RawRequestInfo 
     yield _told(answer) if isinstance(answer, VLLMErrorResponse) else answer.model_dump(exclude_none=True)
 
 
+async def ask_pooled(handler: Any, request: PooledRequest, info: RawRequestInfo | None) -> Replies:
+    """Embed or score texts; `handler` is None where the model cannot."""
+    if handler is None:
+        raise RequestError(f"The model {_CANNOT[request.kind]}.", param="model", code="unsupported_operation")
+    try:
+        answer = await handler(request.read(), _http(request, info))
+    except (ValueError, VLLMClientError) as error:
+        yield _refusal(handler, error)
+        return
+    yield PooledReply.of(answer.body)
+
+
 class _Chunks:
     """A chat's stream, for vLLM's converter, which takes an error in it for an answer that it cannot read."""
 
@@ -111,7 +132,7 @@ def _with_model(handler: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"model": handler.models.model_name(), **fields}
 
 
-def _http(request: RelayedRequest, info: RawRequestInfo | None) -> Request:
+def _http(request: RelayedRequest | PooledRequest, info: RawRequestInfo | None) -> Request:
     """The HTTP request that vLLM reads a request's name and its trace from."""
     headers = {**(info.headers if info is not None else {}), "x-request-id": request.request_id}
     http: Request = RawRequestInfo(headers=headers).to_starlette_request()

@@ -38,6 +38,7 @@ from peagle.serve.replica.asking_flow import FLOW
 from peagle.serve.replica.drafted_kinds import DraftedKinds
 from peagle.serve.replica.engine_sums import Buckets
 from peagle.serve.replica.engine_watch import EngineWatch
+from peagle.serve.replica.first_request import answer_once
 from peagle.serve.replica.replica_status import depth_status, plan_status
 from peagle.serve.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 
@@ -114,16 +115,17 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         from peagle.serve.replica.grammar_gate import GrammarGate
         from peagle.serve.replica.load_listener import LoadListener
 
-        self._gate = await asyncio.to_thread(GrammarGate, self._client, self._grammar)
+        if not self._deployment.pools:
+            self._gate = await asyncio.to_thread(GrammarGate, self._client, self._grammar)
         self._step_stats = StepStatsReader(self._client)
         manager = self._client.logger_manager
         # vLLM has put in its own, whose figures nobody could read here. Ours come after what no client has asked for.
         manager.stat_loggers.clear()
-        await self._answer_once()
+        await answer_once(self._client, self._deployment.pools)
         calibration = await self._calibrate()
         if self._has_live_depth:
             self._before_serving = await self._read_step_stats()
-        self._listener = LoadListener(self._pulse)
+        self._listener = LoadListener(self._pulse, pools=self._deployment.pools)
         manager.stat_loggers.append(self._listener)
         if self._metrics:
             from peagle.serve.replica.engine_series import EngineSeries
@@ -223,14 +225,6 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         step_tokens: int = self._client.vllm_config.scheduler_config.max_num_batched_tokens
         rate: float = self._listener.rates.prefill_tokens_per_s
         return min(queued_prompt_tokens(self._client), step_tokens), rate
-
-    async def _answer_once(self) -> None:
-        from vllm import SamplingParams
-
-        async for _ in self._client.generate(
-            {"prompt_token_ids": [0]}, SamplingParams(max_tokens=2, temperature=0.0), request_id="peagle-readiness"
-        ):
-            pass
 
     async def _calibrate(self) -> tuple[StepTime, ...]:
         """What the engine's steps take; nothing where no one chooses depths by it."""
@@ -334,7 +328,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         replica = {
             "devices": self._deployment.devices,
             "loop_stall": self._stalls.plain(),
-            "slow_grammars": self._gate.slow,
+            "slow_grammars": self._gate.slow if self._gate is not None else 0,
         }
         return {**self._status(stats), **sums, **speculation, **replica}
 

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from peagle.api.api_settings import ApiSettings
 from peagle.api.clients.keys import REREAD_S, Keys, check_keys
-from peagle.api.http_app import build_http
+from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.errors import ConfigError
 from peagle.router.fairness.client_terms import Client
 
@@ -81,6 +81,20 @@ async def test_no_key_is_told_what_to_send(keys_file: Path) -> None:
         answer = await http.get("/v1/models")
     assert answer.status_code == 401
     assert "Authorization: Bearer" in answer.json()["error"]["message"]
+
+
+async def test_whatever_asks_a_model_for_something_needs_a_key(keys_file: Path) -> None:
+    app: FastAPI = build_http(ApiSettings(keys_file=str(keys_file)))
+
+    async def answer() -> dict[str, bool]:
+        return {"ok": True}
+
+    for bind in ENDPOINTS.values():
+        bind(app)(answer)
+    paths = [route.path for route in app.routes if "POST" in route.methods]  # type: ignore[attr-defined]
+    assert {"/v1/embeddings", "/v2/rerank", "/rerank", "/score"} < set(paths)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        assert {path: (await http.post(path)).status_code for path in paths} == dict.fromkeys(paths, 401)
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping", "/metrics", "/fleet"])

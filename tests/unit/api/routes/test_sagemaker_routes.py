@@ -28,6 +28,15 @@ class Ingress(SageMakerRoutes):
     async def completions(self, request: Request) -> JSONResponse:
         return JSONResponse({"completion": await read_json(request, request.app.state.settings)})
 
+    async def embeddings(self, request: Request) -> JSONResponse:
+        return JSONResponse({"embeddings": await read_json(request, request.app.state.settings)})
+
+    async def rerank(self, request: Request) -> JSONResponse:
+        return JSONResponse({"rerank": await read_json(request, request.app.state.settings)})
+
+    async def score(self, request: Request) -> JSONResponse:
+        return JSONResponse({"score": await read_json(request, request.app.state.settings)})
+
 
 def client(well: dict[str, int] | None = None, **settings: Any) -> httpx.AsyncClient:
     app: FastAPI = build_http(ApiSettings(**settings))
@@ -49,12 +58,28 @@ async def test_a_prompt_is_a_completion(prompt: object) -> None:
         assert (await http.post("/invocations", json={"prompt": prompt})).json() == {"completion": {"prompt": prompt}}
 
 
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("embeddings", {"input": ["x"]}),
+        ("rerank", {"query": "x", "documents": ["y"]}),
+        ("score", {"queries": "x", "documents": ["y"]}),
+        ("score", {"text_1": "x", "text_2": "y"}),
+    ],
+)
+async def test_what_embeds_or_scores_is_known_by_its_field(kind: str, body: dict[str, Any]) -> None:
+    async with client() as http:
+        assert (await http.post("/invocations", json=body)).json() == {kind: body}
+
+
 @pytest.mark.parametrize("body", [{}, {"inputs": "x", "parameters": {}}, {"model": "m"}])
 async def test_anything_else_is_told_what_to_send(body: dict[str, Any]) -> None:
     async with client() as http:
         answer = await http.post("/invocations", json=body)
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == "Send messages, for a chat, or prompt, for a completion."
+    assert answer.json()["error"]["message"] == (
+        "Send messages for a chat, prompt for a completion, input for embeddings, query to rerank, or queries to score."
+    )
 
 
 async def test_the_bounds_of_every_body_hold() -> None:

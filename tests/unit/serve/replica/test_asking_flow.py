@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import pytest
+
 from peagle.router.fairness.step_sharing import Flow
-from peagle.serve.replica.asking_flow import FLOW, named
+from peagle.serve.replica.asking_flow import FLOW, named, named_encode
 
 
 async def carried(flow: Flow | None, extra: dict[str, Any] | None) -> Any:
@@ -36,3 +38,19 @@ async def test_a_request_of_nobody_is_as_it_was() -> None:
 async def test_requests_at_once_do_not_take_each_other_s() -> None:
     found = await asyncio.gather(*(asyncio.create_task(carried(Flow(name), None)) for name in "abc"))
     assert [each["peagle_flow"][0] for each in found] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("extra", [None, {"mine": 1}])
+async def test_an_engine_that_embeds_is_told_too(extra: dict[str, Any] | None) -> None:
+    from vllm import PoolingParams
+
+    params = PoolingParams(task="embed", extra_kwargs=extra)
+
+    async def encode(prompt: str, pooling_params: Any, request_id: str) -> AsyncGenerator[int, None]:
+        yield 1
+
+    for flow in (None, Flow("team")):
+        FLOW.set(flow)
+        assert [_ async for _ in named_encode(encode)(prompt="x", pooling_params=params, request_id="r")] == [1]
+        told = {} if flow is None else {"peagle_flow": ["team", 1.0, False]}
+        assert (params.extra_kwargs or {}) == {**(extra or {}), **told}

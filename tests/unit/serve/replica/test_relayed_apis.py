@@ -6,11 +6,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.llm._internal.serve.core.configs.openai_api_models import ErrorResponse
+from starlette.responses import JSONResponse
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.serve.engine.serving import BaseServing
 from vllm.exceptions import GenerationError, VLLMValidationError
 
+from peagle.api.dialects.pooled_request import PooledReply, PooledRequest, to_embeddings, to_rerank, to_score
 from peagle.api.dialects.relayed_request import RelayedRequest, to_message, to_response
-from peagle.serve.replica.relayed_apis import ask_messages, ask_responses
+from peagle.errors import RequestError
+from peagle.serve.replica.relayed_apis import ask_messages, ask_pooled, ask_responses
 
 ROLE = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
 TOKEN = {"index": 0, "delta": {"content": "a"}, "finish_reason": None}
@@ -122,3 +127,51 @@ async def test_a_refusal_within_a_stream_of_a_response_is_an_error_that_the_ingr
 async def test_a_response_that_failed_in_the_engine_is_no_mistake_of_its_client() -> None:
     with pytest.raises(GenerationError):
         _ = [reply async for reply in ask_responses(Responses(GenerationError()), response(), None)]
+
+
+class Pooling(BaseServing):  # type: ignore[misc]  # vLLM's types are skipped
+    """A handler of vLLM's that answers or fails."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer: Any = answer
+        self.asked: list[tuple[Any, str]] = []
+
+    async def __call__(self, request: Any, raw_request: Any) -> Any:
+        self.asked.append((request, raw_request.headers["x-request-id"]))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return JSONResponse(self.answer)
+
+
+def embed() -> PooledRequest:
+    return to_embeddings({"input": "x"}).model_copy(update={"request_id": "r"})
+
+
+async def test_a_vector_is_passed_on_as_it_was_written() -> None:
+    usage = {"prompt_tokens": 1, "total_tokens": 1}
+    handler = Pooling({"data": [0.25], "usage": usage})
+    (reply,) = [reply async for reply in ask_pooled(handler, embed(), None)]
+    assert reply == PooledReply(usage=usage, body=JSONResponse(handler.answer).body)
+    ((asked, name),) = handler.asked
+    assert (asked.input, name) == ("x", "r")
+
+
+async def test_what_a_model_cannot_embed_is_the_client_s_mistake() -> None:
+    handler = Pooling(VLLMValidationError("no such size", parameter="dimensions"))
+    (reply,) = [reply async for reply in ask_pooled(handler, embed(), None)]
+    assert isinstance(reply, ErrorResponse)
+    assert (reply.error.code, reply.error.message) == (400, "no such size (parameter=dimensions)")
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (embed(), "makes no embeddings: ask /v1/rerank or /v1/score"),
+        (to_rerank({"query": "x", "documents": ["y"]}), "scores no texts"),
+        (to_score({"text_1": "x", "text_2": "y"}), "scores no texts"),
+    ],
+)
+async def test_a_model_that_does_something_else_says_so(request_: PooledRequest, said: str) -> None:
+    with pytest.raises(RequestError, match=said) as refused:
+        await anext(ask_pooled(None, request_, None))
+    assert refused.value.code == "unsupported_operation"

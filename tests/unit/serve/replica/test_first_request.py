@@ -1,0 +1,37 @@
+"""An engine's first request is one that it can answer."""
+
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from peagle.errors import ConfigError
+from peagle.serve.replica.first_request import answer_once
+
+
+class Engine:
+    def __init__(self, runner: str) -> None:
+        self.model_config = SimpleNamespace(runner_type=runner, get_pooling_task=lambda tasks: tasks[0])
+        self.asked: list[Any] = []
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("classify",)
+
+    async def _answer(self, prompt: Any, params: Any, request_id: str) -> AsyncGenerator[int, None]:
+        self.asked.append(getattr(params, "task", "generate"))
+        yield 1
+
+    generate = encode = _answer
+
+
+@pytest.mark.parametrize(("runner", "pools", "asked"), [("generate", False, "generate"), ("pooling", True, "classify")])
+async def test_it_is_asked_for_what_its_model_does(runner: str, pools: bool, asked: str) -> None:
+    engine = Engine(runner)
+    await answer_once(engine, pools)
+    assert engine.asked == [asked]
+
+
+async def test_a_file_that_does_not_say_that_its_model_embeds_is_told_to() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.runner: .*Write engine\.runner: pooling"):
+        await answer_once(Engine("pooling"), False)
