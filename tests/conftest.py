@@ -7,6 +7,7 @@ another deployment file to serve.
 """
 
 import os
+import warnings
 from collections import Counter, defaultdict
 
 import pytest
@@ -26,6 +27,7 @@ TOLERATED_WARNINGS = (
 def pytest_configure(config: pytest.Config) -> None:
     for message, _ in TOLERATED_WARNINGS:
         config.addinivalue_line("filterwarnings", f"ignore:{message}")
+        warnings.filterwarnings("ignore", message)  # what is collected after the last test
     config.option.loadscopereorder = False  # the order is that of pytest_collection_modifyitems
     _keep_to_own_cores()
 

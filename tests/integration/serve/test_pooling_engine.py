@@ -1,10 +1,9 @@
 """Real engines that score and embed, asked as a replica asks them."""
 
 import asyncio
-import gc
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,13 +82,6 @@ async def start(folder: Path) -> AsyncIterator[Engine]:
         yield Engine(client, state)
     finally:
         client.shutdown()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def engines_are_collected() -> Iterator[None]:
-    """vLLM leaves sockets to the garbage collector, which warns of them: that is tolerated only while tests run."""
-    yield
-    gc.collect()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
