@@ -272,8 +272,11 @@ def test_hostile_requests_hold_up_nobody_else(served: Served) -> None:
                 row.stalls = longest(stalls, stall_counts(usual_http))
             slow = [name for name in slow if max(slower(rows[name], quiet, judged(rows[name]))) >= SLOWER_MOST]
         after = resident(processes)
-        grown = {pid: after[pid] - before[pid] for pid in before}
-        print(f"\n{table(rows, quiet)}\nengines' memory: {[round(each / 2**20) for each in grown.values()]} MB more")
+        grown = {
+            " ".join((*process.cmdline()[:1], str(pid))): after[pid] - before[pid] for pid, process in processes.items()
+        }
+        print(f"\n{table(rows, quiet)}")
+        print(*(f"{name}: {grown_bytes / 2**20:.0f} MB more" for name, grown_bytes in grown.items()), sep="\n")
     assert slow == []
     late = {name: [each for each in row.answered if each[0] > ANSWER_S] for name, row in rows.items()}
     assert {name: each for name, each in late.items() if each} == {}

@@ -1,4 +1,4 @@
-"""The first request of an engine, before any client's."""
+"""The first requests of an engine, before any client's."""
 
 from typing import Any
 
@@ -6,10 +6,13 @@ from peagle.config.deployment import POOLING
 from peagle.errors import ConfigError
 
 _PROMPT, _NAME = {"prompt_token_ids": [0]}, "peagle-readiness"
+_SCHEMA = {"type": "integer"}
 
 
 async def answer_once(client: Any, pools: bool) -> None:
-    """Have an engine answer a request.
+    """Have an engine answer a request, and one that follows a grammar.
+
+    With its first grammar an engine sets up what compiles them, for seconds in which it takes no step.
 
     Args:
         client: vLLM's `AsyncLLM`.
@@ -18,16 +21,26 @@ async def answer_once(client: Any, pools: bool) -> None:
     Raises:
         ConfigError: It does, and the deployment does not say so.
     """
-    from vllm import PoolingParams, SamplingParams
+    from vllm import PoolingParams
+    from vllm.sampling_params import StructuredOutputsParams
 
     if client.model_config.runner_type != POOLING:
-        replies = client.generate(_PROMPT, SamplingParams(max_tokens=2, temperature=0.0), request_id=_NAME)
-    elif not pools:
+        await _generate(client)
+        if client.tokenizer is not None:
+            await _generate(client, structured_outputs=StructuredOutputsParams(json=_SCHEMA))
+        return
+    if not pools:
         problem = "the target is a model that embeds or scores text"
         fix = f"Write engine.runner: {POOLING}, or name a target that generates."
         raise ConfigError("engine.runner", None, problem, fix)
-    else:
-        task = client.model_config.get_pooling_task(await client.get_supported_tasks())
-        replies = client.encode(_PROMPT, PoolingParams(task=task), request_id=_NAME)
-    async for _ in replies:
+    task = client.model_config.get_pooling_task(await client.get_supported_tasks())
+    async for _ in client.encode(_PROMPT, PoolingParams(task=task), request_id=_NAME):
+        pass
+
+
+async def _generate(client: Any, **params: Any) -> None:
+    from vllm import SamplingParams
+
+    params = {"max_tokens": 2, "temperature": 0.0, **params}
+    async for _ in client.generate(_PROMPT, SamplingParams(**params), request_id=_NAME):
         pass

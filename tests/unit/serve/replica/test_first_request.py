@@ -1,4 +1,4 @@
-"""An engine's first request is one that it can answer."""
+"""An engine's first requests are such as it can answer."""
 
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
@@ -11,7 +11,8 @@ from peagle.serve.replica.first_request import answer_once
 
 
 class Engine:
-    def __init__(self, runner: str) -> None:
+    def __init__(self, runner: str, tokenizer: object = "any") -> None:
+        self.tokenizer = tokenizer
         self.model_config = SimpleNamespace(runner_type=runner, get_pooling_task=lambda tasks: tasks[0])
         self.asked: list[Any] = []
 
@@ -19,17 +20,25 @@ class Engine:
         return ("classify",)
 
     async def _answer(self, prompt: Any, params: Any, request_id: str) -> AsyncGenerator[int, None]:
-        self.asked.append(getattr(params, "task", "generate"))
+        follows_grammar = getattr(params, "structured_outputs", None) is not None
+        self.asked.append("grammar" if follows_grammar else getattr(params, "task", "generate"))
         yield 1
 
     generate = encode = _answer
 
 
-@pytest.mark.parametrize(("runner", "pools", "asked"), [("generate", False, "generate"), ("pooling", True, "classify")])
-async def test_it_is_asked_for_what_its_model_does(runner: str, pools: bool, asked: str) -> None:
-    engine = Engine(runner)
+@pytest.mark.parametrize(
+    ("engine", "pools", "asked"),
+    [
+        (Engine("generate"), False, ["generate", "grammar"]),
+        (Engine("generate", tokenizer=None), False, ["generate"]),
+        (Engine("pooling"), True, ["classify"]),
+    ],
+    ids=["generates", "without a tokenizer", "classifies"],
+)
+async def test_it_is_asked_for_what_its_model_does(engine: Engine, pools: bool, asked: list[str]) -> None:
     await answer_once(engine, pools)
-    assert engine.asked == [asked]
+    assert engine.asked == asked
 
 
 async def test_a_file_that_does_not_say_that_its_model_embeds_is_told_to() -> None:
