@@ -50,10 +50,8 @@ observe: $(READY) prometheus
 test: $(READY) prometheus
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not platform and not gpu and not cluster" $(TESTS)
 
-# One platform takes the whole machine; those whose replicas are stand-ins leave room for another.
-test-platform: WORKERS = 1
 test-platform: $(READY) prometheus
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m platform $(TESTS)
+	@$(BIN)/python -m pytest --numprocesses 1 --dist loadfile -m platform $(TESTS)
 
 test-cluster: $(READY)
 	@test -n "$(KUBECONFIG)" || { echo "KUBECONFIG is empty: name the cluster whose nodes the tests may drain."; exit 1; }
