@@ -53,6 +53,8 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
         process.send_signal(signal.SIGTERM)
         psutil.wait_procs([psutil.Process(process.pid)] if process.poll() is None else [], timeout=30)
+        process.kill()  # Ray's head goes on until its application has ended
+        process.wait()
         for left in psutil.wait_procs(family, timeout=10)[1]:
             left.kill()
 
