@@ -12,15 +12,15 @@ FLOW: ContextVar[Flow | None] = ContextVar("whose request the engine is asked", 
 """Set in the context in which vLLM's handler runs."""
 
 
+# Callers name the parameters, as vLLM does: differently in each of the two.
+
+
 def named(generate: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., AsyncGenerator[Any, None]]:
     """Wrap an engine client's `generate`: what it is asked for carries the flow of `FLOW` to the scheduler."""
-    # Imported here: only a replica has vLLM.
-    from peagle.engine.shared_steps import FLOW_ARG
 
     @functools.wraps(generate)
     def asked(prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        if (flow := FLOW.get()) is not None:
-            sampling_params.extra_args = {**(sampling_params.extra_args or {}), FLOW_ARG: list(astuple(flow))}
+        sampling_params.extra_args = _with_flow(sampling_params.extra_args)
         return generate(prompt, sampling_params, *args, **kwargs)
 
     return asked
@@ -28,13 +28,19 @@ def named(generate: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., A
 
 def named_encode(encode: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., AsyncGenerator[Any, None]]:
     """Wrap an engine client's `encode` likewise."""
-    # Imported here: only a replica has vLLM.
-    from peagle.engine.shared_steps import FLOW_ARG
 
     @functools.wraps(encode)
     def asked(prompt: Any, pooling_params: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        if (flow := FLOW.get()) is not None:
-            pooling_params.extra_kwargs = {**(pooling_params.extra_kwargs or {}), FLOW_ARG: list(astuple(flow))}
+        pooling_params.extra_kwargs = _with_flow(pooling_params.extra_kwargs)
         return encode(prompt, pooling_params, *args, **kwargs)
 
     return asked
+
+
+def _with_flow(extra: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a request's parameters carry beside what vLLM reads, with the flow of `FLOW`."""
+    # Imported here: only a replica has vLLM.
+    from peagle.engine.shared_steps import FLOW_ARG
+
+    flow = FLOW.get()
+    return extra if flow is None else {**(extra or {}), FLOW_ARG: list(astuple(flow))}
