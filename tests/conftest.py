@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 # Warnings of libraries about themselves: (message, reason).
 TOLERATED_WARNINGS = (
@@ -60,6 +61,16 @@ def unit_of(nodeid: str) -> str:
 class ByUnit(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        # Of a process that crashed xdist puts back the units that it had finished, too: its successor would get
+        # nothing with them, and wait for ever.
+        for unit in [unit for unit, done in self.workqueue.items() if all(done.values())]:
+            del self.workqueue[unit]
+        if self.workqueue:
+            super()._assign_work_unit(node)
+        else:
+            node.shutdown()
 
 
 @pytest.hookimpl(optionalhook=True)

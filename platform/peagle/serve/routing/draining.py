@@ -44,17 +44,24 @@ class DrainingNodes:
     """The ids of the Ray nodes that drain, read once a second by a thread of this process.
 
     Where the GCS does not answer, the last answer holds.
+
+    Args:
+        read: Asks the GCS; it may wait.
+        connected: Whether this process still belongs to that cluster. Once it does not, nothing is read any more.
+        period_s: Between two readings.
     """
 
-    def __init__(self, read: Callable[[], Collection[str]], period_s: float = PERIOD_S) -> None:
-        self._read, self._period_s = read, period_s
+    def __init__(
+        self, read: Callable[[], Collection[str]], connected: Callable[[], bool], period_s: float = PERIOD_S
+    ) -> None:
+        self._read, self._connected, self._period_s = read, connected, period_s
         self._answers = True
         self.ids: frozenset[str] = frozenset()
         threading.Thread(target=self._follow, name="draining-nodes", daemon=True).start()
 
     def _follow(self) -> None:
         pause = threading.Event()
-        while True:
+        while self._connected():
             try:
                 self.ids = frozenset(self._read())
                 self._answers = True
@@ -65,11 +72,22 @@ class DrainingNodes:
             pause.wait(self._period_s)
 
 
-@functools.cache
 def draining_nodes() -> DrainingNodes:
-    """The one instance of this process, which has to be connected to Ray."""
-    gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
-    return DrainingNodes(lambda: gcs.get_draining_nodes(timeout=TIMEOUT_S))
+    """The one instance of this process for the cluster that it is connected to."""
+    return _of_cluster(ray.get_runtime_context().gcs_address)
+
+
+@functools.cache
+def _of_cluster(address: str) -> DrainingNodes:
+    gcs = GcsClient(address=address)
+    return DrainingNodes(lambda: gcs.get_draining_nodes(timeout=TIMEOUT_S), lambda: _is_connected(address))
+
+
+def _is_connected(address: str) -> bool:
+    try:
+        return ray.is_initialized() and bool(ray.get_runtime_context().gcs_address == address)
+    except ray.exceptions.RaySystemError:  # it was shut down between the two
+        return False
 
 
 class DrainAwareRouter(TurnTakingRouter, PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]  # Ray ships no types

@@ -4,6 +4,7 @@ import threading
 from dataclasses import dataclass
 
 from peagle.serve.routing.draining import DrainingNodes, staying
+from support.waiting import eventually
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def test_the_last_answer_holds_while_nobody_answers() -> None:
             raise answer
         return answer
 
-    nodes = DrainingNodes(ask, period_s=0.02)
+    nodes = DrainingNodes(ask, lambda: True, period_s=0.02)
     assert read.acquire(timeout=5)
     assert read.acquire(timeout=5)
     # The third question shows that the failed second one has been dealt with.
@@ -44,3 +45,20 @@ def test_the_last_answer_holds_while_nobody_answers() -> None:
     for _ in range(2):
         assert read.acquire(timeout=5)
     assert nodes.ids == {"b"}
+
+
+def test_nothing_is_read_once_the_process_has_left_the_cluster() -> None:
+    belongs, asked = [True], 0
+
+    def ask() -> set[str]:
+        nonlocal asked
+        asked += 1
+        return {str(asked)}
+
+    before = threading.active_count()
+    nodes = DrainingNodes(ask, lambda: belongs[0], period_s=0.01)
+    eventually(lambda: asked > 1)
+    belongs.clear()
+    belongs.append(False)
+    eventually(lambda: threading.active_count() == before)
+    assert nodes.ids == {str(asked)}
