@@ -4,11 +4,7 @@ from peagle.errors import ConfigError, StartupError
 
 
 def http_url(text: str) -> str:
-    """Return `text`, an address that can be asked.
-
-    Raises:
-        ConfigError: It is none.
-    """
+    """Return `text`, an address that can be asked. Raises ConfigError where it is none."""
     import httpx  # takes a while, and help has no use for it
 
     try:

@@ -91,11 +91,7 @@ class Completions:
             raise _failed(self.url, repr(error)) from error
 
     async def scrape(self) -> None:
-        """Read `/metrics`, as Prometheus does.
-
-        Raises:
-            StartupError: There are none.
-        """
+        """Read `/metrics`, as Prometheus does. Raises StartupError where there are none."""
         await self._call("GET", "metrics")
 
     async def count(self, counting: bool) -> None:

@@ -81,10 +81,7 @@ class EndpointClient:
             return NO_DRAFTS
 
     async def check_pins(self) -> None:
-        """
-        Raises:
-            ConfigError: Its K cannot be set from here, or an operator has decided it already.
-        """
+        """Raises ConfigError where its K cannot be set from here, or an operator has decided it already."""
         for replica in await self._replicas():
             shown = await self._fleet("GET", f"replicas/{replica['id']}/depth")
             limits = shown["limits"]

@@ -75,11 +75,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def special_id(tokenizer: Tokenizer, token: str) -> int:
-    """The id of one of `SPECIAL_TOKENS`.
-
-    Raises:
-        ConfigError: The tokenizer does not have it.
-    """
+    """The id of one of `SPECIAL_TOKENS`. Raises ConfigError where the tokenizer does not have it."""
     found: int | None = tokenizer.token_to_id(token)
     if found is None:
         raise ConfigError("target", token, "its tokenizer has no such token", "Train it with `peagle drafter target`.")
@@ -97,11 +93,7 @@ def token_stream(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
 
 
 def read_tokenizer(target: Path) -> Tokenizer:
-    """The tokenizer in a target's folder.
-
-    Raises:
-        ConfigError: There is none, or it cannot be read.
-    """
+    """The tokenizer in a target's folder. Raises ConfigError where there is none, or it cannot be read."""
     path = target / "tokenizer.json"
     if not path.is_file():
         raise ConfigError("target", str(path), "there is no tokenizer", "Add the one that the target was trained with.")

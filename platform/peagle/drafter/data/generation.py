@@ -68,11 +68,7 @@ def generate(
 
 
 def rows_of(asked: Asked, answers: Sequence[list[int]], repeats_max: float) -> tuple[GeneratedText, LeftOut]:
-    """Prompts with the answers that teach something, and how many have none.
-
-    Raises:
-        ConfigError: None has.
-    """
+    """Prompts with the answers that teach something, and how many have none. Raises ConfigError where none has."""
     too_short = {row for row, answer in enumerate(answers) if len(answer) < ANSWER_TOKENS_MIN}
     looping = {row for row, answer in enumerate(answers) if loops(answer, repeats_max=repeats_max)}
     left_out = LeftOut(asked.too_long, len(looping), len(too_short))

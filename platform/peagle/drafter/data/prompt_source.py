@@ -43,10 +43,7 @@ class GenerationPlan:
         return self.prompt_tokens_min * self.row_tokens // 256, self.prompt_tokens_max * self.row_tokens // 256
 
     def check(self, context_tokens: int) -> None:
-        """
-        Raises:
-            ConfigError: Rows are longer than the target's context.
-        """
+        """Raises ConfigError where rows are longer than the target's context."""
         if self.row_tokens > context_tokens:
             problem = f"the target's context has {context_tokens} tokens"
             raise ConfigError("--row-tokens", self.row_tokens, problem, f"Write {context_tokens} or fewer.")
@@ -142,10 +139,7 @@ def lines(file: Path, tokenizer: Any, plan: GenerationPlan, *, as_chat: bool) ->
 
 
 def read_text(file: Path) -> str:
-    """
-    Raises:
-        ConfigError: It is no file of UTF-8 text.
-    """
+    """Raises ConfigError where it is no file of UTF-8 text."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
