@@ -8,7 +8,7 @@ from kubernetes.utils.quantity import parse_quantity
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from peagle.api.api_settings import ApiSettings
+from peagle.api.api_settings import read_settings
 from peagle.config import Deployment, parse_deployment
 from peagle.config.yaml_file import read_mapping
 from peagle.errors import CombinedConfigError, ConfigError
@@ -191,13 +191,7 @@ def parse_values(raw: Mapping[str, Any], origin: str, minimum_kubernetes: str = 
     groups = {name: {key: value for key, value in group.items() if value is not None} for name, group in groups.items()}
     groups = {name: group for name, group in groups.items() if group.get("enabled", True)}
     parts = {"deployments": deployments, "groups": groups, "minimum_kubernetes": minimum_kubernetes}
-    try:
-        ApiSettings.model_validate(_mapping(raw, "api", origin))
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join([f"{origin}: api", *map(str, first["loc"])])
-        problem = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(field, first["input"], problem, "Correct that setting.") from None
+    read_settings(_mapping(raw, "api", origin), f"{origin}: api")
     try:
         return Values.model_validate({**raw, **parts})
     except ValidationError as error:
