@@ -201,12 +201,9 @@ def unroll_messages(body: Any, data: Mapping[str, Any]) -> Any:
 
 
 def explain(error: ValidationError, data: Any, place: Path = ()) -> RequestError:
-    """Name the field that came closest to being right: a union reports every branch that did not match.
+    """Name the field of `data`, which lies at `place`, that came closest to being right.
 
-    Args:
-        error: What pydantic says.
-        data: What it says that of.
-        place: Where in the request `data` lies.
+    A union reports every branch that did not match.
     """
     if not place and (count := error.error_count()) > MAX_PROBLEMS:
         longest = max(data, key=lambda name: len(data[name]) if isinstance(data[name], list) else 0)

@@ -17,11 +17,7 @@ def http_url(text: str) -> str:
 
 
 def base_url(text: str) -> str:
-    """The server's own address of `text`, an address that clients use: without a path for the API's version.
-
-    Raises:
-        ConfigError: It is no address.
-    """
+    """The server's address of `text`, without a path for the API's version. Raises ConfigError where it is none."""
     return http_url(text).rstrip("/").removesuffix("/v1")
 
 

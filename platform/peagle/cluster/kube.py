@@ -36,11 +36,7 @@ class KubeApi:
         self.namespace = namespace
 
     async def read(self, path: str, action: str, query: Mapping[str, str] | None = None) -> Json:
-        """Get one object, or a list of them.
-
-        Raises:
-            ClusterError: No answer, or one with a status of 400 or above.
-        """
+        """Get one object, or a list of them. Raises ClusterError without an answer, or with a status from 400 up."""
         return await self._exchange("GET", path, action, query)
 
     async def create(self, path: str, action: str, body: Json) -> Json:

@@ -23,11 +23,7 @@ def read_mapping(path: Path, examples: str = "deployments/") -> dict[Any, Any]:
 
 
 def parse_mapping(text: str, path: str, examples: str = "deployments/") -> dict[Any, Any]:
-    """Return the one mapping that `text`, read from `path`, holds; see `read_mapping`.
-
-    Raises:
-        ConfigError: It is not YAML, or holds something else than one mapping.
-    """
+    """Return the one mapping that `text`, read from `path`, holds; raise what `read_mapping` does."""
     try:
         value = yaml.load(text, Loader=_StrictLoader)
     except _Refused as error:

@@ -172,11 +172,7 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
 
 
 def _of_one_address(configuration: str) -> list[str]:
-    """The lines of the frontend by which no address has more than its share of all connections.
-
-    Raises:
-        StartupError: An operator's share is no number.
-    """
+    """By which no address has more than its share of connections. Raises StartupError for one that is no number."""
     found = re.search(r"^    maxconn (\d+)$", configuration, flags=re.M)
     connections = int(found[1]) if found else _CONNECTIONS_MAX
     told = os.environ.get(SHARE_KEY, "")

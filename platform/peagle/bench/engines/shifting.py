@@ -154,11 +154,7 @@ async def _run(engine: "Engine", variant: Variant, phase: Phase) -> PhaseRun:
 def assemble_takes(
     variants: Sequence[Variant], planned: Sequence[TakeKey], made: Mapping[TakeKey, tuple[PhaseRun, ...]]
 ) -> Takes:
-    """The takes of every variant, in the order of the repeats.
-
-    Raises:
-        KeyError: A planned take has not been made.
-    """
+    """The takes of every variant, in the order of the repeats. Raises KeyError where one has not been made."""
     return {
         variant: [made[key] for key in sorted(planned, key=lambda key: key.repeat) if key.variant == variant.name]
         for variant in variants

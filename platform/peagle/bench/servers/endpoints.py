@@ -65,11 +65,7 @@ class EndpointClient:
     completions: Completions
 
     async def counts(self) -> DraftCounts:
-        """Drafts verified since its replicas started; none where it tells nothing of drafts.
-
-        Raises:
-            StartupError: It does not answer.
-        """
+        """Drafts verified since its replicas started, if it tells of any. Raises StartupError without an answer."""
         try:
             async with self.http.get(f"{self.endpoint.url}/metrics") as answer:
                 said, status = await answer.text(), answer.status

@@ -20,11 +20,7 @@ _REMEDY = "Name a head that `peagle drafter train` wrote for this target."
 def load_head(target: Path, folder: Path, field: str = "HEAD") -> tuple[Eagle3DraftModel, HeadPlan]:
     """Load a head that `peagle drafter train` wrote, as it was trained, and what of its plan the checkpoint tells.
 
-    Args:
-        field: What names `folder` to the user.
-
-    Raises:
-        ConfigError: It is none, or of another target.
+    Raises ConfigError, which names `folder` as `field`, where it is none, or of another target.
     """
     plan = read_plan(folder, field)
     files = Folder(folder, field, _REMEDY)

@@ -73,11 +73,7 @@ class _Contents:
     tensors: Mapping[str, Tensor] | None
 
     def integer(self, key: str, default: int | None = None, low: int = 1) -> int:
-        """Return the whole number at `key`, from `low` up.
-
-        Raises:
-            ConfigError: It is none, or it is missing and there is no default.
-        """
+        """The whole number at `key`, from `low` up. Raises ConfigError where it is none, or lacks a default."""
         value = self.config.get(key)
         if value is None and default is not None:
             return default

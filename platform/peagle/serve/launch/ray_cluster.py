@@ -101,11 +101,7 @@ def logical_cpus(deployments: Sequence[Deployment], ingresses: int = 1) -> int:
 
 
 def connect(deployments: Sequence[Deployment], address: str | None, ingresses: int = 1) -> None:
-    """Start a cluster that ends with this process, or join the one at `address`.
-
-    Raises:
-        StartupError: No cluster answers there, or none can be started.
-    """
+    """Start a cluster that ends with this process, or join that at `address`. Raises StartupError where it cannot."""
     import ray
 
     try:

@@ -14,11 +14,7 @@ CPU_CACHE_BYTES = 512 << 20
 
 
 def read_deployments(sources: object) -> tuple[Deployment, ...]:
-    """Read every deployment named or given in `sources`; their names differ.
-
-    Raises:
-        ConfigError: There is none, one is wrong, or two have one name.
-    """
+    """Read every deployment in `sources`. Raises ConfigError where there is none, one is wrong, or two share a name."""
     if isinstance(sources, str | Path | Mapping):
         sources = [sources]
     if not isinstance(sources, Sequence) or not sources:
