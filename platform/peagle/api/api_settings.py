@@ -139,8 +139,7 @@ class ApiSettings(BaseModel):
 def read_settings(raw: object, origin: str = "args.api") -> ApiSettings:
     """Validate the HTTP settings at `origin`: `ApiSettings`, a mapping of its fields, or None for the defaults.
 
-    Raises:
-        ConfigError: A field is unknown or wrong.
+    Raises ConfigError where a field is unknown or wrong.
     """
     try:
         return ApiSettings.model_validate(raw or {})

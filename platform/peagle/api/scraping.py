@@ -72,8 +72,7 @@ class MetricsRoutes:
         `/metrics` answers all the while, and what decides depth and dispatch is known without. The answer says how many
         processes heard of it.
 
-        Raises:
-            NotFoundError: Nothing is counted here.
+        Raises NotFoundError where nothing is counted here.
         """
         require_loopback(request)
         settings = counting_settings(request)

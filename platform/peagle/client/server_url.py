@@ -24,8 +24,7 @@ def base_url(text: str) -> str:
 def heeds_proxies(url: str) -> bool:
     """Whether the environment's proxies apply to `url`; httpx's `trust_env`. Nobody else reaches this machine's own.
 
-    Raises:
-        StartupError: They apply, and one of them is of no kind that httpx knows.
+    Raises StartupError where they apply, and one of them is of no kind that httpx knows.
     """
     import httpx
 

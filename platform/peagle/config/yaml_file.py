@@ -16,8 +16,7 @@ MAX_DEPTH = 32
 def read_mapping(path: Path, examples: str = "deployments/") -> dict[Any, Any]:
     """Read the one mapping that the file at `path` holds; `examples` is the folder that has such files.
 
-    Raises:
-        ConfigError: There is no such file, it is not YAML, or it holds something else than one mapping.
+    Raises ConfigError where there is no such file, it is not YAML, or it holds something else than one mapping.
     """
     return parse_mapping(_read_text(path, examples), str(path), examples)
 

@@ -142,8 +142,7 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
     - Nothing is spliced: where a body comes behind its headers, HAProxy 2.8 then does not see that its client leaves.
       Splicing takes files, too, which are counted neither here nor by Serve.
 
-    Raises:
-        StartupError: The configuration is not as this expects.
+    Raises StartupError where the configuration is not as this expects.
     """
     files = "".join(f"    errorfile {status} {path}\n" for status, path in replies.items())
     listened = rf"\g<1>{_address(host) or BEHIND_HOST}\g<2>"

@@ -82,8 +82,7 @@ def make_phases(
 ) -> list[Phase]:
     """Prompts of up to `tokens_max` for every phase, none twice while they last; the same every time.
 
-    Raises:
-        ConfigError: None is so short.
+    Raises ConfigError where none is so short.
     """
     texts = {
         kind: [tokens for text in of_kind if len(tokens := encode(text)) <= tokens_max]

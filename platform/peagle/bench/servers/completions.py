@@ -49,8 +49,7 @@ class Completions:
 
         Prompts are looked up in the server's cache among those of the same `cache_salt` only.
 
-        Raises:
-            StartupError: The server answers with an error, ends early, or is gone.
+        Raises StartupError where the server answers with an error, ends early, or is gone.
         """
         body = {
             "model": self.model,

@@ -154,8 +154,7 @@ class Values(_Part):
 def load_values(chart: Path, files: Sequence[Path]) -> Values:
     """Read the chart's default values and lay `files` over them, in order, as Helm does.
 
-    Raises:
-        ConfigError: A file is missing or is no YAML, or a field is wrong.
+    Raises ConfigError where a file is missing or is no YAML, or a field is wrong.
     """
     if not (chart / "Chart.yaml").is_file():
         raise ConfigError("--chart", str(chart), "there is no chart", "Name the folder helm/peagle of this project.")
@@ -172,8 +171,7 @@ def load_values(chart: Path, files: Sequence[Path]) -> Values:
 def parse_values(raw: Mapping[str, Any], origin: str, minimum_kubernetes: str = "") -> Values:
     """Validate merged values; `minimum_kubernetes` is a chart's `kubeVersion`.
 
-    Raises:
-        ConfigError: A field is wrong, or no model is enabled.
+    Raises ConfigError where a field is wrong, or no model is enabled.
     """
     models = _mapping(raw, "models", origin)
     deployments = tuple(

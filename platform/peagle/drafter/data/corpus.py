@@ -33,8 +33,7 @@ class Corpus:
 def standard_library(root: Path | None = None) -> Corpus:
     """Read the standard library of this interpreter (or of `root`), its tests among it, without generated tables.
 
-    Raises:
-        FileNotFoundError: `root` holds no Python source.
+    Raises FileNotFoundError where `root` holds no Python source.
     """
     root = root or Path(sysconfig.get_paths()["stdlib"])
     train: list[str] = []

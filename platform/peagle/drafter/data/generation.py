@@ -88,8 +88,7 @@ def loops(tokens: Sequence[int], window: int = 12, repeats_max: float = 0.35) ->
 def _device_arguments(tensor_parallel: int) -> dict[str, Any]:
     """What an engine is given on a CPU; on a GPU vLLM itself chooses memory, sequences and graphs.
 
-    Raises:
-        ConfigError: A target is to be split over several of a machine without GPUs.
+    Raises ConfigError where a target is to be split over several of a machine without GPUs.
     """
     from vllm.platforms import current_platform
 

@@ -99,8 +99,7 @@ def ask(
 def windows(tokens: np.ndarray, plan: GenerationPlan) -> Asked:
     """Windows of `tokens`, int32 [tokens], drawn by the plan's seed.
 
-    Raises:
-        ConfigError: The text is shorter than a window may be.
+    Raises ConfigError where the text is shorter than a window may be.
     """
     shortest, longest = plan.window_tokens
     if len(tokens) <= longest:

@@ -67,8 +67,7 @@ class Compute:
     def agree(self, check: Callable[[], T]) -> T:
         """What `check` returns. Where it fails in one process, it fails in all: none waits for one that has left.
 
-        Raises:
-            ConfigError: That of the first process that has one.
+        Raises the ConfigError of the first process that has one.
         """
         try:
             found, error = check(), None

@@ -41,8 +41,7 @@ FLOATS = frozenset({"F16", "BF16", "F32"})
 def check_checkpoints(deployment: Deployment) -> None:
     """Check the local checkpoints of `deployment`; a repository is left to the engine.
 
-    Raises:
-        ConfigError: A checkpoint is incomplete or damaged, or the head does not match its target.
+    Raises ConfigError where a checkpoint is incomplete or damaged, or the head does not match its target.
     """
     raise_problems(examine_checkpoints(deployment))
 
@@ -88,8 +87,7 @@ class _Contents:
     def misshaped(self, name: str, shape: tuple[int, ...], why: str) -> None:
         """Check the shape of the tensor `name`, where it is there and holds plain floats.
 
-        Raises:
-            ConfigError: It has another shape than `shape`, which it must have because of `why`.
+        Raises ConfigError where it has another shape than `shape`, which it must have because of `why`.
         """
         tensor = (self.tensors or {}).get(name)
         if tensor is not None and tensor.dtype in FLOATS and tensor.shape != shape:

@@ -136,8 +136,7 @@ def resources() -> Mapping[str, float]:
 def check_accelerators(deployments: Sequence[Deployment], resources: Mapping[str, float]) -> None:
     """The kinds of GPU that are asked for are among a cluster's `resources`, as Ray tells them.
 
-    Raises:
-        ConfigError: One is not, so that its replicas would wait for it for ever.
+    Raises ConfigError where one is not, so that its replicas would wait for it for ever.
     """
     prefix = "accelerator_type:"
     present = sorted(name.removeprefix(prefix) for name in resources if name.startswith(prefix))

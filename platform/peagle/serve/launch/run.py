@@ -158,8 +158,7 @@ def put_haproxy_in_front(host: str, folder: Path) -> bool:
 def trace_environment(traces: tuple[str, float] | None, address: str | None) -> dict[str, str]:
     """The variables by which the cluster's processes trace; none without `traces`.
 
-    Raises:
-        ConfigError: No spans can be sent there, or the cluster's processes have their environment already.
+    Raises ConfigError where no spans can be sent there, or the cluster's processes have their environment already.
     """
     if traces is None:
         return {}
