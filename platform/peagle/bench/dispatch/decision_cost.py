@@ -26,12 +26,12 @@ class DecisionTimes:
     elapsed_us_p99: float
 
 
-def time_decisions(replicas: int = 1000, decisions: int = 20_000, seed: int = 0) -> DecisionTimes:
+def time_decisions(replicas: int = 1000, decisions: int = 20_000) -> DecisionTimes:
     """Time `decisions` decisions of one dispatcher, one after another, over a fleet of `replicas`.
 
     Every second request shares one of a hundred prefixes, and as many requests as replicas are in flight.
     """
-    chance = random.Random(seed)
+    chance = random.Random(0)
     dispatcher = _dispatcher([f"replica-{number}" for number in range(replicas)], chance)
     in_flight: deque[str] = deque()
     cpu_ns, elapsed_ns = [], []

@@ -74,11 +74,7 @@ Takes = Mapping[Variant, Sequence[Sequence[PhaseRun]]]
 
 
 def make_phases(
-    code: Sequence[Prompt],
-    encode: Callable[[Prompt], list[int]],
-    vocabulary: int,
-    tokens_max: int,
-    order: Sequence[tuple[str, int]] = ORDER,
+    code: Sequence[Prompt], encode: Callable[[Prompt], list[int]], vocabulary: int, tokens_max: int
 ) -> list[Phase]:
     """Prompts of up to `tokens_max` for every phase, none twice while they last; the same every time.
 
@@ -95,7 +91,7 @@ def make_phases(
         PROSE: cycle(texts[PROSE]),
         NOISE: noise(vocabulary),
     }
-    return [Phase(kind, each, tuple(islice(sources[kind], _requests(each)))) for kind, each in order]
+    return [Phase(kind, each, tuple(islice(sources[kind], _requests(each)))) for kind, each in ORDER]
 
 
 def noise(vocabulary: int) -> Iterator[list[int]]:
