@@ -21,8 +21,7 @@ def read_prompt_file(path: Path, *, as_chat: bool = False) -> list[Prompt]:
     first is asked) or `messages` (SPEED-Bench and OpenAI's form; those before the first answer are asked). What else it
     holds is left alone.
 
-    Raises:
-        ConfigError: The file cannot be read, holds no prompt, or a line is no such object.
+    Raises ConfigError where the file cannot be read, holds no prompt, or a line is no such object.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -51,8 +50,7 @@ def in_chat_form(prompt: Prompt) -> list[Message]:
 def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:
     """Tokens of a prompt; of a chat, as the chat template of this Hugging Face `tokenizer` writes it for an answer.
 
-    Raises:
-        ConfigError: It is a chat, and there is no template, or it refuses this one.
+    Raises ConfigError where it is a chat, and there is no template, or it refuses this one.
     """
     if isinstance(prompt, str):
         return list(tokenizer.encode(prompt))

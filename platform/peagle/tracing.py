@@ -75,11 +75,7 @@ def _parsed(url: str) -> tuple[SplitResult, int | None]:
 
 
 def protocol_in(given: Mapping[str, str], otherwise: str = GRPC) -> str:
-    """Return the protocol that `given`, an environment, asks for.
-
-    Raises:
-        ConfigError: It asks for an unknown one.
-    """
+    """Return the protocol that `given`, an environment, asks for. Raises ConfigError where it is unknown."""
     for name in PROTOCOL_VARIABLES:
         if protocol := given.get(name):
             if protocol not in PROTOCOLS:

@@ -59,11 +59,7 @@ class Seam:
         return self.symbol.replace(":", ".").rpartition(".")[2]
 
     def find(self) -> object:
-        """Import the symbol.
-
-        Raises:
-            ImportError, AttributeError: The installed release has none.
-        """
+        """Import the symbol. Raises ImportError, AttributeError where the installed release has none."""
         return pkgutil.resolve_name(self.symbol)
 
 

@@ -25,8 +25,9 @@ from peagle.cluster.drain.drainer import Drainer
 from peagle.cluster.drain.ray_nodes import Gcs
 from peagle.config import parse_deployment
 from peagle.serve.app import DRAIN_AWARE, parting_options, routing_options
-from support.kubernetes_api import KubernetesApi, client_of, node, ray_pod, until
+from support.kubernetes_api import KubernetesApi, client_of, node, ray_pod
 from support.served import free_port
+from support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
 

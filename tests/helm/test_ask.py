@@ -1,60 +1,49 @@
 """The script of `helm test`, run as the pod runs it, against a server that speaks the API's small part that it uses."""
 
-import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from aiohttp import web
 
+from support.http_server import serving
 from support.rendered_chart import MINIMAL, NAMESPACE, RELEASE, render
 
 
-class Api(BaseHTTPRequestHandler):
+@dataclass
+class Api:
     """Well from its second answer on; completes with `tokens` tokens."""
 
-    asked = 0
-    tokens = 4
+    asked: int = 0
+    tokens: int = 4
     authorization: str | None = None
 
-    def do_GET(self) -> None:
-        type(self).asked += 1
-        if self.path == "/health" and self.asked == 1:
-            self.reply(503, {"error": {"message": "loading"}})
-        else:
-            self.reply(200, {"data": [{"id": "small"}, {"id": "large"}]})
+    async def tell(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        if request.path == "/health" and self.asked == 1:
+            return web.json_response({"error": {"message": "loading"}}, status=503)
+        return web.json_response({"data": [{"id": "small"}, {"id": "large"}]})
 
-    def do_POST(self) -> None:
-        type(self).authorization = self.headers["authorization"]
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        assert self.path == "/v1/completions"
-        text = f"text of {body['model']}"
-        self.reply(200, {"choices": [{"text": text}], "usage": {"completion_tokens": self.tokens}})
-
-    def reply(self, status: int, body: Any) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: Any) -> None:
-        """Stay silent."""
+    async def complete(self, request: web.Request) -> web.Response:
+        self.authorization = request.headers.get("authorization")
+        text = f"text of {(await request.json())['model']}"
+        return web.json_response({"choices": [{"text": text}], "usage": {"completion_tokens": self.tokens}})
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
-    Api.asked, Api.tokens = 0, 4
-    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+def api() -> Api:
+    return Api()
+
+
+@pytest.fixture
+def url(api: Api) -> Iterator[str]:
+    app = web.Application()
+    app.add_routes([web.get("/{path:.*}", api.tell), web.post("/v1/completions", api.complete)])
+    with serving(app) as url:
+        yield url
 
 
 def ask(url: str, timeout_s: float, keys: Path = Path("/nowhere")) -> subprocess.CompletedProcess[str]:
@@ -87,8 +76,8 @@ def test_a_service_that_is_not_there_is_explained() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_an_answer_without_a_token_fails(url: str) -> None:
-    Api.tokens = 0
+def test_an_answer_without_a_token_fails(api: Api, url: str) -> None:
+    api.tokens = 0
     done = ask(url, 30)
     assert done.returncode != 0
     assert "small answered with no token" in done.stderr
@@ -103,13 +92,13 @@ DIGESTS = (f"keys:\n{DIGEST}", None)
     ("text", "sent"),
     [("# team a\n\n  alpha \nbeta\n", "Bearer alpha"), ("two words", "Bearer two words"), ("# a", None), YAML, DIGESTS],
 )
-def test_it_sends_the_first_key_of_the_file(text: str, sent: str | None, url: str, tmp_path: Path) -> None:
+def test_it_sends_the_first_key_of_the_file(text: str, sent: str | None, api: Api, url: str, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(text)
     done = ask(url, 30, keys=tmp_path / "keys")
     if sent is None:
         assert (done.returncode, "there is no key in it" in done.stderr) == (1, True)
     else:
-        assert (done.returncode, Api.authorization) == (0, sent), done.stderr
+        assert (done.returncode, api.authorization) == (0, sent), done.stderr
 
 
 def test_a_server_that_never_comes_fails_and_says_how_to_see_why_a_pod_has_no_node() -> None:

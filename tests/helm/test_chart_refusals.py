@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from helm_python import HelmRenderError, HelmValuesError
 
-from support.rendered_chart import MINIMAL, READY, at, laid_over, ready_values, render
+from support.rendered_chart import MINIMAL, at, laid_over, render
 
 DEPLOYMENT = "models.small.deployment"
 
@@ -249,11 +249,6 @@ def test_a_request_of_no_more_cpus_than_the_limit_is_not_refused(asked: object, 
 def test_a_model_that_embeds_needs_no_drafter() -> None:
     embeds = laid_over(MINIMAL, at(f"{DEPLOYMENT}.engine.runner", "pooling"))
     render(laid_over(embeds, at(f"{DEPLOYMENT}.drafter", None)))
-
-
-@pytest.mark.parametrize("name", READY)
-def test_a_ready_file_is_not_refused(name: str) -> None:
-    render(ready_values(name))
 
 
 @pytest.mark.parametrize("speculation", [{"inter_token_s_max": 0.02}, {"live_depth": False}, {"adaptive": None}])

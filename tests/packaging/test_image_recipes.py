@@ -7,20 +7,20 @@ import runpy
 import shlex
 import subprocess
 import sys
-import threading
 import tomllib
 import zipfile
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from peagle.serve.launch.sagemaker import PORT
 from support.dockerfiles import IMAGES, instructions, last_stage, stages
+from support.http_server import serving
 from support.paths import DEPLOYMENTS, REPOSITORY
 
 FOLDER = DEPLOYMENTS / "images"
@@ -210,28 +210,22 @@ def test_docker_asks_the_server_whether_it_is_healthy(path: Path) -> None:
 @pytest.fixture(params=[200, 503])
 def answer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The status of a server that stands where the health check looks."""
-    status: int = request.param
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status if self.path == "/health" else 404)
-            self.end_headers()
+    async def tell(_: web.Request) -> web.Response:
+        told = web.Response(status=request.param)
+        told.force_close()  # the check leaves that to the end of its process
+        return told
 
-        def log_message(self, *_: object) -> None: ...
-
-    connection = http.client.HTTPConnection
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+    app, connection = web.Application(), http.client.HTTPConnection
+    app.router.add_get("/health", tell)
+    with serving(app) as url:
 
         def connect(host: str, port: int, timeout: float) -> http.client.HTTPConnection:
             assert (host, port) == ("127.0.0.1", 8000)
-            return connection(host, server.server_port, timeout=timeout)
+            return connection(url.removeprefix("http://"), timeout=timeout)
 
         monkeypatch.setattr(http.client, "HTTPConnection", connect)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield status
-        server.shutdown()
-        thread.join()
+        yield request.param
 
 
 def test_the_health_check_fails_unless_all_models_answer(answer: int) -> None:

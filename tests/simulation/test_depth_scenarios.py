@@ -1,6 +1,5 @@
 """The depth rule over measured and published step times and curves, and the small rule that it has to beat."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 from math import log
@@ -9,14 +8,13 @@ from statistics import fmean
 
 import pytest
 
-from peagle.router.depth import DepthSettings, batch_ranges, start
+from peagle.router.depth import batch_ranges, start
 from peagle.router.depth.rule.choice import wish
 from peagle.router.depth.rule.state import calibrate
 from peagle.router.snapshot import StepTime
-from peagle.simulator.depth_loop import Rule, WholeRule
+from peagle.simulator.depth_loop import WholeRule
 from support.depth_scenarios import (
     BATCH_MAX,
-    LOADS,
     SmallRule,
     mixed,
     replica_of,
@@ -26,15 +24,6 @@ from support.depth_scenarios import (
     steady,
 )
 from support.step_costs import COSTS, CURVES, DEPTHS
-
-
-def sweep(rule: Callable[[DepthSettings], Rule] = WholeRule, seeds: int = 3) -> dict[tuple[str, str, int], list[float]]:
-    """Return rule over best single K for every cost, curve and load, by seed; takes some minutes, so no test calls it.
-
-    Run it by `python -c "from simulation.test_depth_scenarios import sweep; print(sweep())"` with tests on the path.
-    """
-    cells = [(cost, curve, load) for cost in COSTS for curve in CURVES for load in LOADS]
-    return {cell: [served(steady(*cell), seed, rule)[0][0] for seed in range(seeds)] for cell in cells}
 
 
 @pytest.mark.parametrize("curve", CURVES)

@@ -1,8 +1,10 @@
 """One idle replica as a decision sees it, and a request for it."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
-from peagle.router.dispatch import Candidate
+from peagle.router.dispatch import Candidate, Dispatcher, Policy, Route
 from peagle.router.snapshot import ReplicaSnapshot, RequestRates, RouteRequest
 
 REQUEST = RouteRequest("r", prompt_tokens=1000, output_tokens=100)
@@ -16,3 +18,17 @@ SNAPSHOT = ReplicaSnapshot(
     output_tokens_mean=400.0,
 )
 IDLE = Candidate("a", SNAPSHOT, True, 0, 0, 0, 0.0, math.inf, 0)
+
+
+def dispatcher_of(policy: Policy, reports: Mapping[str, Mapping[str, object]]) -> Dispatcher:
+    """One whose replicas, by their names, have reported SNAPSHOT with these changes."""
+    made = Dispatcher(policy)
+    made.set_members(reports)
+    made.report([replace(SNAPSHOT, replica_id=name, **changes) for name, changes in reports.items()])
+    return made
+
+
+def routed(dispatcher: Dispatcher, request: RouteRequest = REQUEST, now_s: float = 0.0, **changes: object) -> Route:
+    decision = dispatcher.dispatch(replace(request, **changes), now_s, draw=7919)
+    assert isinstance(decision, Route)
+    return decision

@@ -281,13 +281,6 @@ async def client_of(server: KubernetesApi) -> AsyncIterator[KubeApi]:
         yield KubeApi(api_client, "serving")
 
 
-async def until(holds: Callable[[], bool], within_s: float = 5.0) -> None:
-    """Wait until something holds."""
-    async with asyncio.timeout(within_s):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 def node(name: str, **spec: Any) -> Json:
     return {"metadata": {"name": name, "labels": {}}, "spec": spec, "status": {}}
 

@@ -1,14 +1,15 @@
 """A collector of OpenTelemetry spans over OTLP/HTTP, in this process."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from support.http_server import serving
 
 PATIENCE_S = 60.0
 
@@ -62,24 +63,12 @@ def _plain(value: Any) -> Any:
 def collecting() -> Iterator[Collector]:
     collector = Collector()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            collector.spans += _spans(ExportTraceServiceRequest.FromString(body))
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
+    async def collect(request: web.Request) -> web.Response:
+        collector.spans += _spans(ExportTraceServiceRequest.FromString(await request.read()))
+        return web.Response()
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    collector.url = f"http://127.0.0.1:{server.server_port}/v1/traces"
-    try:
+    app = web.Application(client_max_size=2**30)
+    app.router.add_post("/v1/traces", collect)
+    with serving(app) as url:
+        collector.url = f"{url}/v1/traces"
         yield collector
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -1,5 +1,6 @@
-"""Waits for what another process does in its own time."""
+"""Waits for what another process, or another task, does in its own time."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,3 +17,10 @@ def eventually(look: Callable[[], Found], within_s: float = PATIENCE_S) -> Found
         assert time.monotonic() < deadline, f"not there after {within_s:g} s"
         time.sleep(POLL_S)
     return found
+
+
+async def until(holds: Callable[[], bool], within_s: float = 5.0) -> None:
+    """Wait until something holds of which nothing tells."""
+    async with asyncio.timeout(within_s):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

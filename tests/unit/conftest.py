@@ -47,14 +47,18 @@ class Pair:
     target: FakeCheckpoint
     head: FakeCheckpoint
 
-    def deployment(self, **drafter: Any) -> Deployment:
-        """Write what is not yet written, and return a deployment of both; `drafter` changes that section."""
+    def raw(self, **sections: Any) -> dict[str, Any]:
+        """Write what is not yet written, and return a deployment of both as its file says it, with other `sections`."""
         for checkpoint in (self.target, self.head):
             if not checkpoint.folder.exists():
                 checkpoint.write()
-        section = {"source": str(self.head.folder), "trained_depth": 8} | drafter
-        raw = {"name": "tiny", "target": {"source": str(self.target.folder)}, "drafter": section}
-        return parse_deployment(raw, origin="tiny.yaml")
+        drafter = {"source": str(self.head.folder), "trained_depth": 8}
+        return {"name": "tiny", "target": {"source": str(self.target.folder)}, "drafter": drafter, **sections}
+
+    def deployment(self, **drafter: Any) -> Deployment:
+        """A deployment of both; `drafter` changes that section."""
+        raw = self.raw()
+        return parse_deployment(raw | {"drafter": raw["drafter"] | drafter}, origin="tiny.yaml")
 
 
 @pytest.fixture

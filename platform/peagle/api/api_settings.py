@@ -3,7 +3,9 @@
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from peagle.errors import ConfigError
 
 
 class GrammarSettings(BaseModel):
@@ -132,3 +134,17 @@ class ApiSettings(BaseModel):
             if origin != "*" and (parts.scheme not in ("http", "https") or not parts.netloc or origin != bare):
                 raise ValueError(f"{origin!r} is no origin; write scheme and host only, such as https://example.org")
         return origins
+
+
+def read_settings(raw: object, origin: str = "args.api") -> ApiSettings:
+    """Validate the HTTP settings at `origin`: `ApiSettings`, a mapping of its fields, or None for the defaults.
+
+    Raises ConfigError where a field is unknown or wrong.
+    """
+    try:
+        return ApiSettings.model_validate(raw or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join([origin, *map(str, first["loc"])])
+        problem = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(place, first["input"], problem, "Correct that setting.") from None

@@ -113,8 +113,7 @@ def _too_large(limit: int) -> TooLargeError:
 def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:
     """Parse a JSON object in UTF-8, nested at most `max_depth` deep, without NaN, lone surrogates or numbers too large.
 
-    Raises:
-        RequestError: It is none; the message says where.
+    Raises RequestError where it is none; the message says where.
     """
     if (excess := holds_more(raw)) is not None:
         raise TooLargeError(f"The request body holds more than {excess}.", code="request_too_large")
@@ -158,8 +157,7 @@ def _is_too_large(item: Any) -> bool:
 def validate(model: type[T], data: dict[str, Any]) -> T:
     """Make a request of a parsed body.
 
-    Raises:
-        RequestError: A field is missing, wrong or not supported; `param` names it.
+    Raises RequestError where a field is missing, wrong or not supported; `param` names it.
     """
     for field, instead in UNSUPPORTED.items():
         # A best_of that equals n asks for nothing more.
@@ -184,8 +182,7 @@ def validate(model: type[T], data: dict[str, Any]) -> T:
 def unroll_messages(body: Any, data: Mapping[str, Any]) -> Any:
     """Unroll pydantic's lazy lists in a chat made of `data`: they do not travel, and are checked only as they are read.
 
-    Raises:
-        RequestError: A content part or a tool call is wrong; `param` names it.
+    Raises RequestError where a content part or a tool call is wrong; `param` names it.
     """
     for index, message in enumerate(body.messages):
         for field in ("content", "tool_calls"):
@@ -201,12 +198,9 @@ def unroll_messages(body: Any, data: Mapping[str, Any]) -> Any:
 
 
 def explain(error: ValidationError, data: Any, place: Path = ()) -> RequestError:
-    """Name the field that came closest to being right: a union reports every branch that did not match.
+    """Name the field of `data`, which lies at `place`, that came closest to being right.
 
-    Args:
-        error: What pydantic says.
-        data: What it says that of.
-        place: Where in the request `data` lies.
+    A union reports every branch that did not match.
     """
     if not place and (count := error.error_count()) > MAX_PROBLEMS:
         longest = max(data, key=lambda name: len(data[name]) if isinstance(data[name], list) else 0)

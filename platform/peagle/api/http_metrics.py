@@ -3,9 +3,10 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from itertools import accumulate
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVarTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client import Metric as Family
@@ -54,6 +55,19 @@ class Exchange:
         return metrics.CLIENT_ERROR if status >= 400 else metrics.OK
 
 
+Told = TypeVarTuple("Told")
+
+
+def _later(count: Callable[["HttpMetrics", *Told], None]) -> Callable[["HttpMetrics", *Told], None]:
+    """Have a method count with those that were called before it, once there are enough or somebody looks."""
+
+    @wraps(count)
+    def keep(self: "HttpMetrics", *event: *Told) -> None:
+        self.keep(count, self, *event)
+
+    return keep
+
+
 class HttpMetrics:
     """What this process did for clients. Routes are templates and models are those served, so no client adds labels.
 
@@ -94,45 +108,60 @@ class HttpMetrics:
             for reason in DECISION_REASONS:
                 self._at(metrics.DECISIONS, model, reason)
 
+    @_later
     def retried(self, model: str) -> None:
-        self._keep(self._retried, model)
+        self._at(metrics.RETRIES, model).inc()
 
     def decided(self, model: str, reason: str) -> None:
         """Count what dispatch decided for a request."""
         if self.counting:
-            self._keep(self._decided, model, reason if reason in DECISION_REASONS else metrics.OTHER)
+            self.keep(self._decided, model, reason if reason in DECISION_REASONS else metrics.OTHER)
 
+    @_later
     def used(self, client: str, model: str, usage: Any) -> None:
         """Count a client's request that is over, and the tokens of its `Usage`, if they are known."""
-        self._keep(self._used, client, model, usage)
+        name = self._named(client)
+        self._at(metrics.CLIENT_REQUESTS, name, model).inc()
+        for kind in metrics.TOKEN_KIND.values:
+            self._at(metrics.CLIENT_TOKENS, name, model, kind).inc(getattr(usage, kind, 0))
 
+    @_later
     def refused(self, client: str, limit: str) -> None:
         """Count a request beyond a limit of its client's."""
-        self._keep(self._refused, client, limit)
+        self._at(metrics.CLIENT_REFUSALS, self._named(client), limit).inc()
 
     def stalled(self, seconds: float) -> None:
         """Count how late the event loop came to a timer."""
         if self.counting:
-            self._keep(self._stalled, seconds)
+            self.keep(self._stalled, seconds)
 
+    @_later
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answer to any route."""
-        self._keep(self._observe, method, route, status, seconds)
+        self._at(metrics.HTTP_REQUESTS, method, route, str(status)).inc()
+        self._at(metrics.HTTP_REQUEST, method, route).observe(seconds)
 
+    @_later
     def opened(self, exchange: Exchange) -> None:
         """Count a request to a model; whoever sends its last byte calls `closed`."""
-        self._keep(self._opened, exchange)
+        self._at(metrics.REQUESTS_OPEN, exchange.model).inc()
 
     def sent(self, exchange: Exchange, piece: bytes, now_s: float) -> None:
         """Time a piece of an answer from the one before; an answer that is no stream has no first token to wait for."""
         if exchange.ttft_s is not None:
-            self._keep(self._sent, exchange, piece, now_s)
+            self.keep(self._sent, exchange, piece, now_s)
 
+    @_later
     def closed(self, exchange: Exchange, status: int, seconds: float) -> None:
         """Count how a request to a model ended, `seconds` after it came."""
-        self._keep(self._closed, exchange, status, seconds)
+        model, outcome = exchange.model, exchange.outcome(status)
+        self._at(metrics.REQUESTS_OPEN, model).dec()
+        self._at(metrics.REQUESTS, model, outcome).inc()
+        if outcome == metrics.OK:
+            self._at(metrics.REQUEST_E2E, model).observe(seconds)
 
-    def _keep(self, count: Callable[..., None], *event: Any) -> None:
+    def keep(self, count: Callable[..., None], *event: Any) -> None:
+        """Call `count` later; see `_later`."""
         self._events.append((count, event))
         if len(self._events) >= EVENTS_KEPT:
             self._count()
@@ -143,20 +172,8 @@ class HttpMetrics:
                 count, event = self._events.popleft()
                 count(*event)
 
-    def _retried(self, model: str) -> None:
-        self._at(metrics.RETRIES, model).inc()
-
     def _decided(self, model: str, reason: str) -> None:
         self._at(metrics.DECISIONS, model, reason).inc()
-
-    def _used(self, client: str, model: str, usage: Any) -> None:
-        name = self._named(client)
-        self._at(metrics.CLIENT_REQUESTS, name, model).inc()
-        for kind in metrics.TOKEN_KIND.values:
-            self._at(metrics.CLIENT_TOKENS, name, model, kind).inc(getattr(usage, kind, 0))
-
-    def _refused(self, client: str, limit: str) -> None:
-        self._at(metrics.CLIENT_REFUSALS, self._named(client), limit).inc()
 
     def _named(self, client: str) -> str:
         if client not in self._clients and len(self._clients) >= CLIENTS_NAMED:
@@ -166,13 +183,6 @@ class HttpMetrics:
 
     def _stalled(self, seconds: float) -> None:
         self._at(metrics.LOOP_STALL).observe(seconds)
-
-    def _observe(self, method: str, route: str, status: int, seconds: float) -> None:
-        self._at(metrics.HTTP_REQUESTS, method, route, str(status)).inc()
-        self._at(metrics.HTTP_REQUEST, method, route).observe(seconds)
-
-    def _opened(self, exchange: Exchange) -> None:
-        self._at(metrics.REQUESTS_OPEN, exchange.model).inc()
 
     def _sent(self, exchange: Exchange, piece: bytes, now_s: float) -> None:
         # What ends a stream comes with the last token's piece or right behind it: nobody waits for that.
@@ -184,13 +194,6 @@ class HttpMetrics:
         else:
             exchange.between.observe(now_s - exchange.sent_s)
         exchange.sent_s = now_s
-
-    def _closed(self, exchange: Exchange, status: int, seconds: float) -> None:
-        model, outcome = exchange.model, exchange.outcome(status)
-        self._at(metrics.REQUESTS_OPEN, model).dec()
-        self._at(metrics.REQUESTS, model, outcome).inc()
-        if outcome == metrics.OK:
-            self._at(metrics.REQUEST_E2E, model).observe(seconds)
 
     def values(self) -> list[Value]:
         """Every series of this process, as plain values that travel."""

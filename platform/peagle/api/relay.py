@@ -91,11 +91,7 @@ async def replies_of(response: Any, timeout_s: float) -> AsyncGenerator[Any, Non
 async def first_reply(
     rest: AsyncGenerator[Any, None], asked: Asked, preamble: int = 0, kind: StreamKind = COMPLETION
 ) -> BaseModel | dict[str, Any] | list[str]:
-    """The only reply, or a stream's events up to its first token.
-
-    Raises:
-        PeagleError: The replica said that it cannot, or nothing at all.
-    """
+    """The only reply, or a stream's events up to its first token. Raises PeagleError where there is neither."""
     events: list[str] = []
     spoken = 0
     async for reply in rest:

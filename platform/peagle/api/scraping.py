@@ -49,11 +49,7 @@ class MetricsRoutes:
     _ingresses: DeploymentHandle | None = None
 
     async def metrics(self, request: Request) -> Response:
-        """GET /metrics: Prometheus text.
-
-        Raises:
-            NotFoundError: Nothing is counted here.
-        """
+        """GET /metrics: Prometheus text. Raises NotFoundError where nothing is counted here."""
         settings = counting_settings(request)
         asked_states = asyncio.create_task(self._deployment_states(settings.probe_timeout_s))
         replicas, estimates, ingress, states = await asyncio.gather(
@@ -76,8 +72,7 @@ class MetricsRoutes:
         `/metrics` answers all the while, and what decides depth and dispatch is known without. The answer says how many
         processes heard of it.
 
-        Raises:
-            NotFoundError: Nothing is counted here.
+        Raises NotFoundError where nothing is counted here.
         """
         require_loopback(request)
         settings = counting_settings(request)

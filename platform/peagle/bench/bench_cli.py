@@ -307,11 +307,7 @@ def _names(text: str) -> list[str]:
 
 
 def _numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:
-    """Whole numbers of at least `least`, in the order given, each once.
-
-    Raises:
-        ConfigError: One of them is not such a number.
-    """
+    """Whole numbers of at least `least`, in the order given, each once. Raises ConfigError where one is none."""
     try:
         numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:

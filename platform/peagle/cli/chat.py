@@ -77,8 +77,7 @@ class Answer:
 class ChatClient:
     """One model of one server. Closing a stream early makes the server drop the request.
 
-    Raises:
-        StartupError: Nothing answers at `url`, or what answers serves no such model.
+    Raises StartupError where nothing answers at `url`, or what answers serves no such model.
     """
 
     def __init__(self, url: str, model: str | None, options: dict[str, Any]) -> None:
@@ -173,8 +172,7 @@ class ChatClient:
 def parse_event(data: str) -> Piece:
     """Read the JSON of one server-sent event.
 
-    Raises:
-        RequestError: The event is an error object, which is how a stream reports a failure after it began.
+    Raises RequestError where the event is an error object, which is how a stream reports a failure after it began.
     """
     event = json.loads(data)
     if "error" in event:

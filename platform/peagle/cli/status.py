@@ -26,8 +26,7 @@ PLAN_OLD_S = 5.0
 def run_status(url: str, *, watch: bool, interval_s: float, as_json: bool) -> None:
     """Print the fleet once, or refresh it until Ctrl-C.
 
-    Raises:
-        StartupError: Nothing answers at `url`, or what answers is not peagle.
+    Raises StartupError where nothing answers at `url`, or what answers is not peagle.
     """
     base = base_url(url)
     with httpx.Client(base_url=base, timeout=10.0, trust_env=heeds_proxies(base)) as client:

@@ -21,8 +21,7 @@ def key_headers() -> httpx.Headers:
 def choose_model(answer: httpx.Response, url: str, wanted: str | None) -> str:
     """Return `wanted`, or the first model that `GET /v1/models` names and that generates text.
 
-    Raises:
-        StartupError: It names no such model, asks for a key, or is no answer of an OpenAI-compatible server.
+    Raises StartupError where it names no such model, asks for a key, or is no answer of an OpenAI-compatible server.
     """
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         if API_KEY in os.environ:

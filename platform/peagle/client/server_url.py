@@ -4,11 +4,7 @@ from peagle.errors import ConfigError, StartupError
 
 
 def http_url(text: str) -> str:
-    """Return `text`, an address that can be asked.
-
-    Raises:
-        ConfigError: It is none.
-    """
+    """Return `text`, an address that can be asked. Raises ConfigError where it is none."""
     import httpx  # takes a while, and help has no use for it
 
     try:
@@ -21,19 +17,14 @@ def http_url(text: str) -> str:
 
 
 def base_url(text: str) -> str:
-    """The server's own address of `text`, an address that clients use: without a path for the API's version.
-
-    Raises:
-        ConfigError: It is no address.
-    """
+    """The server's address of `text`, without a path for the API's version. Raises ConfigError where it is none."""
     return http_url(text).rstrip("/").removesuffix("/v1")
 
 
 def heeds_proxies(url: str) -> bool:
     """Whether the environment's proxies apply to `url`; httpx's `trust_env`. Nobody else reaches this machine's own.
 
-    Raises:
-        StartupError: They apply, and one of them is of no kind that httpx knows.
+    Raises StartupError where they apply, and one of them is of no kind that httpx knows.
     """
     import httpx
 

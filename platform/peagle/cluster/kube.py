@@ -36,11 +36,7 @@ class KubeApi:
         self.namespace = namespace
 
     async def read(self, path: str, action: str, query: Mapping[str, str] | None = None) -> Json:
-        """Get one object, or a list of them.
-
-        Raises:
-            ClusterError: No answer, or one with a status of 400 or above.
-        """
+        """Get one object, or a list of them. Raises ClusterError without an answer, or with a status from 400 up."""
         return await self._exchange("GET", path, action, query)
 
     async def create(self, path: str, action: str, body: Json) -> Json:
@@ -104,8 +100,7 @@ class KubeApi:
     async def run(self, pod: str, container: str, command: Sequence[str], action: str) -> str:
         """Run a command in a container and return what it printed, as `kubectl exec` does.
 
-        Raises:
-            ClusterError: No answer, a refusal, or a command that failed, with what it said of it.
+        Raises ClusterError for no answer, a refusal, or a command that failed, with what it said of it.
         """
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/exec"
         query = [("container", container), ("stdout", "true"), ("stderr", "true"), *(("command", c) for c in command)]
@@ -190,8 +185,7 @@ class KubeApi:
 async def connect(context: str | None = None, namespace: str | None = None) -> AsyncIterator[KubeApi]:
     """Reach a cluster as kubectl does: by the kubeconfig, or by the pod's own account where there is none.
 
-    Raises:
-        ConfigError: There is neither, or `context` is not in the kubeconfig.
+    Raises ConfigError where there is neither, or `context` is not in the kubeconfig.
     """
     settings = client.Configuration()
     try:

@@ -26,8 +26,7 @@ OWNERS = ("rayservices", "rayclusters")
 async def remove(api: KubeApi, release: str, timeout_s: float) -> list[str]:
     """Delete the release's Ray services and the pod of its test; return what is left of them after `timeout_s`.
 
-    Raises:
-        ClusterError: The API refuses, or does not answer.
+    Raises ClusterError where the API refuses, or does not answer.
     """
     query = {"labelSelector": f"{INSTANCE}={release}"}
     pods = f"/api/v1/namespaces/{api.namespace}/pods"

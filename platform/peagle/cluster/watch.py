@@ -52,11 +52,7 @@ class Watch(Generic[T]):
         self.objects: dict[str, T] = {}
 
     async def load(self) -> None:
-        """List the collection anew.
-
-        Raises:
-            ClusterError: It could not be listed.
-        """
+        """List the collection anew. Raises ClusterError where it could not be listed."""
         items, version = await self._api.list(self._collection.path, self._action, self._collection.query)
         self.objects = {key_of(item): parsed for item in items if (parsed := self._parsed(item)) is not None}
         self._version = version

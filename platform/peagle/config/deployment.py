@@ -349,8 +349,7 @@ class Deployment(Strict):
 def load_deployment(path: Path) -> Deployment:
     """Read one deployment file; local checkpoints in it become absolute paths.
 
-    Raises:
-        ConfigError: The file is missing, is not YAML, or a field is wrong; all wrong fields are named.
+    Raises ConfigError where the file is missing, is not YAML, or a field is wrong; all wrong fields are named.
     """
     return parse_deployment(read_mapping(path), origin=str(path), base=path.parent)
 
@@ -358,8 +357,7 @@ def load_deployment(path: Path) -> Deployment:
 def parse_deployment(raw: Mapping[str, Any], origin: str, base: Path | None = None) -> Deployment:
     """Validate a deployment given as plain values; `base` is what its relative paths start from.
 
-    Raises:
-        ConfigError: A field is wrong; all wrong fields are named, and `origin` leads each path.
+    Raises ConfigError where a field is wrong; all wrong fields are named, and `origin` leads each path.
     """
     # Below an engine argument pydantic names the kinds of value that it tried; an environment variable may be a secret.
     deployment = parse(Deployment, raw, origin, "a deployment", opaque=("engine",), secret=("environment",))

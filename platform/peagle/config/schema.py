@@ -39,8 +39,7 @@ def parse(
     Of a problem in a section of `opaque` only the field's name is told, not what lies below it; of one in `secret` no
     value.
 
-    Raises:
-        ConfigError: A field is wrong; all wrong fields are named, and `origin` leads each path.
+    Raises ConfigError where a field is wrong; all wrong fields are named, and `origin` leads each path.
     """
     try:
         return model.model_validate(dict(raw))

@@ -16,18 +16,13 @@ MAX_DEPTH = 32
 def read_mapping(path: Path, examples: str = "deployments/") -> dict[Any, Any]:
     """Read the one mapping that the file at `path` holds; `examples` is the folder that has such files.
 
-    Raises:
-        ConfigError: There is no such file, it is not YAML, or it holds something else than one mapping.
+    Raises ConfigError where there is no such file, it is not YAML, or it holds something else than one mapping.
     """
     return parse_mapping(_read_text(path, examples), str(path), examples)
 
 
 def parse_mapping(text: str, path: str, examples: str = "deployments/") -> dict[Any, Any]:
-    """Return the one mapping that `text`, read from `path`, holds; see `read_mapping`.
-
-    Raises:
-        ConfigError: It is not YAML, or holds something else than one mapping.
-    """
+    """Return the one mapping that `text`, read from `path`, holds; raise what `read_mapping` does."""
     try:
         value = yaml.load(text, Loader=_StrictLoader)
     except _Refused as error:

@@ -68,8 +68,7 @@ class Folder:
     def read_json(self, name: str) -> dict[str, Any]:
         """Read the JSON object in the file `name`.
 
-        Raises:
-            ConfigError: There is no such file, or it holds no JSON object.
+        Raises ConfigError where there is no such file, or it holds no JSON object.
         """
         try:
             if not self.path.is_dir():
@@ -91,8 +90,7 @@ class Folder:
     def read_tensors(self) -> dict[str, Tensor] | None:
         """Read every tensor's type and shape; None where the weights are in another format than safetensors.
 
-        Raises:
-            ConfigError: There are no weights, a shard is missing, or a file is damaged or cut short.
+        Raises ConfigError where there are no weights, a shard is missing, or a file is damaged or cut short.
         """
         try:
             if (self.path / INDEX).exists():
@@ -143,8 +141,7 @@ class Folder:
 def _tensor(entry: Any, data_bytes: int) -> Tensor | None:
     """Read one header entry; None where its data end after the file's `data_bytes`.
 
-    Raises:
-        ValueError, KeyError, TypeError: The entry is not what the format asks for.
+    Raises ValueError, KeyError, TypeError where the entry is not what the format asks for.
     """
     shape, (begin, end) = entry["shape"], entry["data_offsets"]
     if not isinstance(shape, list) or any(type(number) is not int or number < 0 for number in (*shape, begin, end)):
@@ -180,8 +177,7 @@ def fingerprint(folder: Path) -> str:
 def read_ngram_bias(files: Folder, config: Mapping[str, Any]) -> float:
     """`ngram_bias_nats` of a head's `config.json`; 0 where it says none.
 
-    Raises:
-        ConfigError: It is no number from 0 to NGRAM_BIAS_NATS_MAX.
+    Raises ConfigError where it is no number from 0 to NGRAM_BIAS_NATS_MAX.
     """
     nats = config.get(NGRAM_BIAS_KEY, 0.0)
     if isinstance(nats, bool) or not isinstance(nats, int | float) or not 0 <= nats <= NGRAM_BIAS_NATS_MAX:

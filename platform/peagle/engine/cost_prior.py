@@ -79,8 +79,7 @@ def cost_prior(deployment: Deployment) -> FoundPrior:
 def _find_size(deployment: Deployment) -> tuple[TargetSize, str]:
     """Return the target's size, and where it was found.
 
-    Raises:
-        ConfigError: It is not known; the error says why, and leads to the field.
+    Raises ConfigError where it is not known; the error says why, and leads to the field.
     """
     target = deployment.target
     known = None if target.is_local else known_target(target.source)
@@ -106,8 +105,7 @@ def _find_size(deployment: Deployment) -> tuple[TargetSize, str]:
 def _cached(target: Checkpoint) -> Path:
     """Return the folder in which Hugging Face's cache has the repository's config.json.
 
-    Raises:
-        ConfigError: It has none, or there is no library to read it with.
+    Raises ConfigError where it has none, or there is no library to read it with.
     """
     try:
         from huggingface_hub import try_to_load_from_cache

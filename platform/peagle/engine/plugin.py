@@ -18,8 +18,7 @@ from peagle.upstream import Process
 def scheduler(**arguments: Any) -> Any:
     """Build the scheduler of an engine core; the value of `scheduler_cls`. Takes vLLM's own arguments.
 
-    Raises:
-        StartupError: Live depth is asked for and does not know the installed vLLM.
+    Raises StartupError where live depth is asked for and does not know the installed vLLM.
     """
     from vllm import __version__ as version
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler

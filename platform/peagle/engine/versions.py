@@ -14,10 +14,7 @@ def is_known(version: str) -> bool:
 
 
 def require_known_vllm() -> None:
-    """
-    Raises:
-        StartupError: Live depth does not know the installed vLLM.
-    """
+    """Raises StartupError where live depth does not know the installed vLLM."""
     # The CPU build has no package metadata named vllm, so importlib.metadata cannot say.
     from vllm import __version__ as version
 

@@ -7,11 +7,7 @@ from peagle.errors import ConfigError
 
 
 def make_folder(field: str, folder: Path) -> None:
-    """Make `folder` where it is missing; `field` is the option or setting that named it.
-
-    Raises:
-        ConfigError: It cannot be made, or not be written.
-    """
+    """Make `folder` where it is missing. Raises ConfigError of `field` where it cannot be made, or not be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -12,11 +12,7 @@ PORTS = range(20_000, 30_000)
 
 
 def free_ports(count: int) -> list[int]:
-    """Find so many ports of this machine that nobody has now, nor is given by chance while a model loads.
-
-    Raises:
-        StartupError: There are not so many.
-    """
+    """Find ports that nobody has now, nor gets by chance while a model loads. Raises StartupError where they lack."""
     found: list[int] = []
     with ExitStack() as held:
         for port in random.sample(PORTS, len(PORTS)):

@@ -58,14 +58,7 @@ def _reap(process: psutil.Process) -> bool:
 
 
 def end_descendants(patience_s: float, poll_s: float = 0.1) -> int:
-    """Wait for all descendants to end by themselves; then ask them to, then end them.
-
-    Args:
-        patience_s: How long to wait before asking, and again before forcing.
-
-    Returns:
-        How many had to be forced.
-    """
+    """Wait `patience_s` for all descendants to end, ask them to, wait again, and force the rest; return how many."""
     for ask in (None, signal.SIGTERM):
         if ask is not None:
             send(descendants(), ask)

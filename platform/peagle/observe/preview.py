@@ -48,11 +48,7 @@ Boards = Sequence[tuple[dict[str, Any], Sequence[Drawn]]]
 
 
 def read_boards(folder: Path) -> list[dict[str, Any]]:
-    """The dashboards in `folder`.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """The dashboards in `folder`. Raises ConfigError where there is none."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
     boards = [each for each in found if isinstance(each, dict) and {"uid", "title", "panels"} <= each.keys()]
     if not boards:

@@ -69,11 +69,7 @@ def legend(form: str, labels: Mapping[str, str]) -> str:
 
 
 class Prometheus:
-    """Asks the Prometheus at `url`, while this is entered.
-
-    Raises:
-        StartupError: Nothing answers there.
-    """
+    """Asks the Prometheus at `url`, while this is entered. Raises StartupError where nothing answers there."""
 
     def __init__(self, url: str) -> None:
         self._client = httpx.Client(base_url=url.rstrip("/"), timeout=30.0, trust_env=heeds_proxies(url))

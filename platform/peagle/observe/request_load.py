@@ -131,11 +131,7 @@ async def _run(base: str, model: str | None, times: Sequence[float], asked: dict
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
-    """Read requests per second, written with commas.
-
-    Raises:
-        ConfigError: It is no list of numbers that can be sent.
-    """
+    """Read requests per second, written with commas. Raises ConfigError where they cannot be sent."""
     try:
         rates = tuple(float(part) for part in text.split(","))
     except ValueError:

@@ -98,8 +98,7 @@ def _grafana_home(program: Path) -> Path:
 class Child:
     """A program that runs while this is entered; entered once it answers at `ready`.
 
-    Raises:
-        StartupError: It ends at once, or does not answer in time.
+    Raises StartupError where it ends at once, or does not answer in time.
     """
 
     def __init__(self, command: list[str], ready: str, log: Path, environment: dict[str, str] | None = None) -> None:

@@ -12,7 +12,7 @@ from ray.llm._internal.serve.core.configs.openai_api_models import to_model_meta
 from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
-from peagle.api.api_settings import ApiSettings
+from peagle.api.api_settings import ApiSettings, read_settings
 from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
 from peagle.config import Deployment
@@ -20,7 +20,7 @@ from peagle.errors import ConfigError
 from peagle.import_paths import DRAIN_AWARE_ROUTER, REQUEST_ROUTER
 from peagle.router.dispatch import POLICIES
 from peagle.serve import haproxy
-from peagle.serve.launch.serving_arguments import engine_settings, read_deployments, read_settings
+from peagle.serve.launch.serving_arguments import engine_settings, read_deployments
 from peagle.serve.replica.server import LocalCheckpoint, PeagleServer
 from peagle.serve.routing.router_deployment import bind_router
 

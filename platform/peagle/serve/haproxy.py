@@ -142,8 +142,7 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
     - Nothing is spliced: where a body comes behind its headers, HAProxy 2.8 then does not see that its client leaves.
       Splicing takes files, too, which are counted neither here nor by Serve.
 
-    Raises:
-        StartupError: The configuration is not as this expects.
+    Raises StartupError where the configuration is not as this expects.
     """
     files = "".join(f"    errorfile {status} {path}\n" for status, path in replies.items())
     listened = rf"\g<1>{_address(host) or BEHIND_HOST}\g<2>"
@@ -172,11 +171,7 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
 
 
 def _of_one_address(configuration: str) -> list[str]:
-    """The lines of the frontend by which no address has more than its share of all connections.
-
-    Raises:
-        StartupError: An operator's share is no number.
-    """
+    """By which no address has more than its share of connections. Raises StartupError for one that is no number."""
     found = re.search(r"^    maxconn (\d+)$", configuration, flags=re.M)
     connections = int(found[1]) if found else _CONNECTIONS_MAX
     told = os.environ.get(SHARE_KEY, "")

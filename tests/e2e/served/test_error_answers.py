@@ -64,30 +64,9 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE])
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b'{"model":',
-        b'{"prompt": "\xff\xfe"}',
-        b'{"prompt": "\\ud800"}',
-        b'{"prompt": NaN}',
-        b'{"temperature": 1e999}',
-        b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-        b'{"max_tokens": ' + b"9" * 5000 + b"}",
-        b"[]",
-        b"null",
-    ],
-    ids=["empty", "cut", "utf-8", "surrogate", "nan", "infinity", "deep", "digits", "list", "null"],
-)
+@pytest.mark.parametrize("raw", [b'{"model":', b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"], ids=["cut", "deep"])
 def test_what_is_no_json_object(http: httpx.Client, path: str, raw: bytes) -> None:
     assert error_of(http.post(path, content=raw, headers=JSON), 400)["code"] == "invalid_json"
-
-
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
-def test_another_content_type(http: httpx.Client, kind: str | None) -> None:
-    headers = {"content-type": kind} if kind else {}
-    error_of(http.post(CHAT, content=b'{"model":', headers=headers), 415)
 
 
 def test_a_body_over_the_limit(http: httpx.Client) -> None:
@@ -257,53 +236,6 @@ def test_a_field_of_a_chat(http: httpx.Client, fields: dict[str, Any], stream: b
     assert error["type"] == "invalid_request_error"
 
 
-def tool_call(arguments: str) -> dict[str, Any]:
-    return {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        (
-            CHAT,
-            chat(**schema({"enum": [f"{i:015}" for i in range(50_000)]})),
-            "response_format.json_schema.schema.enum",
-        ),
-        (COMPLETIONS, completion(structured_outputs={"choice": ["x"] * 5000}), "structured_outputs.choice"),
-        (COMPLETIONS, completion(n=128), "n"),
-        (CHAT, chat(messages=[{"role": "user", "content": ""}] * 400_000), "messages"),
-        (TOKENIZE, {"prompt": "import os\n" * 1_500_000}, "prompt"),
-        (DETOKENIZE, {"tokens": [5] * 1_000_000}, "tokens"),
-        (
-            CHAT,
-            chat(messages=[{"role": "assistant", "tool_calls": [tool_call("[" * 3000 + "]" * 3000)]}]),
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-    ],
-    ids=["enum", "choice", "n", "messages", "tokenize", "detokenize", "arguments"],
-)
-def test_a_request_that_would_hold_up_all_others(
-    http: httpx.Client, path: str, body: dict[str, Any], param: str
-) -> None:
-    answer = http.post(path, json=body)
-    if answer.status_code != 413:
-        assert error_of(answer, 400)["param"] == param
-
-
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ({"role": 5, "content": "x"}, "messages[1].role"),
-        ({"role": "user", "content": None}, "messages[1].content"),
-        ({"role": "user", "content": [{"type": "nothing"}]}, "messages[1].content[0].type"),
-    ],
-    ids=["role", "content", "part"],
-)
-def test_a_nested_field_is_named_as_the_client_wrote_it(http: httpx.Client, message: Any, param: str) -> None:
-    messages = [{"role": "user", "content": "x"}, message]
-    assert error_of(http.post(CHAT, json=chat(messages=messages)), 400)["param"] == param
-
-
 @STREAMED
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
@@ -335,11 +267,6 @@ def test_a_prompt_longer_than_the_context(
 )
 def test_a_field_of_the_tokenizer(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
     assert error_of(http.post(path, json=body), 400)["type"] == "invalid_request_error"
-
-
-def test_a_page_of_another_origin_gets_no_permission(http: httpx.Client) -> None:
-    ask = {"origin": "https://elsewhere.test", "access-control-request-method": "POST"}
-    assert "access-control-allow-origin" not in http.options(CHAT, headers=ask).headers
 
 
 def test_headers_cannot_steer_the_engine(http: httpx.Client) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
@@ -58,27 +59,24 @@ def test_an_error_and_an_end_are_no_part_of_an_answer() -> None:
     assert has_tokens((TOKEN + DONE).encode())
     assert not has_tokens((ENGINE_ERROR + DONE).encode())
     assert not has_tokens(b'data: {"id":"1","choices":[],"usage":{"total_tokens":3}}\n\n')
+    quoting = describe(RequestError(f"not this: {TOKEN}", param="prompt"))
+    assert not has_tokens(quoting.event().encode())
 
 
-def test_an_error_that_quotes_an_answer_is_no_part_of_one() -> None:
-    assert not has_tokens(describe(RequestError(f"not this: {TOKEN}", param="prompt")).event().encode())
-
-
-async def test_a_whole_stream_passes_unchanged() -> None:
-    assert await collect(Replies(TOKEN, TOKEN, DONE)) == TOKEN + TOKEN + DONE
-
-
-async def test_a_replica_lost_after_a_whole_stream_takes_nothing_from_it() -> None:
-    assert await collect(Replies(TOKEN, DONE, ActorDiedError())) == TOKEN + DONE
-
-
-async def test_a_replica_that_is_silent_after_a_whole_stream_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "replies",
+    [
+        [TOKEN, TOKEN, DONE],
+        [[TOKEN], [TOKEN, DONE]],
+        # A replica that is lost, or silent, after a whole stream takes nothing from it and holds nothing up.
+        [TOKEN, TOKEN, DONE, ActorDiedError()],
+        [TOKEN, TOKEN, DONE, asyncio.Event()],
+    ],
+    ids=["one by one", "batched", "lost after it", "silent after it"],
+)
+async def test_a_whole_stream_passes_unchanged(replies: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peagle.api.relay._END_S", 0.01)
-    assert await collect(Replies(TOKEN, DONE, asyncio.Event())) == TOKEN + DONE
-
-
-async def test_batched_events_pass_in_order() -> None:
-    assert await collect(Replies([TOKEN], [TOKEN, TOKEN, DONE])) == TOKEN * 3 + DONE
+    assert await collect(Replies(*replies)) == TOKEN + TOKEN + DONE
 
 
 async def test_an_engines_error_is_translated_and_is_the_last_event() -> None:

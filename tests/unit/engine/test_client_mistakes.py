@@ -15,20 +15,17 @@ COMPLETIONS = "vllm.entrypoints.openai.completion.serving"
 GRAMMARS = "vllm.v1.structured_output"
 
 
+def record_of(name: str, text: str, error: BaseException | None = None) -> logging.LogRecord:
+    told = None if error is None else (type(error), error, error.__traceback__)
+    return logging.LogRecord(name, logging.ERROR, __file__, 1, text, ("r1",), told)
+
+
 def said(name: str, error: BaseException, is_mistake: IsMistake) -> str:
     """The level and the text of a record about `error`."""
     try:
         raise error
     except BaseException as caught:
-        record = logging.LogRecord(
-            name,
-            logging.ERROR,
-            __file__,
-            1,
-            "Request %s failed.",
-            ("r1",),
-            (type(caught), caught, caught.__traceback__),
-        )
+        record = record_of(name, "Request %s failed.", caught)
     assert OneLine(is_mistake).filter(record)
     return f"{record.levelname} {logging.Formatter().format(record)}"
 
@@ -70,16 +67,11 @@ def test_a_line_is_bounded_however_much_a_client_sent() -> None:
 
 @pytest.mark.parametrize(("text", "passes"), [("Failed to advance FSM for request %s", False), ("Slow: %s", True)])
 def test_what_is_said_again_is_said_once(text: str, passes: bool) -> None:
-    record = logging.LogRecord(f"{GRAMMARS}.backend_xgrammar", logging.ERROR, __file__, 1, text, ("r1",), None)
-    assert OneLine(in_vllm).filter(record) is passes
+    assert OneLine(in_vllm).filter(record_of(f"{GRAMMARS}.backend_xgrammar", text)) is passes
 
 
 def test_serve_repeats_nothing_that_vllm_has_said() -> None:
-    error = GenerationError()
-    record = logging.LogRecord(
-        "ray.serve", logging.ERROR, __file__, 1, "Request failed.", (), (type(error), error, None)
-    )
-    assert not OneLine(in_serve).filter(record)
+    assert not OneLine(in_serve).filter(record_of("ray.serve", "Request %s failed.", GenerationError()))
 
 
 def test_a_process_shortens_once() -> None:

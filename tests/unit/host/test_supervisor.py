@@ -14,12 +14,13 @@ import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are supervised on Linux")
 
-# A server whose engine ignores SIGTERM, and which does at a stop what `{stop}` says.
+# A server whose engine ignores SIGTERM, and which does at a stop what `{stop}` says; its supervisor is soon impatient.
 SERVER = textwrap.dedent(
     """
     import os, signal, subprocess, sys, time
-    from peagle.host.supervisor import supervise
-    supervise("the server")
+    from peagle.host import supervisor
+    supervisor.PATIENCE_S, supervisor.FORCED_S = 0.3, 1.0
+    supervisor.supervise("the server")
     ignore = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     engine = ignore + "; print('up', flush=True); time.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", engine], stdout=subprocess.PIPE)

@@ -8,10 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -19,6 +17,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from peagle.api.http_metrics import exposition
@@ -26,6 +25,7 @@ from peagle.observe.draw import by_bucket, colour_of, draw, shown
 from peagle.observe.prometheus import Answer, Line, Span, filled_in, legend
 from peagle.observe.provision import prometheus_config, write_grafana, write_prometheus
 from peagle.observe.services import Child
+from support.http_server import serving
 from support.metrics_sample import whole_scrape
 from support.prometheus_tools import REPOSITORY, program
 from support.served import free_port
@@ -110,24 +110,17 @@ def test_a_query_that_prometheus_refuses_is_told(prometheus: str, tmp_path: Path
     assert run_preview(prometheus, tmp_path, tmp_path / "out", 10.0, 1.0) == 1
 
 
-class Metrics(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(exposition(whole_scrape()))
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def server() -> Iterator[str]:
     """Something that answers `/metrics` as the platform does."""
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Metrics)
-    threading.Thread(target=listening.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{listening.server_port}"
-    listening.shutdown()
-    listening.server_close()
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=exposition(whole_scrape()))
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    with serving(app) as url:
+        yield url
 
 
 def until_scraped(api: str) -> set[str]:

@@ -1,7 +1,6 @@
 """A replica's half of the depth loop: nothing is counted twice or lost, and no failure reaches the engine."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,6 +11,7 @@ from peagle.router.snapshot import DepthTable, StepReport, StepStats, StepTime
 from peagle.serve.reporting import TRIAL_S, DepthReporter, keep_reporting
 from support.depth_reports import SETTINGS, good_cell
 from support.virtual_time import in_virtual_time
+from support.waiting import until
 
 
 @dataclass
@@ -45,14 +45,6 @@ class Engine:
 
     def reporter(self, **options: float) -> DepthReporter:
         return DepthReporter(self.read, self.apply, self.ask, now_s=lambda: self.now_s, **options)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(10_000):
-        if holds():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError
 
 
 async def test_each_step_is_reported_once_and_the_plan_is_applied() -> None:

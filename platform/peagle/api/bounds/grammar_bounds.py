@@ -34,8 +34,7 @@ _SCHEMAS = ("schema", "json_schema")
 def check_grammars(data: Mapping[str, Any], bounds: GrammarSettings) -> None:
     """Refuse a request whose grammars hold more than `bounds`; values of wrong types are left to the engine.
 
-    Raises:
-        RequestError: One holds more; `param` names the field as the client wrote it.
+    Raises RequestError where one holds more; `param` names the field as the client wrote it.
     """
     budget = _Budget(bounds)
     for path, wanted in _formats(data):

@@ -21,8 +21,7 @@ _SPEAKING = ("developer", "system", "tool", "user")
 def check_messages(data: Mapping[str, Any]) -> None:
     """Refuse messages of a chat, or items of a response's input, that are none.
 
-    Raises:
-        RequestError: One is none; `param` names what is wrong in it.
+    Raises RequestError where one is none; `param` names what is wrong in it.
     """
     for field in ("messages", "input"):
         turns = data.get(field)

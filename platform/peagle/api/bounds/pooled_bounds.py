@@ -23,16 +23,7 @@ _SHARED = ("instruction", "chat_template_kwargs", "mm_processor_kwargs")
 
 
 def check_pooled(data: Mapping[str, Any], settings: ApiSettings, context_tokens: int | None) -> None:
-    """Refuse a request that holds more than `settings` allow; values of wrong types are left to validation.
-
-    Args:
-        data: A body of any route that embeds or scores.
-        settings: The limits.
-        context_tokens: The model's longest context, if it is known here.
-
-    Raises:
-        RequestError: It does; `param` names the field.
-    """
+    """Refuse a body of a route that embeds or scores, as `check_request` does others with these arguments."""
     for field, value in data.items():
         if isinstance(value, list | dict) and len(value) > MAX_LISTED:
             raise RequestError(f"{field}: {len(value)} values; at most {MAX_LISTED} are allowed.", field, TOO_MANY)

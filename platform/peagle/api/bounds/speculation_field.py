@@ -18,8 +18,7 @@ DEPTH_MAX_ARG = "peagle_depth_max"
 def take_depth_max(data: dict[str, Any]) -> int | None:
     """Take `speculation` out of a parsed body; return its `depth_max`, None where no bound is asked for.
 
-    Raises:
-        RequestError: It is not an object, has an unknown field, or `depth_max` is not a whole number from 0.
+    Raises RequestError where it is not an object, has an unknown field, or `depth_max` is not a whole number from 0.
     """
     speculation = data.pop(FIELD, None)
     if speculation is None:

@@ -53,14 +53,9 @@ class ClientLimits:
         self._telling: asyncio.Task[None] | None = None
 
     async def admit(self, charge: Charge, exchange: Exchange) -> None:
-        """Wait for the verdict on a request; whoever is admitted calls `end` in the end.
+        """Wait for the Router's verdict, which `exchange` asks for; whoever is admitted calls `end` in the end.
 
-        Args:
-            charge: What is expected of it.
-            exchange: How the Router is asked.
-
-        Raises:
-            LimitError: It is beyond a limit.
+        Raises LimitError where a request that is expected to take `charge` is beyond a limit.
         """
         if not charge.client.limits:
             return

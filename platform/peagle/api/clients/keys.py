@@ -73,11 +73,7 @@ class Keys:
 
 
 def check_keys(path: Path) -> None:
-    """Check a file of keys before a server starts with it.
-
-    Raises:
-        ConfigError: It cannot be read, is wrong, or admits nobody.
-    """
+    """Check a file of keys before a server starts. Raises ConfigError where it is wrong, or admits nobody."""
     parse_clients(read_bytes(path), str(path))
 
 

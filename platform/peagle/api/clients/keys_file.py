@@ -80,8 +80,7 @@ def digest_of(key: bytes) -> bytes:
 def read_clients(path: Path) -> Clients:
     """Read a file of keys; it may begin with a byte order mark.
 
-    Raises:
-        ConfigError: It cannot be read, has no key, or is wrong; the line and field are named, and never a key.
+    Raises ConfigError where it cannot be read, has no key, or is wrong; the line and field are named, and never a key.
     """
     return parse_clients(read_bytes(path), str(path))
 

@@ -81,8 +81,7 @@ class UsageRoutes(MetricsRoutes):
 
         For callers on this machine only. Tokens of requests that are not over are not in it.
 
-        Raises:
-            NotFoundError: Nothing is counted here.
+        Raises NotFoundError where nothing is counted here.
         """
         require_loopback(request)
         settings = counting_settings(request)

@@ -41,11 +41,9 @@ _SENTENCES: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def in_our_words(message: str, fields: Mapping[str, str] | None = None) -> str:
-    """Say what vLLM says with the names that a client or an operator would write.
+    """Say what vLLM's `message` says with the names that a client or an operator would write.
 
-    Args:
-        message: vLLM's.
-        fields: What the request's route calls fields that vLLM knows by another name.
+    `fields` is what the request's route calls fields that vLLM knows by another name.
     """
     message = _LOG_PREFIX.sub("", REPEATED.sub("", message))
     for said, instead in _SENTENCES:

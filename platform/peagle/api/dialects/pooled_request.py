@@ -87,11 +87,7 @@ class PooledReply(BaseModel):
 
 
 def to_embeddings(data: dict[str, Any]) -> PooledRequest:
-    """Make a request to embed of a parsed body.
-
-    Raises:
-        RequestError: A field is missing, wrong or not supported; `param` names it.
-    """
+    """Make a request to embed of a parsed body; raise what `validate` does."""
     if data.get("messages"):
         message = "messages is not supported: send the texts in input."
         raise RequestError(message, param="messages", code="unsupported_parameter")

@@ -72,11 +72,7 @@ class RelayedRequest(BaseModel):
 
 
 def to_response(data: dict[str, Any]) -> RelayedRequest:
-    """Make a request of the Responses API of a parsed body.
-
-    Raises:
-        RequestError: A field is missing, wrong or not supported; `param` names it.
-    """
+    """Make a request of the Responses API of a parsed body; raise what `validate` does."""
     _refuse(data, _UNSUPPORTED_RESPONSE, _RESPONSE_TOOLS)
     check_messages(data)
     return _relayed(ResponsesRequest, data, "text")

@@ -46,11 +46,7 @@ class PoolingRoutes:
         raise RequestError(f"The models served here {' Or they '.join(said)}", code=_CODE)
 
     def require_fit(self, model: str, method: str) -> None:
-        """Check that a model does what a replica's `method` asks for.
-
-        Raises:
-            RequestError: It does something else.
-        """
+        """Raises RequestError where a model does something else than a replica's `method` asks for."""
         if self.pools(model) and method not in (*POOLED, "tokenize", "detokenize"):
             raise RequestError(f"{model} embeds or scores {_POOLING}", param="model", code=_CODE)
         if not self.pools(model) and method in POOLED:

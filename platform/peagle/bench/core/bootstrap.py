@@ -35,13 +35,13 @@ class RatioInterval:
         return Verdict.FASTER if self.low > 1.0 else Verdict.SLOWER
 
 
-def ratio_of_medians(numerators: Sequence[float], denominators: Sequence[float], seed: int = 0) -> RatioInterval:
+def ratio_of_medians(numerators: Sequence[float], denominators: Sequence[float]) -> RatioInterval:
     """The ratio of the medians of positive values, with its percentile bootstrap interval.
 
     Each side is drawn from on its own: repeats of different measurements have nothing in common that pairing could
     cancel. Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
     """
-    chance = np.random.default_rng(seed)
+    chance = np.random.default_rng(0)
     above, below = (_medians(np.asarray(values), chance) for values in (numerators, denominators))
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(above / below, [tail, 1 - tail])

@@ -57,8 +57,7 @@ _CELLS = TypeAdapter(list[_Cell])
 def difference(one: Result, other: Result) -> dict[str, Any]:
     """`one` over `other`: a row for each cell that both measured, what else differs, and cells that only one has.
 
-    Raises:
-        ConfigError: They did not measure the same thing, have no cell in common, or cannot be read.
+    Raises ConfigError where they did not measure the same thing, have no cell in common, or cannot be read.
     """
     cells, rivals = ({cell.place: cell for cell in _cells(side, result)} for side, result in (("A", one), ("B", other)))
     for path, words in SAME.items():

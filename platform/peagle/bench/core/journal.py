@@ -73,9 +73,8 @@ class Journal:
     def open(cls, folder: Path, settings: Settings, entries: Sequence[type[Entry]]) -> "Iterator[Journal]":
         """Go on with the journal in `folder`, or begin one; nobody else may meanwhile.
 
-        Raises:
-            ConfigError: It has other settings, another process writes it, a line of it cannot be read, or the folder
-                holds a result without a journal.
+        Raises ConfigError where it has other settings, another process writes it, a line of it cannot be read, or the
+        folder holds a result without a journal.
         """
         path = folder / JOURNAL
         if (folder / RESULT).exists() and not path.exists():

@@ -76,11 +76,7 @@ def write_result(result: Result, form: Form, folder: Path, terminal: Terminal) -
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """The result at `path`: a file, or the folder that holds it.
-
-    Raises:
-        ConfigError: There is none, or it is no JSON object.
-    """
+    """The result at `path`, a file or its folder. Raises ConfigError where there is none, or no JSON object."""
     file = path / RESULT if path.is_dir() else path
     try:
         result = json.loads(file.read_text(encoding="utf-8"))

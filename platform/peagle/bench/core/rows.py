@@ -3,11 +3,14 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from itertools import chain
+from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from peagle.bench.core.closed_loop import Arrivals
 from peagle.bench.core.records import Run
-from peagle.bench.core.statistics import NO_DRAFTS, Spread, cost_per_million_tokens, paired_ratio, percentile
+from peagle.bench.core.statistics import NO_DRAFTS, Spread, cost_per_million_tokens, paired_ratio
 
 PERCENTILES = (50, 95, 99)
 
@@ -63,7 +66,7 @@ def _milliseconds(cell: Cell, percent: int, pick: Callable[[Arrivals], list[floa
 
 def percentile_ms(traces: Iterable[Arrivals], percent: int, pick: Callable[[Arrivals], list[float]]) -> float:
     """Of all times that `pick` takes of these requests."""
-    return 1000 * percentile(list(chain.from_iterable(map(pick, traces))), percent / 100)
+    return 1000 * float(np.percentile(list(chain.from_iterable(map(pick, traces))), percent))
 
 
 def first_s(trace: Arrivals) -> list[float]:
@@ -78,8 +81,4 @@ def gaps_s(trace: Arrivals) -> list[float]:
 
 def equal_share(answers: Sequence[Any], references: Sequence[Any]) -> float:
     """The part of the answers that equal those of a reference."""
-    return mean([float(one == other) for one, other in zip(answers, references, strict=True)])
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return fmean(one == other for one, other in zip(answers, references, strict=True))

@@ -59,17 +59,6 @@ class DraftCounts:
 NO_DRAFTS = DraftCounts(0, (), ())
 
 
-def percentile(values: Sequence[float], ratio: float) -> float:
-    """The value that `ratio` (0 to 1) of the values lie below, interpolated between neighbours."""
-    if not values:
-        raise ValueError("no values")
-    ordered = sorted(values)
-    place = ratio * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
     """Spread of the ratios of values measured in the same repeat, which cancels what drifts between repeats."""
     return Spread.of([a / b for a, b in zip(numerators, denominators, strict=True)])

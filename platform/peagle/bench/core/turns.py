@@ -80,8 +80,7 @@ def assemble(
 ) -> dict[tuple[Variant, int], list[Run[Answer]]]:
     """The repeats of every cell, each with its passes in the order of the prompts, whenever they were made.
 
-    Raises:
-        KeyError: A planned pass has not been made.
+    Raises KeyError where a planned pass has not been made.
     """
     passes: dict[tuple[str, int, int], list[Run[Answer]]] = {}
     for key in planned:

@@ -17,11 +17,7 @@ def held_out_prompts() -> list[str]:
 
 
 def read_prompts(path: Path | None, *, as_chat: bool) -> list[Prompt]:
-    """Prompts from a file, see `read_prompt_file`; without one, those shipped here.
-
-    Raises:
-        ConfigError: The file holds no prompts.
-    """
+    """Prompts from a file, else those shipped here. Raises ConfigError where the file holds none."""
     if path is not None:
         return read_prompt_file(path, as_chat=as_chat)
     return [in_chat_form(prompt) if as_chat else prompt for prompt in held_out_prompts()]

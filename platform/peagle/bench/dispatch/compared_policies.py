@@ -10,11 +10,7 @@ COMPARED = (*ROUTING_POLICIES, ROUND_ROBIN)
 
 
 def compared(names: Iterable[str]) -> tuple[str, ...]:
-    """Return `names`, each once, or all where there are none.
-
-    Raises:
-        ConfigError: One is not known.
-    """
+    """Return `names`, each once, or all where there are none. Raises ConfigError where one is not known."""
     chosen = tuple(dict.fromkeys(names)) or COMPARED
     for name in chosen:
         if name not in COMPARED:

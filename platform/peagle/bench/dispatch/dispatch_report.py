@@ -5,11 +5,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 from rich import box
 from rich.table import Table
 
 from peagle.bench.core.report_parts import median_cell, spread_cell
-from peagle.bench.core.statistics import Spread, paired_ratio, percentile
+from peagle.bench.core.statistics import Spread, paired_ratio
 from peagle.bench.dispatch.fleet_load import LONG_SHARE, PREFIXES, SHARED_SHARE, Sample
 
 SCHEMA_VERSION = 1
@@ -106,7 +107,7 @@ def _ratios(ours: Sequence[Sequence[Sample]], others: Runs) -> Row:
 
 
 def _ttft_ms(samples: Sequence[Sample], ratio: float) -> float:
-    return 1000 * percentile([sample.ttft_s for sample in samples], ratio)
+    return 1000 * float(np.quantile([sample.ttft_s for sample in samples], ratio))
 
 
 def _tokens_per_s(samples: Sequence[Sample]) -> float:

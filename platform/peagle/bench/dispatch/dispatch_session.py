@@ -54,8 +54,7 @@ class DispatchOptions:
 def compare_dispatch(options: DispatchOptions, folder: Path, terminal: Terminal) -> None:
     """Run the comparison on a Ray cluster of its own, print its table and write `result.json` and `report.md`.
 
-    Raises:
-        ConfigError: `folder` holds a result, or a run that goes on there.
+    Raises ConfigError where `folder` holds a result, or a run that goes on there.
     """
     for name in (RESULT, JOURNAL):
         if (folder / name).exists():

@@ -73,9 +73,8 @@ def plan_engines(
     less. An EAGLE-3 drafter takes one pass a position: cutting its drafts would charge it for passes that a real
     deployment of that K does not make, so it gets an engine for each K.
 
-    Raises:
-        ConfigError: A method that no file offers, a K above the trained depth, or above depth_max where depth is
-            adaptive, a fixed K above all others, files with different targets, or two files of one method.
+    Raises ConfigError for a method that no file offers, a K above the trained depth, or above depth_max where depth
+    is adaptive, a fixed K above all others, files with different targets, or two files of one method.
     """
     offered = {file.drafter.method: file for file in (baseline, deployment) if file is not None and file.drafter}
     if baseline is not None and baseline.target != deployment.target:

@@ -79,8 +79,7 @@ class EngineJob(Job):
         `shifting`, all of them once more while load and prompts shift; with `fixed`, also the rule held at that K, and
         an engine of that K which cannot change it.
 
-        Raises:
-            ConfigError: The options do not fit the files or the prompts.
+        Raises ConfigError where the options do not fit the files or the prompts.
         """
         load.check(concurrencies)
         plans = plan_engines(deployment, baseline, methods, depths, eager=load.eager, adaptive=adaptive, fixed=fixed)

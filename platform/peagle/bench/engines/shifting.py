@@ -74,16 +74,11 @@ Takes = Mapping[Variant, Sequence[Sequence[PhaseRun]]]
 
 
 def make_phases(
-    code: Sequence[Prompt],
-    encode: Callable[[Prompt], list[int]],
-    vocabulary: int,
-    tokens_max: int,
-    order: Sequence[tuple[str, int]] = ORDER,
+    code: Sequence[Prompt], encode: Callable[[Prompt], list[int]], vocabulary: int, tokens_max: int
 ) -> list[Phase]:
     """Prompts of up to `tokens_max` for every phase, none twice while they last; the same every time.
 
-    Raises:
-        ConfigError: None is so short.
+    Raises ConfigError where none is so short.
     """
     texts = {
         kind: [tokens for text in of_kind if len(tokens := encode(text)) <= tokens_max]
@@ -96,7 +91,7 @@ def make_phases(
         PROSE: cycle(texts[PROSE]),
         NOISE: noise(vocabulary),
     }
-    return [Phase(kind, each, tuple(islice(sources[kind], _requests(each)))) for kind, each in order]
+    return [Phase(kind, each, tuple(islice(sources[kind], _requests(each)))) for kind, each in ORDER]
 
 
 def noise(vocabulary: int) -> Iterator[list[int]]:
@@ -154,11 +149,7 @@ async def _run(engine: "Engine", variant: Variant, phase: Phase) -> PhaseRun:
 def assemble_takes(
     variants: Sequence[Variant], planned: Sequence[TakeKey], made: Mapping[TakeKey, tuple[PhaseRun, ...]]
 ) -> Takes:
-    """The takes of every variant, in the order of the repeats.
-
-    Raises:
-        KeyError: A planned take has not been made.
-    """
+    """The takes of every variant, in the order of the repeats. Raises KeyError where one has not been made."""
     return {
         variant: [made[key] for key in sorted(planned, key=lambda key: key.repeat) if key.variant == variant.name]
         for variant in variants

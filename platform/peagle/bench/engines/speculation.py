@@ -66,8 +66,7 @@ async def select_prompts(
 
     Whether an output loops is asked of `engine`, which must not speculate, before anything is measured.
 
-    Raises:
-        ConfigError: There are not enough of them.
+    Raises ConfigError where there are not enough of them.
     """
     chosen: list[list[int]] = []
     examined = too_long = looping = 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from statistics import fmean
 
 from peagle.bench.core.closed_loop import Trace
 from peagle.bench.core.records import EAGLE3, FIXED, NONE, PEAGLE, Runs
@@ -12,7 +13,6 @@ from peagle.bench.core.rows import (
     cost_figures,
     draft_figures,
     equal_share,
-    mean,
     speed,
     speed_ratio,
 )
@@ -108,8 +108,8 @@ def _figures(variant: Variant, level: int, cell: Cell) -> Row:
         **client_figures(cell),
         "step_ms": asdict(Spread.of([1000 * (run.seconds / run.steps) for run in cell])),
         **draft_figures(cell),
-        "distinct_token_ratio": mean([distinct_share(tokens) for tokens in outputs]),
-        DISTINCT: mean([distinct_share(t, LOOP_GRAM_TOKENS) for t in outputs]),
+        "distinct_token_ratio": fmean([distinct_share(tokens) for tokens in outputs]),
+        DISTINCT: fmean([distinct_share(t, LOOP_GRAM_TOKENS) for t in outputs]),
     }
 
 

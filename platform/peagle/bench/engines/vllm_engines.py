@@ -243,8 +243,7 @@ class Engine:
     async def stream(self, prompt: list[int]) -> AsyncIterator[Sequence[int]]:
         """Generate greedily to the fixed length, end-of-text tokens included.
 
-        Raises:
-            RuntimeError: The engine ended the request early, as one does that is told to stop.
+        Raises RuntimeError where the engine ended the request early, as one does that is told to stop.
         """
         parameters = SamplingParams(
             temperature=0.0,

@@ -49,8 +49,7 @@ class Completions:
 
         Prompts are looked up in the server's cache among those of the same `cache_salt` only.
 
-        Raises:
-            StartupError: The server answers with an error, ends early, or is gone.
+        Raises StartupError where the server answers with an error, ends early, or is gone.
         """
         body = {
             "model": self.model,
@@ -79,11 +78,7 @@ class Completions:
         return reply
 
     async def count_tokens(self, prompt: Prompt) -> tuple[int, int]:
-        """Tokens of `prompt`, and the longest prompt and answer together.
-
-        Raises:
-            StartupError: The server does not say.
-        """
+        """Tokens of `prompt`, and of prompt and answer at most. Raises StartupError where the server does not say."""
         counted = await self._call("POST", "tokenize", {"model": self.model, **_asked(prompt)})
         try:
             return int(counted["count"]), int(counted["max_model_len"])
@@ -91,19 +86,11 @@ class Completions:
             raise _failed(self.url, repr(error)) from error
 
     async def scrape(self) -> None:
-        """Read `/metrics`, as Prometheus does.
-
-        Raises:
-            StartupError: There are none.
-        """
+        """Read `/metrics`, as Prometheus does. Raises StartupError where there are none."""
         await self._call("GET", "metrics")
 
     async def count(self, counting: bool) -> None:
-        """Have a peagle server count from now on, or not.
-
-        Raises:
-            StartupError: Some of its processes have not heard of it.
-        """
+        """Have a peagle server count from now on, or not. Raises StartupError where a process has not heard of it."""
         told = await self._call("PUT", "fleet/metrics", {"counting": counting})
         if not told["replicas"].get(self.model):
             raise _failed(self.url, f"no replica was told whether to count: {told}")

@@ -65,11 +65,7 @@ class EndpointClient:
     completions: Completions
 
     async def counts(self) -> DraftCounts:
-        """Drafts verified since its replicas started; none where it tells nothing of drafts.
-
-        Raises:
-            StartupError: It does not answer.
-        """
+        """Drafts verified since its replicas started, if it tells of any. Raises StartupError without an answer."""
         try:
             async with self.http.get(f"{self.endpoint.url}/metrics") as answer:
                 said, status = await answer.text(), answer.status
@@ -81,10 +77,7 @@ class EndpointClient:
             return NO_DRAFTS
 
     async def check_pins(self) -> None:
-        """
-        Raises:
-            ConfigError: Its K cannot be set from here, or an operator has decided it already.
-        """
+        """Raises ConfigError where its K cannot be set from here, or an operator has decided it already."""
         for replica in await self._replicas():
             shown = await self._fleet("GET", f"replicas/{replica['id']}/depth")
             limits = shown["limits"]

@@ -53,8 +53,7 @@ async def select_texts(
 ) -> PromptTexts:
     """Take the first `wanted` prompts that fit the context; `count` says a prompt's tokens, and how many fit.
 
-    Raises:
-        ConfigError: There are not enough of them.
+    Raises ConfigError where there are not enough of them.
     """
     chosen: list[Prompt] = []
     lengths: list[int] = []

@@ -275,12 +275,7 @@ def decide(
 ) -> list[Action]:
     """Choose what to do now.
 
-    Args:
-        nodes: The cluster's nodes by name.
-        pods: The release's Ray pods.
-        ray_nodes: The living nodes of each Ray cluster. One that is missing did not answer, and is left alone.
-        now_ms: Unix time.
-        policy: What the operator allows.
+    A Ray cluster that is missing in `ray_nodes`, which are its living ones, did not answer, and is left alone.
     """
     actions: list[Action] = []
     for pod in may_leave(nodes, pods, policy):

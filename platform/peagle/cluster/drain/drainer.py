@@ -67,9 +67,8 @@ class Drainer:
     async def run(self) -> None:
         """Work until cancelled.
 
-        Raises:
-            ClusterError: Nodes, pods, Ray clusters or their RayServices could not be listed at the start; later
-                failures are waited out.
+        Raises ClusterError where nodes, pods, Ray clusters or their RayServices could not be listed at the start; later
+        failures are waited out.
         """
         watches = (self._nodes, self._pods, self._clusters, self._services)
         for watch in watches:

@@ -15,11 +15,7 @@ class RayControl(Protocol):
     """What draining needs of one Ray cluster. Calls block for a few seconds at most."""
 
     def nodes(self) -> Sequence[RayNode]:
-        """The living nodes.
-
-        Raises:
-            RayUnreachable: The cluster does not answer.
-        """
+        """The living nodes. Raises RayUnreachable where the cluster does not answer."""
 
     def drain(self, node_id: str, deadline_ms: int, reason: str) -> None:
         """Mark a node as draining: Ray places nothing new there, and Serve moves its replicas. Raises as `nodes`."""

@@ -109,11 +109,7 @@ def secrets_needed(values: Values) -> dict[str, set[str]]:
 
 
 async def gather(api: KubeApi, values: Values, release: str) -> Facts:
-    """Ask the cluster.
-
-    Raises:
-        ClusterError: It does not answer, or does not know this account.
-    """
+    """Ask the cluster. Raises ClusterError where it does not answer, or does not know this account."""
     version = await api.read("/version", "read the version")
     space = f"/api/v1/namespaces/{api.namespace}"
     groups = values.groups.values()

@@ -27,13 +27,7 @@ LEVEL = "pod-security.kubernetes.io/enforce"
 
 
 def check_all(values: Values, facts: Facts, scale_up: bool = False) -> list[Check]:
-    """Every check, in the order in which an operator would mend things.
-
-    Args:
-        values: What is to be installed.
-        facts: What there is.
-        scale_up: Whether nodes are added on demand, so that a lack of room is only a warning.
-    """
+    """Every check, in the order in which an operator would mend things. With `scale_up` a lack of room only warns."""
     return [
         *_version(values, facts),
         *_rights(facts),

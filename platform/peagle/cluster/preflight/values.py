@@ -8,7 +8,7 @@ from kubernetes.utils.quantity import parse_quantity
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from peagle.api.api_settings import ApiSettings
+from peagle.api.api_settings import read_settings
 from peagle.config import Deployment, parse_deployment
 from peagle.config.yaml_file import read_mapping
 from peagle.errors import CombinedConfigError, ConfigError
@@ -154,8 +154,7 @@ class Values(_Part):
 def load_values(chart: Path, files: Sequence[Path]) -> Values:
     """Read the chart's default values and lay `files` over them, in order, as Helm does.
 
-    Raises:
-        ConfigError: A file is missing or is no YAML, or a field is wrong.
+    Raises ConfigError where a file is missing or is no YAML, or a field is wrong.
     """
     if not (chart / "Chart.yaml").is_file():
         raise ConfigError("--chart", str(chart), "there is no chart", "Name the folder helm/peagle of this project.")
@@ -172,8 +171,7 @@ def load_values(chart: Path, files: Sequence[Path]) -> Values:
 def parse_values(raw: Mapping[str, Any], origin: str, minimum_kubernetes: str = "") -> Values:
     """Validate merged values; `minimum_kubernetes` is a chart's `kubeVersion`.
 
-    Raises:
-        ConfigError: A field is wrong, or no model is enabled.
+    Raises ConfigError where a field is wrong, or no model is enabled.
     """
     models = _mapping(raw, "models", origin)
     deployments = tuple(
@@ -191,13 +189,7 @@ def parse_values(raw: Mapping[str, Any], origin: str, minimum_kubernetes: str = 
     groups = {name: {key: value for key, value in group.items() if value is not None} for name, group in groups.items()}
     groups = {name: group for name, group in groups.items() if group.get("enabled", True)}
     parts = {"deployments": deployments, "groups": groups, "minimum_kubernetes": minimum_kubernetes}
-    try:
-        ApiSettings.model_validate(_mapping(raw, "api", origin))
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join([f"{origin}: api", *map(str, first["loc"])])
-        problem = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(field, first["input"], problem, "Correct that setting.") from None
+    read_settings(_mapping(raw, "api", origin), f"{origin}: api")
     try:
         return Values.model_validate({**raw, **parts})
     except ValidationError as error:

@@ -33,8 +33,7 @@ class Corpus:
 def standard_library(root: Path | None = None) -> Corpus:
     """Read the standard library of this interpreter (or of `root`), its tests among it, without generated tables.
 
-    Raises:
-        FileNotFoundError: `root` holds no Python source.
+    Raises FileNotFoundError where `root` holds no Python source.
     """
     root = root or Path(sysconfig.get_paths()["stdlib"])
     train: list[str] = []
@@ -75,11 +74,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def special_id(tokenizer: Tokenizer, token: str) -> int:
-    """The id of one of `SPECIAL_TOKENS`.
-
-    Raises:
-        ConfigError: The tokenizer does not have it.
-    """
+    """The id of one of `SPECIAL_TOKENS`. Raises ConfigError where the tokenizer does not have it."""
     found: int | None = tokenizer.token_to_id(token)
     if found is None:
         raise ConfigError("target", token, "its tokenizer has no such token", "Train it with `peagle drafter target`.")
@@ -97,11 +92,7 @@ def token_stream(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
 
 
 def read_tokenizer(target: Path) -> Tokenizer:
-    """The tokenizer in a target's folder.
-
-    Raises:
-        ConfigError: There is none, or it cannot be read.
-    """
+    """The tokenizer in a target's folder. Raises ConfigError where there is none, or it cannot be read."""
     path = target / "tokenizer.json"
     if not path.is_file():
         raise ConfigError("target", str(path), "there is no tokenizer", "Add the one that the target was trained with.")

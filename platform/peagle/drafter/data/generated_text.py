@@ -73,10 +73,7 @@ class GeneratedText:
 
     @classmethod
     def load(cls, path: Path) -> "GeneratedText":
-        """
-        Raises:
-            ConfigError: The file holds no generated text.
-        """
+        """Raises ConfigError where the file holds no generated text."""
         try:
             arrays = np.load(path)
             text = cls(arrays["tokens"], arrays["prompt_tokens"], arrays.get("lengths"))

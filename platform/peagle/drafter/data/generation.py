@@ -68,11 +68,7 @@ def generate(
 
 
 def rows_of(asked: Asked, answers: Sequence[list[int]], repeats_max: float) -> tuple[GeneratedText, LeftOut]:
-    """Prompts with the answers that teach something, and how many have none.
-
-    Raises:
-        ConfigError: None has.
-    """
+    """Prompts with the answers that teach something, and how many have none. Raises ConfigError where none has."""
     too_short = {row for row, answer in enumerate(answers) if len(answer) < ANSWER_TOKENS_MIN}
     looping = {row for row, answer in enumerate(answers) if loops(answer, repeats_max=repeats_max)}
     left_out = LeftOut(asked.too_long, len(looping), len(too_short))
@@ -92,8 +88,7 @@ def loops(tokens: Sequence[int], window: int = 12, repeats_max: float = 0.35) ->
 def _device_arguments(tensor_parallel: int) -> dict[str, Any]:
     """What an engine is given on a CPU; on a GPU vLLM itself chooses memory, sequences and graphs.
 
-    Raises:
-        ConfigError: A target is to be split over several of a machine without GPUs.
+    Raises ConfigError where a target is to be split over several of a machine without GPUs.
     """
     from vllm.platforms import current_platform
 

@@ -17,8 +17,7 @@ _DEFINITION = re.compile(r"^\s*(async )?def \w+\(.*\).*:\s*$")
 def held_out_prompts(corpus: Corpus, count: int, context_lines: int = 14, seed: int = 3) -> list[str]:
     """Pick `count` function heads with the lines before them, spread evenly over the held-out files.
 
-    Raises:
-        ConfigError: The held-out files hold fewer than `count` such places.
+    Raises ConfigError where the held-out files hold fewer than `count` such places.
     """
     draw = np.random.default_rng(seed)
     by_file = []

@@ -43,10 +43,7 @@ class GenerationPlan:
         return self.prompt_tokens_min * self.row_tokens // 256, self.prompt_tokens_max * self.row_tokens // 256
 
     def check(self, context_tokens: int) -> None:
-        """
-        Raises:
-            ConfigError: Rows are longer than the target's context.
-        """
+        """Raises ConfigError where rows are longer than the target's context."""
         if self.row_tokens > context_tokens:
             problem = f"the target's context has {context_tokens} tokens"
             raise ConfigError("--row-tokens", self.row_tokens, problem, f"Write {context_tokens} or fewer.")
@@ -102,8 +99,7 @@ def ask(
 def windows(tokens: np.ndarray, plan: GenerationPlan) -> Asked:
     """Windows of `tokens`, int32 [tokens], drawn by the plan's seed.
 
-    Raises:
-        ConfigError: The text is shorter than a window may be.
+    Raises ConfigError where the text is shorter than a window may be.
     """
     shortest, longest = plan.window_tokens
     if len(tokens) <= longest:
@@ -142,10 +138,7 @@ def lines(file: Path, tokenizer: Any, plan: GenerationPlan, *, as_chat: bool) ->
 
 
 def read_text(file: Path) -> str:
-    """
-    Raises:
-        ConfigError: It is no file of UTF-8 text.
-    """
+    """Raises ConfigError where it is no file of UTF-8 text."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -14,13 +14,8 @@ NOT_NEEDED = ("*/*", "consolidated*")
 def local_target(name: str, field: str, base: Path = Path()) -> Path:
     """The folder of the target `name`: a path, from `base` where it is relative, or `org/name[@revision]`.
 
-    A name that may be either is a folder where there is one.
-
-    Args:
-        field: What names the target to the user.
-
-    Raises:
-        ConfigError: There is neither such a folder nor such a repository, or it cannot be fetched.
+    A name that may be either is a folder where there is one. Raises ConfigError of `field` where there is neither a
+    folder nor a repository of that name, or it cannot be fetched.
     """
     try:
         folder = (base / Path(name).expanduser()).resolve()

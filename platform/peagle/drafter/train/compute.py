@@ -67,8 +67,7 @@ class Compute:
     def agree(self, check: Callable[[], T]) -> T:
         """What `check` returns. Where it fails in one process, it fails in all: none waits for one that has left.
 
-        Raises:
-            ConfigError: That of the first process that has one.
+        Raises the ConfigError of the first process that has one.
         """
         try:
             found, error = check(), None
@@ -126,11 +125,7 @@ ALONE = Compute()
 def device_of(wanted: DeviceName, field: str) -> torch.device:
     """The device to use: with `auto` a GPU where there is one. Under `torchrun` each process of a machine has its own.
 
-    Args:
-        field: What names the device to the user.
-
-    Raises:
-        ConfigError: There is no GPU, or none for this process.
+    Raises ConfigError of `field` where there is no GPU, or none for this process.
     """
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return CPU
@@ -146,14 +141,7 @@ def device_of(wanted: DeviceName, field: str) -> torch.device:
 
 @contextmanager
 def joined(wanted: DeviceName, field: str) -> Iterator[Compute]:
-    """Join the processes that `torchrun` started, and part from them at the end.
-
-    Args:
-        wanted, field: As in `device_of`.
-
-    Raises:
-        ConfigError: The device is not there.
-    """
+    """Join the processes that `torchrun` started, and part from them at the end; raise what `device_of` does."""
     device = device_of(wanted, field)
     compute = Compute(device, _stated("RANK", 0), _stated("WORLD_SIZE", 1), _stated("LOCAL_WORLD_SIZE", 1))
     if device.type == "cuda":

@@ -63,8 +63,7 @@ HEAD_PLANS = {
 def tapped_layers_of(layers: int) -> tuple[int, int, int]:
     """An early, a middle and the last layer of a target of `layers` layers (as in arXiv 2602.01469).
 
-    Raises:
-        ConfigError: They would not be three distinct ones.
+    Raises ConfigError where they would not be three distinct ones.
     """
     if layers < TARGET_LAYERS_MIN:
         raise ConfigError(

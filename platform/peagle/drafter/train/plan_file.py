@@ -156,9 +156,8 @@ class TrainingFile(Strict):
 def load_training(path: Path) -> TrainingFile:
     """Read a plan file; what it names becomes an absolute path, a repository that of what is fetched of it.
 
-    Raises:
-        ConfigError: The file is missing, is not YAML, or a field is wrong; all wrong fields are named. Or the target,
-            the generated rows, the corpus or the head to start from is not there, or the target cannot be fetched.
+    Raises ConfigError where the file is missing, is not YAML, or a field is wrong; all wrong fields are named. Or a
+    target, rows, a corpus or a head to start from that it names is not there, or the target cannot be fetched.
     """
     file = parse(TrainingFile, read_mapping(path, "deployments/embedded/"), str(path), "a training plan")
     corpus = file.text.corpus

@@ -62,8 +62,7 @@ class Material:
 def prepare(job: Job, compute: Compute = ALONE) -> Material:
     """Read everything that `job` names, and check that its training can work there.
 
-    Raises:
-        ConfigError: It cannot; everything wrong is named.
+    Raises ConfigError where it cannot; everything wrong is named.
     """
     if job.out.resolve() == job.target.resolve():
         problem = "the head would be written over the target"
@@ -80,8 +79,7 @@ def prepare(job: Job, compute: Compute = ALONE) -> Material:
 def _weights(job: Job, target_layers: int, mask_token: int | None) -> Mapping[str, torch.Tensor] | None:
     """Of the head to start from; None without one, and where a checkpoint has later ones.
 
-    Raises:
-        ConfigError: There is no head, it is not shaped as the plan says, or this training would write over it.
+    Raises ConfigError where there is no head, it is not shaped as the plan says, or this training would write over it.
     """
     plan = job.plan
     if plan.start is None:
@@ -118,8 +116,7 @@ def _weights(job: Job, target_layers: int, mask_token: int | None) -> Mapping[st
 def target_shape(folder: Folder, tokenizer: Tokenizer, dtype: torch.dtype = torch.float32) -> TargetShape:
     """What `config.json` and the headers of the weights say of a target whose weights are held in `dtype`.
 
-    Raises:
-        ConfigError: A size is missing, or there are no weights.
+    Raises ConfigError where a size is missing, or there are no weights.
     """
     keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
     sizes = {key: read_size(folder, key) for key in keys}

@@ -20,11 +20,7 @@ _REMEDY = "Name a head that `peagle drafter train` wrote for this target."
 def load_head(target: Path, folder: Path, field: str = "HEAD") -> tuple[Eagle3DraftModel, HeadPlan]:
     """Load a head that `peagle drafter train` wrote, as it was trained, and what of its plan the checkpoint tells.
 
-    Args:
-        field: What names `folder` to the user.
-
-    Raises:
-        ConfigError: It is none, or of another target.
+    Raises ConfigError, which names `folder` as `field`, where it is none, or of another target.
     """
     plan = read_plan(folder, field)
     files = Folder(folder, field, _REMEDY)
@@ -59,8 +55,7 @@ def load_head(target: Path, folder: Path, field: str = "HEAD") -> tuple[Eagle3Dr
 def read_size(target: Folder, key: str) -> int:
     """A size in the `config.json` of a target.
 
-    Raises:
-        ConfigError: There is none, or heads cannot be trained for a target of this kind.
+    Raises ConfigError where there is none, or heads cannot be trained for a target of this kind.
     """
     config = target.read_json("config.json")
     if (kind := config.get("model_type")) not in TARGET_TYPES:
@@ -72,8 +67,7 @@ def read_size(target: Folder, key: str) -> int:
 def read_plan(folder: Path, field: str = "HEAD") -> HeadPlan:
     """What the checkpoint of a head that was trained here tells of its plan; the rest is as it is by default.
 
-    Raises:
-        ConfigError: It is none.
+    Raises ConfigError where it is none.
     """
     files = Folder(folder, field, _REMEDY)
     config = files.read_json("config.json")

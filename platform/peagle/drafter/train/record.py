@@ -37,8 +37,7 @@ def learned_from(
 def check_record(out: Path, plan: HeadPlan, learned: dict[str, str | int | None]) -> None:
     """Check that the folder's checkpoint, where there is one, was trained by and from the same.
 
-    Raises:
-        ConfigError: It is of another plan, or of other text or another target.
+    Raises ConfigError where it is of another plan, or of other text or another target.
     """
     path = out / PLAN
     if not (path.exists() and (out / CHECKPOINT).exists()):

@@ -108,8 +108,7 @@ def train_target(
 def grown(model: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
     """`model` with `layers` layers: spread evenly, copies that add nothing to the residual stream until trained.
 
-    Raises:
-        ValueError: `model` has more layers than that.
+    Raises ValueError where `model` has more layers than that.
     """
     had = model.config.num_hidden_layers
     if layers < had:

@@ -75,11 +75,7 @@ def checkpoint_step(folder: Path) -> int:
 
 
 def restore_checkpoint(folder: Path, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> int:
-    """Load the folder's checkpoint where there is one.
-
-    Returns:
-        The step to go on from; 0 without a checkpoint.
-    """
+    """Load the folder's checkpoint, if there is one; return the step to go on from, 0 without one."""
     path = folder / CHECKPOINT
     if not path.exists():
         return 0

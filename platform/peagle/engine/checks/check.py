@@ -39,11 +39,7 @@ def wrong_check(subject: str, name: str, error: ConfigError) -> Check:
 
 
 def raise_problems(checks: Iterable[Check]) -> None:
-    """Raise what the checks found wrong, if anything.
-
-    Raises:
-        ConfigError: At least one check is wrong; all problems are in it.
-    """
+    """Raise what the checks found wrong as one ConfigError, if anything is."""
     problems = [problem for check in checks for problem in check.problems]
     if problems:
         raise CombinedConfigError.of(problems)

@@ -41,8 +41,7 @@ FLOATS = frozenset({"F16", "BF16", "F32"})
 def check_checkpoints(deployment: Deployment) -> None:
     """Check the local checkpoints of `deployment`; a repository is left to the engine.
 
-    Raises:
-        ConfigError: A checkpoint is incomplete or damaged, or the head does not match its target.
+    Raises ConfigError where a checkpoint is incomplete or damaged, or the head does not match its target.
     """
     raise_problems(examine_checkpoints(deployment))
 
@@ -73,11 +72,7 @@ class _Contents:
     tensors: Mapping[str, Tensor] | None
 
     def integer(self, key: str, default: int | None = None, low: int = 1) -> int:
-        """Return the whole number at `key`, from `low` up.
-
-        Raises:
-            ConfigError: It is none, or it is missing and there is no default.
-        """
+        """The whole number at `key`, from `low` up. Raises ConfigError where it is none, or lacks a default."""
         value = self.config.get(key)
         if value is None and default is not None:
             return default
@@ -92,8 +87,7 @@ class _Contents:
     def misshaped(self, name: str, shape: tuple[int, ...], why: str) -> None:
         """Check the shape of the tensor `name`, where it is there and holds plain floats.
 
-        Raises:
-            ConfigError: It has another shape than `shape`, which it must have because of `why`.
+        Raises ConfigError where it has another shape than `shape`, which it must have because of `why`.
         """
         tensor = (self.tensors or {}).get(name)
         if tensor is not None and tensor.dtype in FLOATS and tensor.shape != shape:

@@ -41,8 +41,7 @@ class _Config:
     def whole(self, *keys: str, most: int = _SIZE_MAX, default: int | None = None) -> int:
         """Return the whole number from 1 at the first of `keys` that is there.
 
-        Raises:
-            ConfigError: There is none, and no default.
+        Raises ConfigError where there is none, and no default.
         """
         key = next((key for key in keys if self.fields.get(key) is not None), keys[0])
         value = self.fields.get(key)

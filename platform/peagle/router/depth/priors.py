@@ -179,32 +179,19 @@ def known_target(repository: str) -> TargetSize | None:
 _MEMORY_REACHED, _COMPUTE_REACHED = 0.7, 0.45
 
 
-def roofline_prior(
-    target: TargetSize,
-    device: Device,
-    devices: int = 1,
-    step_s: float = 1.6e-3,
-    draft_s: float = 1.5e-3,
-    sequence_s: float = 10e-6,
-) -> CostPrior:
+def roofline_prior(target: TargetSize, device: Device, devices: int = 1) -> CostPrior:
     """Derive a prior from the sizes of a model and of the GPUs that share each of its layers.
 
-    Args:
-        target: The target's weights.
-        device: The GPU.
-        devices: How many: each reads its part of the weights, and computes its part of a token.
-        step_s: Fixed time of a step, measured as 1.5 to 1.8 ms on a B200.
-        draft_s: Time of the drafter's pass.
-        sequence_s: For each sequence: its KV cache and the work on the host.
+    Each of `devices` reads its part of the weights, and computes its part of a token.
     """
     bandwidth = _MEMORY_REACHED * devices * device.memory_tb_per_s * 1e12
     compute = _COMPUTE_REACHED * devices * device.compute_pflop_per_s * 1e15
     return CostPrior(
-        step_s=step_s,
+        step_s=1.6e-3,  # measured as 1.5 to 1.8 ms on a B200
         weights_s=target.dense_gb * 1e9 / bandwidth,
-        sequence_s=sequence_s,
+        sequence_s=10e-6,  # its KV cache and the work on the host
         token_s=2.0 * target.active_parameters / compute,
-        draft_s=draft_s,
+        draft_s=1.5e-3,
         experts_s=target.experts_gb * 1e9 / bandwidth,
         experts=target.experts,
         experts_active=target.experts_active,

@@ -1,5 +1,6 @@
 """Checks this machine before anything starts: every problem is one line that names it and its fix."""
 
+import contextlib
 import errno
 import importlib.metadata
 import importlib.util
@@ -10,6 +11,8 @@ import shutil
 import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
 
 from peagle.config import Checkpoint, Deployment
 from peagle.engine.checks.argument_checks import examine_arguments
@@ -75,26 +78,12 @@ def _port_problem(host: str, port: int, option: str, error: OSError) -> ConfigEr
             return ConfigError("--host", host, problem, "Pass 127.0.0.1, or 0.0.0.0 for every address.")
 
 
-def listening_process(port: int, proc: Path = Path("/proc")) -> str | None:
+def listening_process(port: int) -> str | None:
     """The process that listens on `port`, as `name (process 12)`; None where the system does not tell."""
-    inodes = set()
-    for table in ("net/tcp", "net/tcp6"):
-        try:
-            rows = (proc / table).read_text(encoding="ascii").splitlines()[1:]
-        except OSError:
-            continue
-        for row in rows:
-            fields = row.split()
-            if int(fields[1].rsplit(":", 1)[1], 16) == port and fields[3] == "0A":
-                inodes.add(f"socket:[{fields[9]}]")
-    if not inodes:
-        return None
-    for process in proc.glob("[0-9]*"):
-        try:
-            if any(os.readlink(handle) in inodes for handle in (process / "fd").iterdir()):
-                return f"{(process / 'comm').read_text(encoding='utf-8').strip()} (process {process.name})"
-        except OSError:
-            continue
+    with contextlib.suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid is not None:
+                return f"{psutil.Process(connection.pid).name()} (process {connection.pid})"
     return None
 
 

@@ -104,11 +104,7 @@ def logical_cpus(deployments: Sequence[Deployment], ingresses: int = 1) -> int:
 
 
 def connect(deployments: Sequence[Deployment], address: str | None, ingresses: int = 1) -> None:
-    """Start a cluster that ends with this process, or join the one at `address`.
-
-    Raises:
-        StartupError: No cluster answers there, or none can be started.
-    """
+    """Start a cluster that ends with this process, or join that at `address`. Raises StartupError where it cannot."""
     import ray
 
     try:
@@ -143,8 +139,7 @@ def resources() -> Mapping[str, float]:
 def check_accelerators(deployments: Sequence[Deployment], resources: Mapping[str, float]) -> None:
     """The kinds of GPU that are asked for are among a cluster's `resources`, as Ray tells them.
 
-    Raises:
-        ConfigError: One is not, so that its replicas would wait for it for ever.
+    Raises ConfigError where one is not, so that its replicas would wait for it for ever.
     """
     prefix = "accelerator_type:"
     present = sorted(name.removeprefix(prefix) for name in resources if name.startswith(prefix))

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from rich.markup import escape
 
 from peagle import tracing
-from peagle.api.api_settings import ApiSettings
+from peagle.api.api_settings import ApiSettings, read_settings
 from peagle.api.clients.keys import check_keys
 from peagle.client.running_server import API_KEY
 from peagle.config import Deployment
@@ -34,7 +34,7 @@ from peagle.serve.launch import ray_cluster
 from peagle.serve.launch.cluster_watch import watch_ray
 from peagle.serve.launch.diagnosis import root_cause_in
 from peagle.serve.launch.machine_checks import check_machine
-from peagle.serve.launch.serving_arguments import read_deployments, read_settings
+from peagle.serve.launch.serving_arguments import read_deployments
 
 logger = logging.getLogger(__name__)
 
@@ -158,8 +158,7 @@ def put_haproxy_in_front(host: str, folder: Path) -> bool:
 def trace_environment(traces: tuple[str, float] | None, address: str | None) -> dict[str, str]:
     """The variables by which the cluster's processes trace; none without `traces`.
 
-    Raises:
-        ConfigError: No spans can be sent there, or the cluster's processes have their environment already.
+    Raises ConfigError where no spans can be sent there, or the cluster's processes have their environment already.
     """
     if traces is None:
         return {}

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from peagle.api.api_settings import ApiSettings
 from peagle.config import Deployment, load_deployment, parse_deployment
 from peagle.engine.arguments import engine_arguments
@@ -16,11 +14,7 @@ CPU_CACHE_BYTES = 512 << 20
 
 
 def read_deployments(sources: object) -> tuple[Deployment, ...]:
-    """Read every deployment named or given in `sources`; their names differ.
-
-    Raises:
-        ConfigError: There is none, one is wrong, or two have one name.
-    """
+    """Read every deployment in `sources`. Raises ConfigError where there is none, one is wrong, or two share a name."""
     if isinstance(sources, str | Path | Mapping):
         sources = [sources]
     if not isinstance(sources, Sequence) or not sources:
@@ -43,21 +37,6 @@ def _read(source: object, origin: str) -> Deployment:
             return parse_deployment(source, origin=origin, base=Path.cwd())
         case _:
             raise ConfigError(origin, source, "it is neither a path nor a mapping", "Name a file of deployments/.")
-
-
-def read_settings(raw: object) -> ApiSettings:
-    """Validate the HTTP settings: `ApiSettings`, a mapping of its fields, or None for the defaults.
-
-    Raises:
-        ConfigError: A field is unknown or wrong.
-    """
-    try:
-        return ApiSettings.model_validate(raw or {})
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(["args.api", *map(str, first["loc"])])
-        problem = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(place, first["input"], problem, "Correct that setting.") from None
 
 
 def engine_settings(deployment: Deployment, settings: ApiSettings | None = None) -> dict[str, Any]:

@@ -86,8 +86,7 @@ class EngineWatch:
     async def movable(self, replies: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """Pass on `replies`.
 
-        Raises:
-            EngineStalledError: The engine stalls before the first, and another may take the request.
+        Raises EngineStalledError where the engine stalls before the first, and another may take the request.
         """
         try:
             async with asyncio.timeout(0.0 if self.stalled and self._moves else None) as until:

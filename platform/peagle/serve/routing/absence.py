@@ -41,11 +41,7 @@ class Absence:
 
     @asynccontextmanager
     async def bounded(self) -> AsyncIterator[None]:
-        """Wait within for a replica.
-
-        Raises:
-            NoReplicaError: None has come.
-        """
+        """Wait within for a replica. Raises NoReplicaError where none has come."""
         waiting = asyncio.timeout_at(self._until_s())
         try:
             async with waiting:

@@ -82,8 +82,7 @@ class Router:
     async def depth(self, replica_id: str) -> dict[str, Any]:
         """What lies behind a replica's plan, as plain values; `at_s` of its log becomes `age_s`.
 
-        Raises:
-            NotFoundError: No replica of this id reports.
+        Raises NotFoundError where no replica of this id reports.
         """
         model, depths = self._find(replica_id)
         now_s = time.monotonic()

@@ -3,7 +3,7 @@
 import asyncio
 import importlib
 import pickle
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, get_args
 
 import pytest
@@ -42,6 +42,17 @@ def event(index: int, output: int) -> str:
     return (PLAIN % index).replace("}]}", "}]," + USED % output + "}")
 
 
+async def passed(replies: Sequence[Any], body: BaseModel, charge: Charge) -> list[Any]:
+    """What a client gets of these replies; what they used is noted in `charge`."""
+    stream = metered(iterated(replies), body, charge, lambda: None, lambda: None)
+    return [kept async for kept in stream]
+
+
+async def iterated(replies: Sequence[Any]) -> AsyncGenerator[Any, None]:
+    for reply in replies:
+        yield reply
+
+
 EVENTS = [event(0, 1), event(1, 1), [event(0, 3), WHOLE, DONE]]
 
 
@@ -49,15 +60,10 @@ def relayed(options: Options | None, *, stop_after: int = 99) -> tuple[list[str]
     """The events that a client gets, the charge, and what was told of it in between."""
     charge, told = Charge(Client("c"), "m", 1, 1), []
 
-    async def replies() -> AsyncGenerator[Any, None]:
-        for reply in EVENTS:
-            yield reply
-
     async def read() -> list[str]:
         got: list[str] = []
-        stream = metered(
-            replies(), Body(stream_options=options), charge, lambda: told.append("begin"), lambda: told.append("end")
-        )
+        body = Body(stream_options=options)
+        stream = metered(iterated(EVENTS), body, charge, lambda: told.append("begin"), lambda: told.append("end"))
         async for kept in stream:
             got += [*kept, *(f"told {told.pop()}" for _ in told[-1:] if told[-1] == "end")]
             if len(got) >= stop_after:
@@ -92,7 +98,7 @@ def test_a_client_that_leaves_is_charged_for_what_it_was_sent(count: int, output
 
 
 @pytest.mark.parametrize("api", ["chat_completion", "completion"])
-def test_events_as_vllm_writes_them_lose_their_usage_and_nothing_else(api: str) -> None:
+async def test_events_as_vllm_writes_them_lose_their_usage_and_nothing_else(api: str) -> None:
     protocol = importlib.import_module(f"vllm.entrypoints.openai.{api}.protocol")
     chat = api == "chat_completion"
     made, choice = (
@@ -108,16 +114,7 @@ def test_events_as_vllm_writes_them_lose_their_usage_and_nothing_else(api: str) 
     told = f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
     assert told != plain
     charge = Charge(Client("c"), "m", 1, 1)
-
-    async def replies() -> AsyncGenerator[Any, None]:
-        yield told
-
-    async def read() -> list[str]:
-        return [
-            event async for kept in metered(replies(), Body(), charge, lambda: None, lambda: None) for event in kept
-        ]
-
-    assert asyncio.run(read()) == [plain]
+    assert await passed([told], Body(), charge) == [[plain]]
     assert charge.used == Usage(prompt=12, output=3)
 
 
@@ -140,18 +137,18 @@ def test_a_stream_s_engine_is_asked_for_usage_and_the_client_s_request_stays() -
     assert ask_for_usage(whole) is whole
 
 
-def test_an_answer_that_says_nothing_of_its_use_has_used_nothing() -> None:
+@pytest.mark.parametrize(
+    ("answer", "used"),
+    [
+        (Answer(), Usage()),
+        ({"usage": {"input_tokens": 5, "output_tokens": 2}}, Usage(prompt=5, output=2)),
+    ],
+    ids=["of nothing", "of plain values"],
+)
+async def test_what_a_whole_answer_says_of_its_use_is_read(answer: Any, used: Usage) -> None:
     charge = Charge(Client("c"), "m", 1, 1)
-
-    async def replies() -> AsyncGenerator[Any, None]:
-        yield Answer()
-
-    async def read() -> None:
-        async for _ in metered(replies(), Body(stream=False), charge, lambda: None, lambda: None):
-            pass
-
-    asyncio.run(read())
-    assert charge.used == Usage()
+    assert await passed([answer], Body(stream=False), charge) == [answer]
+    assert charge.used == used
 
 
 @pytest.mark.parametrize(
@@ -183,30 +180,13 @@ def test_an_answer_that_says_nothing_of_its_use_has_used_nothing() -> None:
 async def test_streams_of_other_apis_are_read_and_left_as_they_are(
     kind: StreamKind, events: list[str], used: Usage
 ) -> None:
-    charge, ended_before = Charge(Client("c"), "m", 1, 1), []
-
-    async def replies() -> AsyncGenerator[Any, None]:
-        for event in events:
-            yield event
-
-    passed: list[str] = []
+    charge, ended_before, got = Charge(Client("c"), "m", 1, 1), [], list[str]()
 
     def end() -> None:
-        ended_before.append(len(passed))
+        ended_before.append(len(got))
 
-    async for kept in metered(replies(), Answer(), charge, lambda: None, end, kind):
-        passed += kept
-    assert passed == events
+    async for kept in metered(iterated(events), Answer(), charge, lambda: None, end, kind):
+        got += kept
+    assert got == events
     assert charge.used == used
     assert ended_before == [len(events) - 1]
-
-
-async def test_an_answer_of_plain_values_is_read() -> None:
-    charge = Charge(Client("c"), "m", 1, 1)
-    answer = {"usage": {"input_tokens": 5, "output_tokens": 2}}
-
-    async def replies() -> AsyncGenerator[Any, None]:
-        yield answer
-
-    assert [each async for each in metered(replies(), Answer(), charge, lambda: None, lambda: None)] == [answer]
-    assert charge.used == Usage(prompt=5, output=2)

@@ -16,26 +16,20 @@ from peagle.api.routes import sagemaker_routes
 from peagle.api.routes.sagemaker_routes import SageMakerRoutes
 
 
+def echo(kind: str) -> Any:
+    async def answer(self: Any, request: Request) -> JSONResponse:
+        return JSONResponse({kind: await read_json(request, request.app.state.settings)})
+
+    return answer
+
+
 class Ingress(SageMakerRoutes):
     """Answers with the route that was asked and the body that it read."""
 
+    chat, completions, embeddings, rerank, score = map(echo, ("chat", "completion", "embeddings", "rerank", "score"))
+
     def __init__(self, well: dict[str, int]) -> None:
         self._default_serve_handles = {name: name for name in well}
-
-    async def chat(self, request: Request) -> JSONResponse:
-        return JSONResponse({"chat": await read_json(request, request.app.state.settings)})
-
-    async def completions(self, request: Request) -> JSONResponse:
-        return JSONResponse({"completion": await read_json(request, request.app.state.settings)})
-
-    async def embeddings(self, request: Request) -> JSONResponse:
-        return JSONResponse({"embeddings": await read_json(request, request.app.state.settings)})
-
-    async def rerank(self, request: Request) -> JSONResponse:
-        return JSONResponse({"rerank": await read_json(request, request.app.state.settings)})
-
-    async def score(self, request: Request) -> JSONResponse:
-        return JSONResponse({"score": await read_json(request, request.app.state.settings)})
 
 
 def client(well: dict[str, int] | None = None, **settings: Any) -> httpx.AsyncClient:
@@ -46,28 +40,19 @@ def client(well: dict[str, int] | None = None, **settings: Any) -> httpx.AsyncCl
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
-@pytest.mark.parametrize("body", [{"messages": [], "stream": True}, {"prompt": "x", "messages": []}])
-async def test_messages_are_a_chat(body: dict[str, Any]) -> None:
-    async with client() as http:
-        assert (await http.post("/invocations", json=body)).json() == {"chat": body}
-
-
-@pytest.mark.parametrize("prompt", ["x", ["x", "y"], [1, 2], "x" * 2 * INLINE_BYTES])
-async def test_a_prompt_is_a_completion(prompt: object) -> None:
-    async with client() as http:
-        assert (await http.post("/invocations", json={"prompt": prompt})).json() == {"completion": {"prompt": prompt}}
-
-
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
+        ("chat", {"messages": [], "stream": True}),
+        ("chat", {"prompt": "x", "messages": []}),
+        *(("completion", {"prompt": prompt}) for prompt in ("x", ["x", "y"], [1, 2], "x" * 2 * INLINE_BYTES)),
         ("embeddings", {"input": ["x"]}),
         ("rerank", {"query": "x", "documents": ["y"]}),
         ("score", {"queries": "x", "documents": ["y"]}),
         ("score", {"text_1": "x", "text_2": "y"}),
     ],
 )
-async def test_what_embeds_or_scores_is_known_by_its_field(kind: str, body: dict[str, Any]) -> None:
+async def test_what_is_asked_for_is_known_by_its_field(kind: str, body: dict[str, Any]) -> None:
     async with client() as http:
         assert (await http.post("/invocations", json=body)).json() == {kind: body}
 

@@ -2,21 +2,11 @@
 
 import pytest
 
-from peagle.bench.core.statistics import NO_DRAFTS, DraftCounts, Spread, distinct_share, paired_ratio, percentile
+from peagle.bench.core.statistics import NO_DRAFTS, DraftCounts, Spread, distinct_share, paired_ratio
 
 
 def test_spread_is_median_and_extremes() -> None:
     assert Spread.of([3.0, 1.0, 10.0]) == Spread(3.0, 1.0, 10.0)
-
-
-@pytest.mark.parametrize(("ratio", "expected"), [(0.0, 1.0), (0.5, 2.5), (0.95, 3.85), (1.0, 4.0)])
-def test_percentile_interpolates_between_neighbours(ratio: float, expected: float) -> None:
-    assert percentile([4.0, 1.0, 3.0, 2.0], ratio) == pytest.approx(expected)
-
-
-def test_percentile_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="no values"):
-        percentile([], 0.5)
 
 
 def test_pairing_by_repeat_cancels_drift_that_ratios_of_medians_would_keep() -> None:
@@ -42,13 +32,10 @@ def test_a_difference_of_counts_leaves_what_came_between() -> None:
     assert (before + between) - before == between
 
 
-def test_nothing_drafted_has_no_acceptance() -> None:
+def test_what_was_never_verified_has_no_acceptance() -> None:
     assert NO_DRAFTS.acceptance_length is None
     assert NO_DRAFTS.depth_effective is None
     assert NO_DRAFTS.acceptance_by_position == ()
-
-
-def test_positions_never_verified_are_left_out() -> None:
     assert DraftCounts(2, (2, 0), (1, 0)).acceptance_by_position == (0.5,)
 
 

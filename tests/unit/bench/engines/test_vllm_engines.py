@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,6 +59,12 @@ def adaptive_engine(core: Core) -> Any:
     return engines.Engine(plan, core, [], 8)
 
 
+def rule(engine: Any, *plans: DepthPlan) -> None:
+    """Have these plans for the engine's next reports."""
+    left = iter(plans)
+    engine._rules[None] = engine._rule_of(SimpleNamespace(report=lambda *_: next(left)))
+
+
 async def test_a_table_whose_sender_was_cancelled_counts_as_sent() -> None:
     core = Core()
     engine = adaptive_engine(core)
@@ -73,12 +80,11 @@ async def test_the_rules_clock_stands_still_while_others_have_the_engine() -> No
     engine = adaptive_engine(Core())
     now_s: list[float] = []
 
-    class Depths:
-        def report(self, _replica: str, _report: Any, at_s: float) -> DepthPlan:
-            now_s.append(at_s)
-            return DepthPlan(DepthTable(0, (7,)), Mode.ADAPTIVE, "")
+    def report(_replica: str, _report: Any, at_s: float) -> DepthPlan:
+        now_s.append(at_s)
+        return DepthPlan(DepthTable(0, (7,)), Mode.ADAPTIVE, "")
 
-    engine._rules[None] = engine._rule_of(Depths())
+    engine._rules[None] = engine._rule_of(SimpleNamespace(report=report))
     for _ in range(2):
         async with engine.adapting():
             await engine._rule.reporter.report()
@@ -91,13 +97,7 @@ async def test_a_trial_that_is_kept_is_a_change_from_when_it_is(then: int, settl
     engine = adaptive_engine(Core())
     await engine.prepare(7)
     trial, last = DepthTable(2, (3,)), DepthTable(2 if then == 3 else 3, (then,))
-    plans = iter([DepthPlan(trial, Mode.PROBING, "", untried=(7,)), *[DepthPlan(last, Mode.ADAPTIVE, "")] * 2])
-
-    class Depths:
-        def report(self, *_: Any) -> DepthPlan:
-            return next(plans)
-
-    engine._rules[None] = engine._rule_of(Depths())
+    rule(engine, DepthPlan(trial, Mode.PROBING, "", untried=(7,)), *[DepthPlan(last, Mode.ADAPTIVE, "")] * 2)
     started_s = time.monotonic()
     async with engine.adapting():
         await engine._rule.reporter.report()
@@ -124,22 +124,16 @@ async def test_a_held_rule_is_pinned_and_another_than_the_one_that_adapts() -> N
 async def test_a_trial_goes_on_where_others_had_the_engine_meanwhile() -> None:
     engine = adaptive_engine(Core())
     trial = DepthPlan(DepthTable(2, (3,)), Mode.PROBING, "", untried=(7,))
-    plans = iter([trial, DepthPlan(DepthTable(5, (7,)), Mode.ADAPTIVE, "")])
-
-    class Depths:
-        def report(self, *_: Any) -> DepthPlan:
-            return next(plans)
-
-    engine._rules[None] = engine._rule_of(Depths())
+    rule(engine, trial, DepthPlan(DepthTable(5, (7,)), Mode.ADAPTIVE, ""))
     await engine.prepare(7)
     async with engine.adapting():
         await engine._rule.reporter.report()
     await engine.prepare(5)
-    rule = engine._rules[None]
-    rule.left_s -= 2 * TRIAL_S  # so long ago
+    adaptive = engine._rules[None]
+    adaptive.left_s -= 2 * TRIAL_S  # so long ago
     async with engine.adapting():
         started_s = time.monotonic()
         assert engine._applied[-1][1].depths == trial.table.depths
-        await rule.reporter.report()
+        await adaptive.reporter.report()
         assert [table.depths for _, table in engine._applied[-2:]] == [trial.table.depths, (7,)], "the rule ended it"
         assert engine.settled_s(1, started_s) == 0.0, "a trial is no change, and so its end is none"

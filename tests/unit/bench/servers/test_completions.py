@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,14 +80,8 @@ async def client(answer: Any) -> AsyncIterator[tuple[Completions, list[dict[str,
 
     app = web.Application()
     app.router.add_post("/v1/completions", complete)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        async with client_session() as http:
-            yield Completions(http, f"http://127.0.0.1:{runner.addresses[0][1]}", "m", 7), asked
-    finally:
-        await runner.cleanup()
+    async with TestServer(app) as server, client_session() as http:
+        yield Completions(http, str(server.make_url("")).rstrip("/"), "m", 7), asked
 
 
 async def stream(request: web.Request) -> web.StreamResponse:

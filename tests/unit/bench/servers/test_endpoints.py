@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from peagle.bench.servers.endpoint_session import EndpointJob
 from peagle.bench.servers.endpoints import Endpoint, EndpointClient, read_counts
 from peagle.errors import ConfigError, PeagleError, StartupError
 from peagle.host.terminal import Terminal
+from support.http_server import serving
 
 TOKENS, OWN_DEPTH, ACCEPTED = 4, 5, 2
 NO_LIMITS = {"floor": 0, "ceiling": None, "pin": None, "paused": False}
@@ -108,33 +108,8 @@ class Server:
 @contextmanager
 def running(server: Server) -> Iterator[Server]:
     """The server on a port of its own, in a thread of its own: the commands have their own event loop."""
-    loop, ready = asyncio.new_event_loop(), threading.Event()
-
-    async def start() -> web.AppRunner:
-        runner = web.AppRunner(server.app())
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        server.url = f"http://{host}:{port}"
-        ready.set()
-        return runner
-
-    def serve() -> None:
-        asyncio.set_event_loop(loop)
-        runner = loop.run_until_complete(start())
-        loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
-        loop.close()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    assert ready.wait(10)
-    try:
+    with serving(server.app()) as server.url:
         yield server
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
 
 
 def job(

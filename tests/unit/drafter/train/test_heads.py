@@ -21,7 +21,15 @@ from peagle.drafter.train.training import Progress
 from peagle.errors import ConfigError
 
 VOCABULARY = 64
-PLAN = replace(HEAD_PLANS["p-eagle"], layers=2, trained_depth=3, tapped_layers=(1, 2, 3), steps=1, generated_ratio=1.0)
+PLAN = replace(
+    HEAD_PLANS["p-eagle"],
+    layers=2,
+    trained_depth=3,
+    tapped_layers=(1, 2, 3),
+    steps=1,
+    tokens_per_step=96,
+    generated_ratio=1.0,
+)
 SMALL = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,

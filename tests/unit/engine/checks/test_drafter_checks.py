@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -205,96 +204,52 @@ def test_the_sizes_of_a_multimodal_target_are_found(pair: Any) -> None:
 
 def test_a_remote_target_leaves_what_the_head_says_of_itself(pair: Any) -> None:
     pair.head.write({"ptd_token_id": None})
-    raw = {
-        "name": "tiny",
-        "target": {"source": "org/target"},
-        "drafter": {"source": str(pair.head.folder), "trained_depth": 8},
-    }
-    checks = examine_checkpoints(parse_deployment(raw, "tiny.yaml"))
+    checks = examine_checkpoints(parse_deployment(pair.raw(target={"source": "org/target"}), "tiny.yaml"))
     assert checks[0].outcome == "not checked"
     assert "org/target is remote" in checks[0].detail
     assert [check.name for check in checks if check.outcome == "wrong"] == ["mask token"]
 
 
 def test_without_speculation_the_head_is_not_looked_at(pair: Any) -> None:
-    raw = {
-        "name": "tiny",
-        "target": {"source": str(pair.target.write())},
-        "drafter": {"source": "./nowhere", "trained_depth": 8},
-        "speculation": {"enabled": False},
-    }
-    check_checkpoints(parse_deployment(raw, "tiny.yaml"))
+    nowhere = {"source": "./nowhere", "trained_depth": 8}
+    check_checkpoints(parse_deployment(pair.raw(drafter=nowhere, speculation={"enabled": False}), "tiny.yaml"))
 
 
-def _no_folder(pair: Any) -> None:
-    pair.head.folder.rename(pair.head.folder.with_name("elsewhere"))
-
-
-def _is_file(pair: Any) -> None:
-    _no_folder(pair)
-    pair.head.folder.write_text("")
-
-
-def _no_config(pair: Any) -> None:
-    (pair.head.folder / "config.json").unlink()
-
-
-def _broken_config(pair: Any) -> None:
-    (pair.head.folder / "config.json").write_text("{")
-
-
-def _listed_config(pair: Any) -> None:
-    (pair.head.folder / "config.json").write_text("[]")
-
-
-def _no_weights(pair: Any) -> None:
-    (pair.head.folder / "model.safetensors").unlink()
-
-
-def _cut_short(pair: Any) -> None:
-    path = pair.head.folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def _cut_in_the_header(pair: Any) -> None:
-    path = pair.head.folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:100])
-
-
-def _empty(pair: Any) -> None:
-    (pair.head.folder / "model.safetensors").write_bytes(b"")
-
-
-def _noise(pair: Any) -> None:
-    (pair.head.folder / "model.safetensors").write_bytes((40).to_bytes(8, "little") + b"\xff" * 200)
-
-
-def _git_lfs(pair: Any) -> None:
-    (pair.head.folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("file", "content", "words"),
     [
-        (_no_folder, "there is no such folder"),
-        (_is_file, "it is a file, not a folder"),
-        (_no_config, "config.json: there is no such file"),
-        (_broken_config, "config.json: it is not JSON"),
-        (_listed_config, "config.json: it holds a list, not a JSON object"),
-        (_no_weights, "model.safetensors: there are no weights"),
-        (_cut_short, "model.safetensors: it is cut short"),
-        (_cut_in_the_header, "model.safetensors: it is no whole safetensors file"),
-        (_empty, "model.safetensors: it is no whole safetensors file (0 bytes)"),
-        (_noise, "model.safetensors: its header is damaged"),
-        (_git_lfs, "Run git lfs pull"),
+        (CONFIG, None, "config.json: there is no such file"),
+        (CONFIG, b"{", "config.json: it is not JSON"),
+        (CONFIG, b"[]", "config.json: it holds a list, not a JSON object"),
+        (WEIGHTS, None, "model.safetensors: there are no weights"),
+        (WEIGHTS, slice(-1), "model.safetensors: it is cut short"),
+        (WEIGHTS, slice(100), "model.safetensors: it is no whole safetensors file"),
+        (WEIGHTS, b"", "model.safetensors: it is no whole safetensors file (0 bytes)"),
+        (WEIGHTS, (40).to_bytes(8, "little") + b"\xff" * 200, "model.safetensors: its header is damaged"),
+        (WEIGHTS, b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Run git lfs pull"),
     ],
 )
-def test_a_damaged_checkpoint_is_named(pair: Any, damage: Callable[[Any], None], words: str) -> None:
-    deployment = pair.deployment()
-    damage(pair)
+def test_a_damaged_checkpoint_is_named(pair: Any, file: str, content: bytes | slice | None, words: str) -> None:
+    """A file that is missing, is another, or holds a part of what it held."""
+    deployment, path = pair.deployment(), pair.head.folder / file
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[content] if isinstance(content, slice) else content)
     line = problem_of(deployment)
     assert line.startswith("drafter.source")
     assert words in line
+
+
+def test_a_checkpoint_that_is_no_folder_is_named(pair: Any) -> None:
+    deployment = pair.deployment()
+    pair.head.folder.rename(pair.head.folder.with_name("elsewhere"))
+    assert "there is no such folder" in problem_of(deployment)
+    pair.head.folder.write_text("")
+    assert "it is a file, not a folder" in problem_of(deployment)
 
 
 @pytest.mark.parametrize(

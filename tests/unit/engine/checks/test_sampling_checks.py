@@ -16,15 +16,7 @@ MODELS = {"min_p": 0.1, "temperature": 0.7}
 def cautions(pair: Any, engine: dict[str, Any], **changes: Any) -> list[str]:
     """What is said of a deployment whose model asks for `MODELS`."""
     pair.target.files["generation_config.json"] = json.dumps(MODELS)
-    made = pair.deployment()
-    raw = {
-        "name": "tiny",
-        "target": {"source": made.target.source},
-        "drafter": {"source": made.drafter.source, "trained_depth": 8},
-        "engine": engine,
-        **changes,
-    }
-    checks = examine_sampling(parse_deployment(raw, "tiny.yaml"))
+    checks = examine_sampling(parse_deployment(pair.raw(engine=engine, **changes), "tiny.yaml"))
     assert {check.outcome for check in checks} <= {"caution"}
     return [check.detail for check in checks]
 
@@ -57,17 +49,8 @@ def test_a_file_that_is_no_json_is_left_to_the_engine(pair: Any) -> None:
 
 def test_validate_shows_it_and_lets_it_pass(pair: Any, tmp_path: Any) -> None:
     pair.target.files["generation_config.json"] = json.dumps(MODELS)
-    made = pair.deployment()
     path = tmp_path / "tiny.yaml"
-    path.write_text(
-        json.dumps(
-            {
-                "name": "tiny",
-                "target": {"source": made.target.source},
-                "drafter": {"source": made.drafter.source, "trained_depth": 8},
-            }
-        )
-    )
+    path.write_text(json.dumps(pair.raw()))
     report = validate_file(path)
     assert not report.problems
     assert [check.name for check in report.checks if check.outcome == "caution"] == ["sampling"]

@@ -12,15 +12,9 @@ Write = Callable[[str], Path]
 
 
 def test_a_deployment_that_can_be_served_has_no_problem(deployment_file: Write, pair: Any) -> None:
-    deployment = pair.deployment()
-    raw = {
-        "name": "tiny",
-        "target": {"source": deployment.target.source},
-        "drafter": {"source": deployment.drafter.source, "trained_depth": 8},
-    }
-    report = validate_file(deployment_file(yaml.safe_dump(raw)))
+    report = validate_file(deployment_file(yaml.safe_dump(pair.raw())))
     assert report.problems == ()
-    assert report.deployment == deployment
+    assert report.deployment == pair.deployment()
     assert {check.subject for check in report.checks} == {"file", "engine", "target", "drafter"}
 
 

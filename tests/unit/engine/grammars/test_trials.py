@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -11,6 +11,7 @@ import pytest
 
 from peagle.engine.grammars.trials import SLOW_NICENESS, SLOW_PLACES, Grammar, Trials
 from peagle.errors import OverloadedError
+from support.waiting import until
 
 TIMEOUT_S = 1.0
 USUAL = Grammar("json", json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}))
@@ -53,14 +54,8 @@ def processes() -> list[psutil.Process]:
     return found
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(15):
-        while not is_so():  # noqa: ASYNC110 -- the kernel ends processes, and tells nobody here
-            await asyncio.sleep(0.02)
-
-
 async def until_left(count: int) -> None:
-    await until(lambda: len(processes()) == count)
+    await until(lambda: len(processes()) == count, within_s=15)
 
 
 STRUCTURE = {"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}
@@ -126,7 +121,9 @@ async def test_what_takes_too_much_memory_is_stopped(tokenizer_info: str) -> Non
 async def test_slow_grammars_leave_places_and_cores_to_quick_ones(tokenizer_info: str) -> None:
     with running(tokenizer_info, timeout_s=8.0) as trials:
         slow = [asyncio.create_task(trials.refusal(Grammar("regex", f"{SLOW_TEXT}{n}"))) for n in range(SLOW_PLACES)]
-        await until(lambda: [process.nice() for process in processes()].count(SLOW_NICENESS) == SLOW_PLACES)
+        await until(
+            lambda: [process.nice() for process in processes()].count(SLOW_NICENESS) == SLOW_PLACES, within_s=15
+        )
         assert await trials.refusal(USUAL) is None
         with pytest.raises(OverloadedError):
             await trials.refusal(SLOW)

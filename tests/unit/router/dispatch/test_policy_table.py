@@ -11,7 +11,6 @@ from peagle.config import ROUTING_POLICIES
 from peagle.router.dispatch import (
     DECISION_REASONS,
     POLICIES,
-    Dispatcher,
     Exclusion,
     HomeUse,
     Policy,
@@ -20,17 +19,10 @@ from peagle.router.dispatch import (
     ShedReason,
 )
 from peagle.router.snapshot import RequestRates
-from support.candidates import REQUEST, SNAPSHOT
+from support.candidates import REQUEST, SNAPSHOT, dispatcher_of
 
 NAMES = ["a", "b", "c", "d", "e"]
 ALL = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-
-
-def dispatcher_of(policy: Policy, **changes: object) -> Dispatcher:
-    made = Dispatcher(policy)
-    made.set_members(NAMES)
-    made.report([replace(SNAPSHOT, replica_id=name, **changes) for name in NAMES])
-    return made
 
 
 def test_deployment_files_know_every_policy_and_rays_own() -> None:
@@ -61,9 +53,8 @@ def test_decisions_are_counted_by_the_reasons_of_the_rows_by_turns_and_what_none
 def test_every_route_gives_a_reason_of_its_policy(
     policy: Policy, now_s: float, key: int | None, rates: RequestRates, kv_usage_ratio: float, draw: int
 ) -> None:
-    dispatcher = dispatcher_of(
-        policy, request_tokens_per_s=rates, kv_usage_ratio=kv_usage_ratio, kv_capacity_tokens=2000
-    )
+    told = {"request_tokens_per_s": rates, "kv_usage_ratio": kv_usage_ratio, "kv_capacity_tokens": 2000}
+    dispatcher = dispatcher_of(policy, dict.fromkeys(NAMES, told))
     request = replace(REQUEST, affinity_key=key, prefix_tokens=500)
     for _ in range(8):
         decision = dispatcher.dispatch(request, now_s, draw)
@@ -74,7 +65,7 @@ def test_every_route_gives_a_reason_of_its_policy(
 
 @ALL
 def test_under_every_policy_a_replica_that_has_failed_a_request_does_not_get_it_again(policy: Policy) -> None:
-    dispatcher, chance = dispatcher_of(policy), random.Random(1)
+    dispatcher, chance = dispatcher_of(policy, {name: {} for name in NAMES}), random.Random(1)
     tried: frozenset[str] = frozenset()
     for _ in NAMES:
         decision = dispatcher.dispatch(replace(REQUEST, affinity_key=5, tried=tried), 0.0, chance.getrandbits(64))

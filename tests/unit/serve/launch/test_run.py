@@ -1,13 +1,11 @@
 """Where a started server is reached, and when it is taken to be ready."""
 
-import json
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from rich.console import Console
 
 from peagle.api.api_settings import ApiSettings
@@ -15,6 +13,7 @@ from peagle.config import Deployment, parse_deployment
 from peagle.errors import StartupError
 from peagle.host.terminal import Terminal
 from peagle.serve.launch import run
+from support.http_server import serving
 
 
 @pytest.mark.parametrize(
@@ -40,29 +39,25 @@ def test_a_server_is_reached_where_it_listens(host: str, address: str | None, ur
     assert run.base_url(host, 80, address) == url
 
 
-class Health(BaseHTTPRequestHandler):
-    """A fleet that is not well at first, then has one replica, then two."""
-
-    answers: list[int]
-
-    def do_GET(self) -> None:
-        assert self.path == "/health", "what callers from elsewhere may ask, too"
-        replicas = self.answers.pop(0)
-        self.send_response(200 if replicas else 503)
-        self.end_headers()
-        self.wfile.write(json.dumps({"replicas": {"m": replicas}} if replicas else {"error": {}}).encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
+@pytest.fixture
+def answers() -> list[int]:
+    """How many replicas a fleet tells of, one answer after the other; with none it is not well."""
+    return []
 
 
 @pytest.fixture
-def health() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Health)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+def health(answers: list[int]) -> Iterator[str]:
+    """The address of the fleet, where callers from elsewhere may ask, too."""
+
+    async def tell(_: web.Request) -> web.Response:
+        if replicas := answers.pop(0):
+            return web.json_response({"replicas": {"m": replicas}})
+        return web.json_response({"error": {}}, status=503)
+
+    app = web.Application()
+    app.router.add_get("/health", tell)
+    with serving(app) as url:
+        yield url
 
 
 def model(replicas: int) -> Deployment:
@@ -70,16 +65,16 @@ def model(replicas: int) -> Deployment:
     return parse_deployment({**raw, "replicas": {"min": replicas, "max": replicas}}, origin="m.yaml")
 
 
-def test_it_is_ready_when_as_many_replicas_are_well_as_are_wanted(health: str) -> None:
+def test_it_is_ready_when_as_many_replicas_are_well_as_are_wanted(health: str, answers: list[int]) -> None:
     slept_s: list[float] = []
 
     def now_s() -> float:
         return sum(slept_s)
 
-    Health.answers = [0, 1, 2]
+    answers += [0, 1, 2]
     run.wait_until_all_answer(health, [model(2)], now_s=now_s, sleep=slept_s.append)
-    assert not Health.answers
-    Health.answers = [1] * 1000
+    assert not answers
+    answers += [1] * 1000
     with pytest.raises(StartupError, match=r"tells of \{'m': 1\} and not \{'m': 2\}"):
         run.wait_until_all_answer(health, [model(2)], now_s=now_s, sleep=slept_s.append)
 

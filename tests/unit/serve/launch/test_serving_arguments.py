@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from peagle.api.api_settings import ApiSettings
+from peagle.api.api_settings import ApiSettings, read_settings
 from peagle.errors import ConfigError
-from peagle.serve.launch.serving_arguments import CPU_CACHE_BYTES, engine_settings, read_deployments, read_settings
+from peagle.serve.launch.serving_arguments import CPU_CACHE_BYTES, engine_settings, read_deployments
 
 
 def _raw(name: str = "m", **fields: Any) -> dict[str, Any]:

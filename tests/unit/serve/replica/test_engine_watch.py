@@ -1,7 +1,7 @@
 """What becomes of requests at an engine that stalls, and of the engine."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from peagle.errors import EngineStalledError
 from peagle.router.engine_pulse import EnginePulse
 from peagle.serve.replica import engine_watch
 from peagle.serve.replica.engine_watch import EngineWatch
+from support.waiting import until
 
 
 class Engine:
@@ -46,12 +47,6 @@ async def engine(quick: None) -> AsyncGenerator[Engine, None]:
     running = asyncio.create_task(engine.watch.run())
     yield engine
     running.cancel()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not holds():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.01)
 
 
 async def _until_stalled(engine: Engine) -> None:

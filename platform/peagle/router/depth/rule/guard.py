@@ -136,16 +136,9 @@ def impossible(added: StepStats, depth_max: int) -> str | None:
 
 
 def examine(guard: Guard, before: Forecast, after: Acceptance, cells: tuple[StepCell, ...]) -> tuple[Guard, str | None]:
-    """Compare one report with what was predicted of it.
+    """Compare the report `cells` with the forecast made `before` it; `after` is the acceptance estimate with it.
 
-    Args:
-        guard: What it remembers.
-        before: The forecast without this report.
-        after: The acceptance estimate with it.
-        cells: The report.
-
-    Returns:
-        What to remember, and what is wrong, if anything.
+    Returns what to remember, and what is wrong, if anything.
     """
     guard = _with_goodput(_with_first(guard, cells, before.now_s), before, cells)
     watch = guard.watch

@@ -82,14 +82,9 @@ class Trial:
 def next_trial(
     forecast: Forecast, index: int, present: int, off_s: float, tried: frozenset[int] = frozenset()
 ) -> Trial | None:
-    """Return the trial to start from `present`; None if no depth has a chance to be better.
+    """Return the trial to start from K = `present` where the load is; None if no depth has a chance to be better.
 
-    Args:
-        forecast: What is known.
-        index: Batch range where the load is.
-        present: K there.
-        off_s: Seconds that may be spent without drafts, to see what no speculation would give.
-        tried: Depths to leave out of hope.
+    `off_s` may be spent without drafts, to see what no speculation would give; depths in `tried` are left out of hope.
     """
     rungs = [rung for rung in allowed_depths(forecast, index, present) if rung != present]
     if present == 0 and _is_blind(forecast):

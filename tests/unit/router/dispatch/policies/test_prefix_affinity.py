@@ -3,42 +3,33 @@ from dataclasses import replace
 
 import pytest
 
-from peagle.router.dispatch import LIMITS, Dispatcher, Route
+from peagle.router.dispatch import LIMITS, Dispatcher
 from peagle.router.dispatch.policies.prefix_affinity import PREFIX_AFFINITY
 from peagle.router.snapshot import ReplicaState
-from support.candidates import REQUEST, SNAPSHOT
+from support.candidates import REQUEST, SNAPSHOT, dispatcher_of, routed
 
 NAMES = "abcdefgh"
 SHARING = replace(REQUEST, affinity_key=12345, prefix_tokens=900)
 
 
-def dispatcher_of(changed: Mapping[str, Mapping[str, object]] | None = None) -> Dispatcher:
-    made = Dispatcher(PREFIX_AFFINITY)
-    made.set_members(NAMES)
-    made.report([replace(SNAPSHOT, replica_id=name, **(changed or {}).get(name, {})) for name in NAMES])
-    return made
+def affine(changed: Mapping[str, Mapping[str, object]] | None = None) -> Dispatcher:
+    return dispatcher_of(PREFIX_AFFINITY, {name: (changed or {}).get(name, {}) for name in NAMES})
 
 
-HOME, SECOND, THIRD = dispatcher_of().fleet.homes.of_key(12345)
-
-
-def routed(dispatcher: Dispatcher, now_s: float = 0.0, **changes: object) -> Route:
-    decision = dispatcher.dispatch(replace(SHARING, **changes), now_s, draw=7919)
-    assert isinstance(decision, Route)
-    return decision
+HOME, SECOND, THIRD = affine().fleet.homes.of_key(12345)
 
 
 @pytest.mark.parametrize("now_s", [0.0, 60.0], ids=["fresh reports", "stale reports"])
 def test_a_prefix_goes_home_whatever_others_have_to_do(now_s: float) -> None:
-    dispatcher = dispatcher_of({HOME: {"running_requests": 4, "queued_prompt_tokens": 5000}})
-    decision = routed(dispatcher, now_s)
+    dispatcher = affine({HOME: {"running_requests": 4, "queued_prompt_tokens": 5000}})
+    decision = routed(dispatcher, SHARING, now_s)
     assert (decision.replica_id, decision.reason) == (HOME, "home")
     assert len(decision.ranked) > 1, "should the home refuse it, another is there"
 
 
 def test_a_home_over_its_bound_hands_over_to_the_next_homes_and_then_to_the_least_loaded() -> None:
-    dispatcher = dispatcher_of()
-    taken = [routed(dispatcher, request_id=str(number)) for number in range(3 * LIMITS.home_free_requests + 1)]
+    dispatcher = affine()
+    taken = [routed(dispatcher, SHARING, request_id=str(number)) for number in range(3 * LIMITS.home_free_requests + 1)]
     places = [decision.replica_id for decision in taken]
     assert places[:-1] == [home for home in (HOME, SECOND, THIRD) for _ in range(LIMITS.home_free_requests)]
     assert {decision.reason for decision in taken[:-1]} == {"home"}
@@ -52,21 +43,21 @@ def test_a_home_over_its_bound_hands_over_to_the_next_homes_and_then_to_the_leas
     ids=["draining", "full"],
 )
 def test_a_home_that_cannot_take_it_hands_over_to_the_next(away: dict[str, object]) -> None:
-    decision = routed(dispatcher_of({HOME: away}))
+    decision = routed(affine({HOME: away}), SHARING)
     assert (decision.replica_id, decision.reason) == (SECOND, "home")
 
 
 def test_a_home_without_kv_room_waits_until_others_have_none_either() -> None:
     tight = {"kv_capacity_tokens": 100}
-    assert routed(dispatcher_of({HOME: tight})).reason == "least-loaded"
-    nowhere = routed(dispatcher_of(dict.fromkeys(NAMES, tight)))
+    assert routed(affine({HOME: tight}), SHARING).reason == "least-loaded"
+    nowhere = routed(affine(dict.fromkeys(NAMES, tight)), SHARING)
     assert (nowhere.replica_id, nowhere.reason) == (HOME, "queued")
 
 
 def test_a_request_that_shares_nothing_goes_to_the_least_loaded() -> None:
     busy = {name: {"running_requests": 2} for name in NAMES}
     for idle in NAMES:
-        decision = routed(dispatcher_of({**busy, idle: {}}), affinity_key=None, prefix_tokens=0)
+        decision = routed(affine({**busy, idle: {}}), SHARING, affinity_key=None, prefix_tokens=0)
         least = min(each.cost for each in decision.weighed)
         assert decision.reason == "least-loaded"
         assert decision.replica_id in {each.replica_id for each in decision.weighed if each.cost == least}
