@@ -89,6 +89,14 @@ DEPTH = (
         12,
     ),
     Panel(
+        "Steps by CUDA graph",
+        "Decode steps by what they ran as on a GPU. One that is no full graph waits for the host at every layer.",
+        units.Short,
+        (Query(f"sum by (graph) (increase(peagle_replica_graph_steps_total{{{OF_REPLICA}}}[{WINDOW}]))", "{{graph}}"),),
+        Shape.STACK,
+        12,
+    ),
+    Panel(
         "Requested and effective K",
         "Draft tokens for each request and step that was to draft: as the table asked, and as verified. They differ "
         "only near the end of answers and where a grammar cuts drafts.",

@@ -217,6 +217,7 @@ class StepStats:
             self.depth_max,
             tuple(cell for cell in changed if cell.steps or any(cell.tail_reached)),
             self.prompts.since(earlier.prompts),
+            {graph: steps - earlier.steps_by_graph.get(graph, 0) for graph, steps in self.steps_by_graph.items()},
         )
 
 

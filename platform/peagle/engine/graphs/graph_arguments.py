@@ -76,7 +76,8 @@ def why_not_full(engine: Mapping[str, Any]) -> str:
     mode = compilation.get("cudagraph_mode") if isinstance(compilation, dict) else None
     if engine.get("enforce_eager"):
         return "engine.enforce_eager"
-    return "engine.compilation_config.cudagraph_mode" if str(mode).upper() in _WITHOUT_FULL_GRAPHS else ""
+    is_without = isinstance(mode, str) and mode.upper() in _WITHOUT_FULL_GRAPHS
+    return "engine.compilation_config.cudagraph_mode" if is_without else ""
 
 
 def _has_rungs(deployment: Deployment) -> bool:
