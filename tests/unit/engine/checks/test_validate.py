@@ -90,7 +90,7 @@ def test_what_has_no_graph_is_told(deployment_file: Write) -> None:
     many = "engine: {max_num_seqs: 1024, max_num_batched_tokens: 4096}"
     ((outcome, detail),) = graphs_told(deployment_file, many)
     assert outcome == "caution"
-    assert detail.endswith("left out: K = 5 from 513 to 1024 requests, K = 7 from 513 to 1024 requests")
+    assert detail.endswith("left out: K = 5 from 641 to 1024 requests, K = 7 from 513 to 1024 requests")
     assert graphs_told(deployment_file, "engine: {enforce_eager: true}") == [
         ("caution", "engine.enforce_eager leaves every step without a full one")
     ]
