@@ -45,8 +45,8 @@ from peagle.engine.depth.depth_bound import bound_of
 from peagle.engine.depth.depth_table import next_table
 from peagle.engine.depth.draft_chances import DraftChances
 from peagle.engine.depth.drafter_gaps import DrafterGaps
+from peagle.engine.depth.graph_steps import GraphCountingScheduler
 from peagle.engine.depth.step_sums import CellSums, CutDraft, CutTails, PromptCellSums, PromptSums, StepSums
-from peagle.engine.graphs.graph_steps import GraphCountingScheduler
 from peagle.router.depth.draft_sharing import depth_drafted, expected_right, shared
 from peagle.router.snapshot import DepthTable
 
