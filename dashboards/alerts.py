@@ -247,6 +247,21 @@ SPECULATION = (
         "depth, and `/version` for a vLLM that it was not made for.",
     ),
     Alert(
+        "PeagleStepsWithoutGraph",
+        f'(sum by ({_BY_REPLICA}) (rate(peagle_replica_graph_steps_total{{graph!="full"}}[10m])) '
+        f"> 0.1 * sum by ({_BY_REPLICA}) (rate(peagle_replica_graph_steps_total[10m]))) "
+        # Of an idle replica's steps many are the first ones of requests.
+        f"and sum by ({_BY_REPLICA}) (increase(peagle_replica_graph_steps_total[10m])) > 1000",
+        "10m",
+        "warning",
+        "More than a tenth of the decode steps of {{ $labels.replica }} run without a full CUDA graph.",
+        "Each of them launches its kernels one by one, and can take more than twice as long. The replica's log names "
+        "the first of each kind with the reason, and at the start which graphs were left out: raise "
+        "speculation.graph_s_max and graph_gib_max if it was for their budget. Where the attention backend replays "
+        "uniform batches only, requests that differ in K are at fault (speculation.by_request, bounds of clients), or "
+        "a K pinned that is not on the ladder.",
+    ),
+    Alert(
         "PeaglePlanIsNotApplied",
         "peagle_replica_plan_version offset 2m > peagle_replica_depth_version",
         "2m",

@@ -86,7 +86,13 @@ DEPTH = (
         units.Short,
         (Query(f"sum by (depth) (increase(peagle_replica_depth_steps_total{{{OF_REPLICA}}}[{WINDOW}]))", "{{depth}}"),),
         Shape.ROWS,
-        12,
+    ),
+    Panel(
+        "Steps by CUDA graph",
+        "Decode steps by what they ran as on a GPU. One that is no full graph waits for the host at every layer.",
+        units.Short,
+        (Query(f"sum by (graph) (increase(peagle_replica_graph_steps_total{{{OF_REPLICA}}}[{WINDOW}]))", "{{graph}}"),),
+        Shape.STACK,
     ),
     Panel(
         "Requested and effective K",
@@ -98,7 +104,6 @@ DEPTH = (
             Query(_per_drafting_step("peagle_replica_draft_tokens_total"), "{{replica}} effective"),
             _gauge("peagle_replica_depth_planned", "{{replica}} planned"),
         ),
-        width=12,
     ),
     Panel(
         "Changes of K by cause",

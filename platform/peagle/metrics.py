@@ -40,6 +40,7 @@ CAUSE = Label(
     frozenset({"gain", "latency", "load", "limits", "pin", "guard", "resumed"})
     | {"probe", "probe_adopted", "probe_reverted"},
 )
+GRAPH = Label("graph", "what a step runs as on a GPU", frozenset({"full", "piecewise", "none"}))
 PART = Label("part", "what a first guess of step times is derived from", frozenset({"target", "device"}))
 DISPATCH = Label("reason", "why a replica is chosen, or none is yet: `peagle.router.dispatch.DECISION_REASONS`")
 CLIENT = Label("client", "names of API keys, 256 for each ingress process; `other` for more")
@@ -260,6 +261,13 @@ REPLICA_METRICS = (
     ),
     _counter(
         "peagle_replica_depth_steps", Unit.EVENTS, (*OF_REPLICA, DEPTH), "Decode steps at each K.", "steps_by_depth"
+    ),
+    _counter(
+        "peagle_replica_graph_steps",
+        Unit.EVENTS,
+        (*OF_REPLICA, GRAPH),
+        "Decode steps by the CUDA graph that they ran as: a full one, pieces, or none.",
+        "steps_by_graph",
     ),
     _gauge(
         "peagle_replica_acceptance_length",

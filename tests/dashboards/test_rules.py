@@ -93,6 +93,15 @@ def verified(share: float) -> Series:
     }
 
 
+def graphs(without: int, steps: int = 1000) -> Series:
+    """So many of the decode steps of each minute run in pieces."""
+    return {
+        f'peagle_replica_graph_steps_total{{{R},graph="full"}}': f"0+{steps - without}x60",
+        f'peagle_replica_graph_steps_total{{{R},graph="piecewise"}}': f"0+{without}x60",
+        f'peagle_replica_graph_steps_total{{{R},graph="none"}}': "0x60",
+    }
+
+
 def queue(open_requests: str) -> Series:
     """Of the requests open, 32 run."""
     return {
@@ -213,6 +222,8 @@ CASES = (
     # Where the rule answers with K = 0 its trials still draft; three drafts a minute prove nothing.
     Case("PeagleAcceptanceCollapses", first_position(70, 2, 8), first_position(70, 0, 3), "385m"),
     Case("PeagleDepthIsNotApplied", verified(0.5), verified(0.9)),
+    Case("PeagleStepsWithoutGraph", graphs(200), graphs(50)),
+    Case("PeagleStepsWithoutGraph", graphs(200), graphs(20, steps=50)),
     Case("PeaglePlanIsNotApplied", versions("4+1x60", "4x60"), versions("4+1x60", "3+1x60")),
     Case("PeagleDepthOscillates", moved("0+2x60", "8x60"), moved("0+2x60", "2 32 " * 30)),
     # What a new load makes it learn; and trials, which are no changes.

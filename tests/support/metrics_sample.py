@@ -50,7 +50,8 @@ def replica_row() -> dict[str, Any]:
     # Imported here: it brings all of Ray Serve LLM.
     from peagle.serve.replica.replica_status import depth_status, plan_status
 
-    stats, stalls = StepStats(DepthTable(3, (5, 5)), 7, (good_cell(),)), Buckets(SECONDS)
+    ran_as = {"full": 98, "piecewise": 2, "none": 0}
+    stats, stalls = StepStats(DepthTable(3, (5, 5)), 7, (good_cell(),), steps_by_graph=ran_as), Buckets(SECONDS)
     stalls.observe(0.004)
     return {
         "id": REPLICA,
@@ -65,6 +66,7 @@ def replica_row() -> dict[str, Any]:
         "depth_changes": {"gain": 2},
         "depth_modes": {"adaptive": 1},
         "steps_by_depth": stats.steps_by_depth,
+        "steps_by_graph": stats.steps_by_graph,
         **engine_sums().plain(),
         **depth_status(stats),
         **plan_status(PlanStatus("adaptive", "", 0.4)),

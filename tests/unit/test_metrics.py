@@ -17,6 +17,7 @@ from peagle.metrics import METRICS, Kind, Unit
 from peagle.router.depth import Mode
 from peagle.router.depth.plan import Cause
 from peagle.router.dispatch import DECISION_REASONS
+from peagle.router.graphs import GraphKind
 from support.metrics_sample import whole_scrape
 
 PINNED = Path(__file__).parent / "golden" / "metrics.txt"
@@ -61,6 +62,7 @@ def test_histograms_have_rising_buckets_and_nothing_else_has_any() -> None:
     [
         (metrics.MODE, {"static", *Mode}),
         (metrics.CAUSE, {*Cause}),
+        (metrics.GRAPH, {*GraphKind}),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

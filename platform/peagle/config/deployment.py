@@ -104,6 +104,10 @@ class Speculation(Strict):
     With `by_request` K is one on average: a step's drafts go to the positions likeliest to be right, by the drafter's
     confidence on a CPU, by what became of each request's last drafts on a GPU. Left out, it is so on a CPU: on a GPU,
     where batches of one K can replay a full CUDA graph, it has not been measured.
+
+    On a GPU a P-EAGLE engine with `live_depth` captures full CUDA graphs for each K that may be chosen, at as close a
+    spread of batch sizes as is expected to take `graph_s_max` seconds of its start and `graph_gib_max` GiB of its
+    memory at most; with 0 it has only those that vLLM captures by itself.
     """
 
     enabled: bool = True
@@ -114,6 +118,8 @@ class Speculation(Strict):
     depth_static: Depth = 7
     inter_token_s_max: float | None = Field(default=None, gt=0.0, le=60.0)
     calibration_s: float = Field(default=25.0, ge=0.0, le=600.0)
+    graph_s_max: float = Field(default=30.0, ge=0.0, le=3600.0)
+    graph_gib_max: float = Field(default=6.0, ge=0.0, le=1024.0)
 
     @model_validator(mode="after")
     def _static_within_max(self) -> Self:

@@ -7,6 +7,7 @@ from peagle.api.api_settings import GrammarSettings
 from peagle.config import Deployment
 from peagle.config.deployment import GRAMMAR_BACKENDS, STRUCTURED_OUTPUTS
 from peagle.engine.cpu_dtype import cpu_dtype
+from peagle.engine.graphs.graph_arguments import capture_sizes, graph_settings
 from peagle.import_paths import EXECUTOR, SCHEDULER, WORKER_EXTENSION
 
 # Of an engine whose depth adapts, where its deployment does not say.
@@ -76,6 +77,8 @@ def engine_arguments(deployment: Deployment, mask_s_max: float = _MASK_S_MAX) ->
             "skips_drafter": _skips_drafter(deployment),
             "drafts_to_depth": drafts_to_depth(deployment),
         }
+        settings.update(graph_settings(deployment))
+        arguments.update(capture_sizes(deployment, arguments.get("max_num_seqs") or MAX_NUM_SEQS))
     return arguments
 
 

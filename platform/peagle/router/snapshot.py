@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self, TypeVar
 
@@ -139,12 +139,17 @@ class PromptStats:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """All cells of one engine, with the table that it applies now."""
+    """All cells of one engine, with the table that it applies now.
+
+    `steps_by_graph` counts decode steps since the engine's start by what they ran as: `full`, `piecewise` or `none`; it
+    is empty without a GPU.
+    """
 
     table: DepthTable
     depth_max: int
     cells: tuple[StepCell, ...]
     prompts: PromptStats = PromptStats()
+    steps_by_graph: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def drafts(self) -> int:
@@ -212,6 +217,7 @@ class StepStats:
             self.depth_max,
             tuple(cell for cell in changed if cell.steps or any(cell.tail_reached)),
             self.prompts.since(earlier.prompts),
+            {graph: steps - earlier.steps_by_graph.get(graph, 0) for graph, steps in self.steps_by_graph.items()},
         )
 
 

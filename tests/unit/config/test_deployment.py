@@ -183,7 +183,10 @@ def test_every_wrong_field_is_reported_at_once() -> None:
 
 def test_an_unknown_field_lists_what_its_own_section_knows() -> None:
     (line,) = problems(with_field("speculation.depth_mx", 7))
-    known = "enabled, live_depth, adaptive, by_request, depth_max, depth_static, inter_token_s_max, calibration_s"
+    known = (
+        "enabled, live_depth, adaptive, by_request, depth_max, depth_static, inter_token_s_max, calibration_s, "
+        "graph_s_max, graph_gib_max"
+    )
     assert f"Did you mean depth_max? Known in speculation: {known}." in line
     (line,) = problems(with_field("drafter.colour", "red"))
     assert "there is no such field. Known in drafter: source, revision, method, trained_depth." in line

@@ -7,6 +7,7 @@ from peagle.config import Deployment, load_deployment
 from peagle.engine.checks.argument_checks import examine_arguments
 from peagle.engine.checks.check import Check, wrong_check
 from peagle.engine.checks.drafter_checks import examine_checkpoints
+from peagle.engine.checks.graph_checks import examine_graphs
 from peagle.engine.checks.sampling_checks import examine_sampling
 from peagle.engine.cost_prior import cost_prior
 from peagle.errors import ConfigError
@@ -40,6 +41,7 @@ def validate_file(path: Path) -> Report:
         *examine_checkpoints(deployment),
         *examine_sampling(deployment),
         *_examine_prior(deployment),
+        *examine_graphs(deployment),
     )
     checks = [Check("file", "fields", "ok", deployment.name)]
     for check in looked_at:

@@ -65,6 +65,7 @@ class _Known:
                 depth_max=plain["depth_max"],
                 cells=tuple(self._cells[key] for key in sorted(self._cells)),
                 prompts=_prompt_stats(**plain["prompts"]),
+                steps_by_graph=plain["graphs"],
             )
             self.reading = plain["reading"]
         return self._stats

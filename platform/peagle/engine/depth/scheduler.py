@@ -26,7 +26,7 @@ differ by request, and no worker is patched.
 - A request may carry its own bound of K (`depth_bound.py`), which holds from its first draft on. What a bound cuts is
   no tail: no K of the table would have verified it. A request of bound 0 rests like one with a gap, and where all of a
   decode-only step rest, no drafter runs. Prompts are drafted over all the same, for who finds them in the prefix cache.
-- On GPU, a step below Kmax is no uniform batch of Kmax + 1 tokens, so it replays piecewise CUDA graphs, not full ones.
+- On a GPU every K of the ladder has full CUDA graphs (`patches/rung_graphs.py`); what steps ran as is counted.
 """
 
 from collections import deque
@@ -45,8 +45,8 @@ from peagle.engine.depth.depth_bound import bound_of
 from peagle.engine.depth.depth_table import next_table
 from peagle.engine.depth.draft_chances import DraftChances
 from peagle.engine.depth.drafter_gaps import DrafterGaps
+from peagle.engine.depth.graph_steps import GraphCountingScheduler
 from peagle.engine.depth.step_sums import CellSums, CutDraft, CutTails, PromptCellSums, PromptSums, StepSums
-from peagle.engine.patches.step_drafts import DraftTakingScheduler
 from peagle.router.depth.draft_sharing import depth_drafted, expected_right, shared
 from peagle.router.snapshot import DepthTable
 
@@ -69,7 +69,7 @@ class _Step:
     rested: frozenset[str]
 
 
-class LiveDepthScheduler(DraftTakingScheduler):
+class LiveDepthScheduler(GraphCountingScheduler):
     """Adds to vLLM's scheduler a depth table that can be replaced between steps, and sums over decode-only steps.
 
     A step's seconds run from the end of the step before it to its own end (the return of `update_from_output`), or,
@@ -124,6 +124,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
             "depth_max": self.num_spec_tokens,
             "cells": cells,
             "prompts": self._prompts.plain(),
+            "graphs": self.steps_by_graph,
         }
 
     @property
@@ -188,10 +189,10 @@ class LiveDepthScheduler(DraftTakingScheduler):
         step = self._step_of(scheduler_output)
         cell = step.cell if step is not None else None
         alive: list[str] = []
-        if cell is not None:
+        if step is not None and cell is not None:
             alive = [one for one in scheduler_output.num_scheduled_tokens if self._is_alive(one)]
             # Before vLLM cuts the sampled tokens at a stop: acceptance is what the target said of the draft.
-            self._count_drafts(cell, scheduler_output, model_runner_output)
+            self._count_drafts(step, cell, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for request_id in scheduler_output.num_scheduled_tokens if self._tails else ():
             if (request := self.requests.get(request_id)) is not None:
@@ -360,12 +361,12 @@ class LiveDepthScheduler(DraftTakingScheduler):
                 cut = CutDraft(cell, start, len(verified.get(request_id, ())), draft, self._confidences.get(request_id))
                 self._tails.add(request_id, cut)
 
-    def _count_drafts(self, cell: CellSums, output: SchedulerOutput, model_output: ModelRunnerOutput) -> None:
-        """The same counting as vLLM's own, kept by cell."""
-        invalid = output.num_invalid_spec_tokens or {}
+    def _count_drafts(self, step: _Step, cell: CellSums, model_output: ModelRunnerOutput) -> None:
+        """The same counting as vLLM's own, kept by cell, without drafts that only pad a step."""
+        invalid = step.output.num_invalid_spec_tokens or {}
         sampled = model_output.sampled_token_ids
-        for request_id, draft in output.scheduled_spec_decode_tokens.items():
-            if not sampled or not self._is_alive(request_id):
+        for request_id, draft in step.output.scheduled_spec_decode_tokens.items():
+            if not sampled or request_id in step.rested or not self._is_alive(request_id):
                 continue
             emitted = len(sampled[model_output.req_id_to_index[request_id]])
             if emitted:

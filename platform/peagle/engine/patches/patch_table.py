@@ -25,6 +25,7 @@ _draft_inputs = partial(_in_worker, installed_by="peagle.engine.patches.cpu_draf
 _markov = partial(_in_worker, installed_by="peagle.engine.patches.markov_drafts:install")
 _seeded = partial(_in_worker, installed_by="peagle.engine.patches.seeded_sampling:install")
 _drafts = partial(_in_worker, installed_by="peagle.engine.patches.step_drafts:install")
+_graphs = partial(_in_worker, installed_by="peagle.engine.patches.rung_graphs:install")
 _overrides = partial(Seam, kind=Kind.OVERRIDES, versions=KNOWN_VERSIONS)
 _reads = partial(Seam, kind=Kind.READS, versions=KNOWN_VERSIONS)
 
@@ -35,6 +36,7 @@ _SEEDS_DEPEND_ON_DEPTH = "vLLM draws seeded tokens independently of drafts"
 _NO_CALL_FOR_DRAFTS = "vLLM sends drafts with the step's output"
 _NO_MARKOV_HEAD = "vLLM drafts with Markov heads"
 _NO_PROCESSORS_FOR_DRAFTS = "vLLM applies `min_p` and `logit_bias` to drafts"
+_NO_RUNG_GRAPHS = "vLLM captures full graphs for drafts of several depths on its first model runner"
 _NO_SKIPPED_DRAFTER = "vLLM skips the drafter at K = 0 and keeps account of the gaps"
 
 _ENGINE_CORE = (
@@ -154,6 +156,19 @@ _WORKER = (
         f"{_RUNNER}._copy_draft_token_ids_to_cpu",
         why="It would hand out zeros as the drafts of a step that was asked for none.",
         removed_when=_NO_SKIPPED_DRAFTER,
+    ),
+    *(
+        _graphs(f"{_RUNNER}.{method}", why=why, removed_when=_NO_RUNG_GRAPHS)
+        for method, why in (
+            ("_check_and_update_cudagraph_mode", "It enters full graphs for whole drafts alone."),
+            (
+                "_determine_batch_execution_and_padding",
+                "It takes a step for uniform only if all drafts are whole, and tells what it ran as only in a table.",
+            ),
+            ("_build_attention_metadata", "A graph for any mix is captured for the longest query that may come."),
+            ("_warmup_and_capture", "It makes up batches of whole drafts, and one that fails ends the engine."),
+            ("_capture_cudagraphs", "It captures whatever is entered, however long that takes."),
+        )
     ),
 )
 _NOT_INSTALLED = (

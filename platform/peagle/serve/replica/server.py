@@ -321,6 +321,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             changes = self._reporter.changes if self._reporter is not None else {}
             speculation = {
                 "steps_by_depth": stats.steps_by_depth,
+                "steps_by_graph": dict(stats.steps_by_graph),
                 "depth_changes": changes,
                 "depth_modes": {self._plan.mode: 1},
             }

@@ -66,6 +66,38 @@ def test_a_stand_in_for_it_is_no_problem_and_is_told(deployment_file: Write) -> 
         assert part in check.detail
 
 
+def graphs_told(write: Write, *lines: str) -> list[tuple[str, str]]:
+    report = validate_file(write("\n".join([ADAPTIVE % ("org/t", "H200"), *lines])))
+    return [(check.outcome, check.detail) for check in report.checks if check.name == "CUDA graphs"]
+
+
+def test_the_graphs_that_a_gpu_s_engine_captures_are_told(deployment_file: Write) -> None:
+    ((outcome, detail),) = graphs_told(deployment_file, "engine: {max_num_seqs: 128}")
+    assert outcome == "ok"
+    assert detail == (
+        "144 full ones for decode steps and 24 sizes of piecewise ones, up to 1024 tokens, expected to take 20 s and "
+        "2.2 GiB"
+    )
+
+
+def test_what_has_no_graph_is_told(deployment_file: Write) -> None:
+    many = "engine: {max_num_seqs: 1024, max_num_batched_tokens: 4096}"
+    ((outcome, detail),) = graphs_told(deployment_file, many)
+    assert outcome == "caution"
+    assert detail.endswith("left out: K = 5 from 641 to 1024 requests, K = 7 from 513 to 1024 requests")
+    assert graphs_told(deployment_file, "engine: {enforce_eager: true}") == [
+        ("caution", "engine.enforce_eager leaves every step without a full one")
+    ]
+    ((outcome, detail),) = graphs_told(deployment_file, "engine: {max_cudagraph_capture_size: 512}")
+    assert outcome == "not checked"
+    assert "bounded by the sizes in the engine section" in detail
+
+
+def test_without_a_gpu_there_are_none_to_tell_of(deployment_file: Write) -> None:
+    text = (ADAPTIVE % ("org/t", "null")).replace("accelerator_type", "accelerator: cpu, accelerator_type")
+    assert "CUDA graphs" not in {check.name for check in validate_file(deployment_file(text)).checks}
+
+
 def test_it_is_not_told_where_nothing_adapts_by_it(deployment_file: Write) -> None:
     report = validate_file(deployment_file(ADAPTIVE.replace("true", "false") % ("org/t", "null")))
     assert "cost prior" not in {check.name for check in report.checks}

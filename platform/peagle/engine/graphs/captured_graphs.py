@@ -1,0 +1,82 @@
+"""The full CUDA graphs of one model runner: planned, captured within a budget, and chosen from. Imports no vllm."""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Set
+
+from peagle.router.graphs import (
+    Graph,
+    GraphBudget,
+    GraphChoice,
+    GraphLimits,
+    GraphSupport,
+    GraphTable,
+    Uncovered,
+    left_out,
+)
+
+
+class CapturedGraphs:
+    """What a runner has of a plan; without one, it has vLLM's own graphs, and only what its steps ran as is told.
+
+    Attributes:
+        planned: By vLLM's names of them, in the order in which to capture them.
+        vital: Those that vLLM captures by itself, without which it does not start.
+        capturing: The planned graph that is being warmed up or captured.
+    """
+
+    def __init__(
+        self,
+        limits: GraphLimits,
+        support: GraphSupport,
+        budget: GraphBudget,
+        planned: Mapping[Hashable, Graph],
+        vital: Set[Hashable] = frozenset(),
+    ) -> None:
+        self.limits = limits
+        self.support = support
+        self.planned = planned
+        self.vital = vital
+        self.capturing: Graph | None = None
+        self._budget = budget
+        self._table = GraphTable((), support, limits.query_max)
+        self._told: set[Uncovered] = set()
+        self._began: tuple[float, float] | None = None
+
+    @property
+    def takes_uniform_only(self) -> bool:
+        """Whether a step has a full graph only if its requests verify equally many drafts."""
+        return bool(self.planned) and self.support == GraphSupport.UNIFORM_BATCH
+
+    def begin(self, now_s: float, free_gib: float) -> None:
+        """Capturing begins; again, it changes nothing."""
+        self._began = self._began or (now_s, free_gib)
+
+    def spent(self, now_s: float, free_gib: float) -> tuple[float, float]:
+        """Seconds and GiB since capturing began."""
+        began_s, began_gib = self._began or (now_s, free_gib)
+        return now_s - began_s, began_gib - free_gib
+
+    def may_go_on(self, now_s: float, free_gib: float) -> bool:
+        """Whether the budget has room for another graph."""
+        return self._budget.allows(*self.spent(now_s, free_gib))
+
+    def finish(self, graphs: Iterable[Graph]) -> None:
+        """Steps take these from now on."""
+        self._table = GraphTable(graphs, self.support, self.limits.query_max)
+
+    def left_out(self) -> str:
+        """The batches of one K that have no full graph, in words."""
+        return ", ".join(map(str, left_out(self.limits, self._table.graphs)))
+
+    def choose(self, requests: int, tokens: int, query_max: int, tell: Callable[..., None]) -> Graph | None:
+        """The full graph that a step takes. The first step of each kind that has none is told."""
+        choice: GraphChoice = self._table.choose(requests, tokens, query_max)
+        reason = choice.uncovered
+        if reason is not None and self.planned and self.is_decode(query_max) and reason not in self._told:
+            self._told.add(reason)
+            text = "A step of %d requests with %d tokens has no full CUDA graph: %s. Later ones are only counted"
+            tell(text, requests, tokens, reason)
+        return choice.graph
+
+    def is_decode(self, query_max: int) -> bool:
+        """Whether no request of a step computes more than a whole draft."""
+        return query_max <= self.limits.query_max

@@ -1,0 +1,92 @@
+"""What a deployment says of CUDA graphs, in vLLM's arguments and in settings for its workers. Imports no vllm."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from peagle.config import Deployment
+from peagle.router.depth.ladder import depth_ladder
+from peagle.router.graphs import GraphBudget, GraphCost, GraphLimits, GraphPlan, GraphSupport, plan_graphs
+
+GRAPHS = "graphs"
+"""The key of the settings that a worker plans its graphs by."""
+SIZES, MAX_SIZE, COMPILATION = "cudagraph_capture_sizes", "max_cudagraph_capture_size", "compilation_config"
+# Where nobody says, vLLM computes as many tokens in a step on an H100; where it computes fewer, it leaves sizes out.
+_STEP_TOKENS = 8192
+_WITHOUT_FULL_GRAPHS = ("NONE", "PIECEWISE")
+
+
+def graph_settings(deployment: Deployment) -> dict[str, Any]:
+    """Settings of a worker that captures graphs for each K; empty where vLLM's own are all there are."""
+    speculation = deployment.speculation
+    if not _has_rungs(deployment) or why_not_full(deployment.engine):
+        return {}
+    ladder = depth_ladder(speculation.depth_max, static=speculation.depth_static)
+    return {
+        GRAPHS: {"ladder": list(ladder), "s_max": speculation.graph_s_max, "gib_max": speculation.graph_gib_max},
+    }
+
+
+def capture_sizes(deployment: Deployment, max_num_seqs: int) -> dict[str, Any]:
+    """vLLM's argument for piecewise graphs, which bounds the tokens of full ones too; none where the file has its own.
+
+    By itself vLLM ends at 512 tokens, or 1,024 on Blackwell.
+    """
+    if names_sizes(deployment.engine):
+        return {}
+    plan = planned(deployment, max_num_seqs)
+    return {SIZES: list(plan.sizes)} if plan is not None and plan.sizes else {}
+
+
+def planned(deployment: Deployment, max_num_seqs: int) -> GraphPlan | None:
+    """What workers are expected to capture; None where vLLM's own graphs are all there are.
+
+    Which mixes of depths have a graph depends on the attention backend, which vLLM chooses on the device. This is of
+    those that replay uniform batches only; the others capture as many.
+    """
+    settings = graph_settings(deployment)
+    if not settings:
+        return None
+    given = deployment.engine.get("max_num_batched_tokens")
+    ladder = graph_ladder(settings[GRAPHS])
+    # More than what is served at once is not needed, and vLLM has no room for more than a step's tokens.
+    tokens_max = min(max_num_seqs * (ladder[-1] + 1), given if isinstance(given, int) else _STEP_TOKENS)
+    limits = GraphLimits(ladder, max_num_seqs, tokens_max)
+    return plan_graphs(limits, GraphSupport.UNIFORM_BATCH, graph_budget(settings[GRAPHS]), GraphCost())
+
+
+def graph_ladder(settings: Mapping[str, Any]) -> tuple[int, ...]:
+    """The depths that have graphs, ascending."""
+    return tuple(settings["ladder"])
+
+
+def graph_budget(settings: Mapping[str, Any]) -> GraphBudget:
+    return GraphBudget(settings["s_max"], settings["gib_max"])
+
+
+def names_sizes(engine: Mapping[str, Any]) -> bool:
+    """Whether a deployment file chooses the sizes of vLLM's graphs itself."""
+    compilation = engine.get(COMPILATION)
+    of_compilation = compilation if isinstance(compilation, dict) else {}
+    return any(place.get(name) is not None for place in (engine, of_compilation) for name in (SIZES, MAX_SIZE))
+
+
+def why_not_full(engine: Mapping[str, Any]) -> str:
+    """Which engine argument leaves an engine without full graphs; empty for none."""
+    compilation = engine.get(COMPILATION)
+    mode = compilation.get("cudagraph_mode") if isinstance(compilation, dict) else None
+    if engine.get("enforce_eager"):
+        return "engine.enforce_eager"
+    is_without = isinstance(mode, str) and mode.upper() in _WITHOUT_FULL_GRAPHS
+    return "engine.compilation_config.cudagraph_mode" if is_without else ""
+
+
+def _has_rungs(deployment: Deployment) -> bool:
+    # Other drafters run in vLLM's second model runner, which has graphs of its own.
+    drafter = deployment.drafter
+    return (
+        deployment.resources.accelerator == "gpu"
+        and deployment.speculates
+        and deployment.speculation.live_depth
+        and drafter is not None
+        and drafter.method == "p-eagle"
+    )

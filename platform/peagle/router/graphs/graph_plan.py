@@ -1,0 +1,180 @@
+"""Which full CUDA graphs to capture: one for each K of the ladder at a spread of batch sizes, within a budget."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from peagle.router.graphs.graph_shapes import Graph, GraphSupport
+
+# Batch sizes to each doubling, from the closest spread to the widest: at most 1/8, 1/4 and 1/2 are added to a step.
+# More would cost large steps about what their graphs save.
+SPREADS = (8, 4, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCost:
+    """What capturing costs.
+
+    Attributes:
+        graph_s: Seconds for a graph. One H200 captured 66 of a 32-layer target in 8 s.
+        graph_gib: Memory of a graph's own. Not measured: an allowance.
+        token_gib: Memory for each token of the largest graph, which all graphs share. FlashAttention 3 keeps up to 32
+            partial results of each token and head: half a MiB at 32 heads of 128.
+    """
+
+    graph_s: float = 0.12
+    graph_gib: float = 0.01
+    token_gib: float = 1 / 2048
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBudget:
+    """The most that graphs may add to an engine's start and take of its memory."""
+
+    seconds: float
+    gib: float
+
+    def allows(self, seconds: float, gib: float) -> bool:
+        return seconds <= self.seconds and gib <= self.gib
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLimits:
+    """What an engine serves: the rungs of its ladder, requests at once, and the most tokens that a graph may have."""
+
+    ladder: tuple[int, ...]
+    max_num_seqs: int
+    tokens_max: int
+
+    @property
+    def query_max(self) -> int:
+        """Tokens of a request with a whole draft."""
+        return self.ladder[-1] + 1
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Batches of K = `depth` with `first` to `last` requests have no full graph."""
+
+    depth: int
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"K = {self.depth} from {self.first} to {self.last} requests"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """What to capture.
+
+    Attributes:
+        graphs: The full ones, in the order in which to capture them: should the budget turn out too small, those
+            captured by then are spread over all rungs and batch sizes.
+        sizes: Token counts, ascending, for piecewise graphs of steps with prompts and of the drafter.
+        spread: Batch sizes to each doubling.
+        seconds: What it is expected to take.
+        gib: The memory that it is expected to take.
+        left_out: Batches that are served without a full graph.
+    """
+
+    graphs: tuple[Graph, ...]
+    sizes: tuple[int, ...]
+    spread: int
+    seconds: float
+    gib: float
+    left_out: tuple[LeftOut, ...]
+
+    def __str__(self) -> str:
+        most = max(self.sizes, default=0)
+        left_out = f"; left out: {', '.join(map(str, self.left_out))}" if self.left_out else ""
+        return (
+            f"{len(self.graphs)} full ones for decode steps and {len(self.sizes)} sizes of piecewise ones, up to "
+            f"{most} tokens, expected to take {self.seconds:.0f} s and {self.gib:.1f} GiB{left_out}"
+        )
+
+
+def batch_sizes(max_num_seqs: int, spread: int) -> tuple[int, ...]:
+    """Return batch sizes from 1 to `max_num_seqs`, `spread` of them to each doubling, as far as there are as many."""
+    sizes = [1]
+    while sizes[-1] < max_num_seqs:
+        step = max(1, (1 << (sizes[-1].bit_length() - 1)) // spread)
+        sizes.append(min(sizes[-1] + step, max_num_seqs))
+    return tuple(sizes)
+
+
+def plan_graphs(limits: GraphLimits, support: GraphSupport, budget: GraphBudget, cost: GraphCost) -> GraphPlan:
+    """Choose the closest spread of batch sizes that the budget allows.
+
+    Where it does not even allow the widest, graphs with the most tokens are left out: their steps take longest, so the
+    launches that a graph saves count least.
+    """
+    plan = None
+    for spread in SPREADS:
+        plan = _plan(limits, support, spread, _piecewise_sizes(limits, spread), cost)
+        if budget.allows(plan.seconds, plan.gib):
+            return plan
+    assert plan is not None, "there are spreads"
+    while plan.sizes and not budget.allows(plan.seconds, plan.gib):
+        plan = _plan(limits, support, plan.spread, plan.sizes[:-1], cost)
+    return plan
+
+
+def _plan(
+    limits: GraphLimits, support: GraphSupport, spread: int, sizes: tuple[int, ...], cost: GraphCost
+) -> GraphPlan:
+    # vLLM bounds full graphs by the largest size of piecewise ones.
+    most = max(sizes, default=0)
+    graphs = _captured(limits, support, spread, most)
+    count = len(graphs) + len(sizes)
+    seconds, gib = count * cost.graph_s, count * cost.graph_gib + most * cost.token_gib
+    return GraphPlan(graphs, sizes, spread, seconds, gib, left_out(limits, graphs))
+
+
+def _captured(limits: GraphLimits, support: GraphSupport, spread: int, tokens_max: int) -> tuple[Graph, ...]:
+    """All graphs of a spread, those of wider ones first, and of each the largest first, whose memory others reuse."""
+    if support < GraphSupport.UNIFORM_BATCH:
+        return ()
+    graphs: dict[Graph, None] = {}
+    for wider in reversed([each for each in SPREADS if each <= spread]):
+        added = {
+            _graph(requests, depth + 1, limits.query_max, support)
+            for requests in batch_sizes(limits.max_num_seqs, wider)
+            for depth in limits.ladder
+        }
+        fitting = sorted((graph for graph in added if graph.tokens <= tokens_max), reverse=True)
+        graphs.update(dict.fromkeys(fitting))
+    return tuple(graphs)
+
+
+def _graph(requests: int, query_len: int, query_max: int, support: GraphSupport) -> Graph:
+    """One graph of a rung. Where a backend takes any mix, it takes requests with more drafts than the others, too.
+
+    Not the graph of K = 0, though: backends have a kernel for single tokens, which takes nothing else.
+    """
+    tokens = requests * query_len
+    takes_more = support == GraphSupport.ALWAYS and query_len > 1
+    return Graph(tokens, requests, min(query_max, tokens) if takes_more else query_len)
+
+
+def _piecewise_sizes(limits: GraphLimits, spread: int) -> tuple[int, ...]:
+    # Multiples of a whole draft's query length: vLLM rounds others up to these.
+    sizes = (requests * limits.query_max for requests in batch_sizes(limits.max_num_seqs, spread))
+    return tuple(size for size in sizes if size <= limits.tokens_max)
+
+
+def left_out(limits: GraphLimits, graphs: Sequence[Graph]) -> tuple[LeftOut, ...]:
+    """Name the batches of one K for all requests that none of `graphs` covers."""
+    missing = []
+    for depth in limits.ladder:
+        covered = max(
+            (
+                # Any graph of more tokens that takes as long requests does as well as the rung's own.
+                min(graph.requests, graph.tokens // (depth + 1))
+                for graph in graphs
+                if (graph.query_max > depth if graph.query_max > graph.query_len else graph.query_len == depth + 1)
+            ),
+            default=0,
+        )
+        if covered < limits.max_num_seqs:
+            missing.append(LeftOut(depth, covered + 1, limits.max_num_seqs))
+    return tuple(missing)
