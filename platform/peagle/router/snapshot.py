@@ -138,6 +138,22 @@ class PromptStats:
 
 
 @dataclass(frozen=True, slots=True)
+class RowCounts:
+    """Rows that an engine's models passed over since it started, in all steps.
+
+    `verified` are the target's: tokens of prompts, tokens of its own, drafts that it checked. `drafted` are the
+    drafter's: the same rows, and those that it drafts from.
+    """
+
+    verified: int = 0
+    drafted: int = 0
+
+    def since(self, earlier: "RowCounts") -> "RowCounts":
+        """What was added after `earlier`."""
+        return RowCounts(self.verified - earlier.verified, self.drafted - earlier.drafted)
+
+
+@dataclass(frozen=True, slots=True)
 class StepStats:
     """All cells of one engine, with the table that it applies now."""
 
@@ -145,6 +161,7 @@ class StepStats:
     depth_max: int
     cells: tuple[StepCell, ...]
     prompts: PromptStats = PromptStats()
+    rows: RowCounts = RowCounts()
 
     @property
     def drafts(self) -> int:
@@ -212,6 +229,7 @@ class StepStats:
             self.depth_max,
             tuple(cell for cell in changed if cell.steps or any(cell.tail_reached)),
             self.prompts.since(earlier.prompts),
+            self.rows.since(earlier.rows),
         )
 
 

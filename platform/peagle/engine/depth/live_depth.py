@@ -6,7 +6,7 @@ Under data parallelism the table reaches every engine, and the statistics are th
 from typing import Any
 
 from peagle.errors import ConfigError
-from peagle.router.snapshot import DepthTable, PromptCell, PromptStats, StepCell, StepStats
+from peagle.router.snapshot import DepthTable, PromptCell, PromptStats, RowCounts, StepCell, StepStats
 
 SET_DEPTHS = "peagle_set_depths"
 STEP_STATS = "peagle_step_stats"
@@ -65,6 +65,7 @@ class _Known:
                 depth_max=plain["depth_max"],
                 cells=tuple(self._cells[key] for key in sorted(self._cells)),
                 prompts=_prompt_stats(**plain["prompts"]),
+                rows=RowCounts(**plain["rows"]),
             )
             self.reading = plain["reading"]
         return self._stats

@@ -20,9 +20,9 @@ differ by request, and no worker is patched.
   and stay at K = 0 until they end, while new ones draft again. Prompts too are drafted over only if K is not 0 for as
   many requests as run and can come in, or just ran: who ends is mostly followed by another, if not in the same instant.
   What is left in the prefix cache with a gap is not used by those that draft.
-- With `drafts_to_depth` (CPU, where each drafted row costs time) a step drafts what the next one will verify by the
-  present table and batch; one in eight drafts Kmax, so that cut tails still tell of what lies beyond K. Where K rises,
-  the one step that follows verifies what was drafted for the lower K.
+- With `drafts_to_depth` a step drafts what the next one will verify by the present table and batch; one in eight drafts
+  Kmax, so that cut tails still tell of what lies beyond K. Where K rises, the one step that follows verifies what was
+  drafted for the lower K. A request that drafts less, or nothing, is told to the worker (`tell_own_depths`).
 - A request may carry its own bound of K (`depth_bound.py`), which holds from its first draft on. What a bound cuts is
   no tail: no K of the table would have verified it. A request of bound 0 rests like one with a gap, and where all of a
   decode-only step rest, no drafter runs. Prompts are drafted over all the same, for who finds them in the prefix cache.
@@ -30,7 +30,7 @@ differ by request, and no worker is patched.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from time import perf_counter
 from typing import Any
@@ -41,19 +41,18 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from peagle.engine.arguments import LIVE_DEPTH, settings_of
-from peagle.engine.depth.depth_bound import bound_of
+from peagle.engine.depth.depth_bound import bound_of, tell_own_depths
 from peagle.engine.depth.depth_table import next_table
 from peagle.engine.depth.draft_chances import DraftChances
 from peagle.engine.depth.drafter_gaps import DrafterGaps
-from peagle.engine.depth.step_sums import CellSums, CutDraft, CutTails, PromptCellSums, PromptSums, StepSums
-from peagle.engine.patches.step_drafts import DraftTakingScheduler
+from peagle.engine.depth.recent_batches import RecentBatches
+from peagle.engine.depth.step_sums import CellSums, CutDraft, CutTails, PromptCellSums, PromptSums, RowSums, StepSums
+from peagle.engine.patches.step_drafts import ROWS, DraftTakingScheduler
 from peagle.router.depth.draft_sharing import depth_drafted, expected_right, shared
 from peagle.router.snapshot import DepthTable
 
 # Of the steps that draft, one in so many drafts Kmax whatever K is, so that the cut tails tell of what lies beyond K.
 _WHOLE_DRAFT_EVERY = 8
-# Where many of a batch end at once, those who follow come within so long, or so many steps where these take longer.
-_FOLLOWED_S, _FOLLOWED_STEPS = 0.1, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +83,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
         self._table = DepthTable(version=0, depths=(settings["depth_static"],))
         self._sums = StepSums(self.num_spec_tokens)
         self._prompts = PromptSums()
+        self._rows = RowSums()
         self._chances = DraftChances(self.num_spec_tokens)
         self._tails = CutTails(self._chances)
         # By request, the drafter's probability of each token of its draft.
@@ -94,8 +94,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
         self._steps: deque[_Step] = deque(maxlen=self.vllm_config.max_concurrent_batches + 1)
         self._ended_s = 0.0
         self._had_more = False
-        # When each of the last steps was scheduled, and how many it had.
-        self._batch_sizes: deque[tuple[float, int]] = deque()
+        self._batches = RecentBatches()
         self._may_skip: bool = settings["skips_drafter"]
         self._drafts_to_depth: bool = settings["drafts_to_depth"]
         self._drafting_steps = 0
@@ -124,6 +123,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
             "depth_max": self.num_spec_tokens,
             "cells": cells,
             "prompts": self._prompts.plain(),
+            "rows": asdict(self._rows),
         }
 
     @property
@@ -161,7 +161,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
         cell = prompts = None
         rested: frozenset[str] = frozenset()
         if output.num_scheduled_tokens:
-            self._batch_sizes.append((scheduled_s, len(output.num_scheduled_tokens)))
+            self._batches.add(scheduled_s, len(output.num_scheduled_tokens))
             decodes_only = not prefilling and not admits
             rested = self._gaps.among(output.num_scheduled_tokens)
             if decodes_only:
@@ -172,6 +172,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
                 self._skip_drafter(output)
             if self._drafts_to_depth and output.num_spec_tokens_to_schedule:
                 output.num_spec_tokens_to_schedule = self._depth_to_draft()
+            tell_own_depths(output, self.requests, self._gaps.among(output.num_scheduled_tokens))
             if decodes_only:
                 cell = self._sums.cell(len(output.num_scheduled_tokens), 0 if none_drafts else depth)
                 cell.add_expected(expected)
@@ -192,6 +193,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
             alive = [one for one in scheduler_output.num_scheduled_tokens if self._is_alive(one)]
             # Before vLLM cuts the sampled tokens at a stop: acceptance is what the target said of the draft.
             self._count_drafts(cell, scheduler_output, model_runner_output)
+        self._rows.add(scheduler_output.total_num_scheduled_tokens, getattr(model_runner_output, ROWS, 0))
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for request_id in scheduler_output.num_scheduled_tokens if self._tails else ():
             if (request := self.requests.get(request_id)) is not None:
@@ -246,14 +248,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
             if blocks < 0:
                 break
             batch_size += 1
-        return self._table.depth_at(max(batch_size, self._batch_before(now_s)))
-
-    def _batch_before(self, now_s: float) -> int:
-        """The largest batch of the last moment."""
-        kept = _FOLLOWED_STEPS if now_s - self._ended_s < _FOLLOWED_S else 0
-        while len(self._batch_sizes) > kept and now_s - self._batch_sizes[0][0] >= _FOLLOWED_S:
-            self._batch_sizes.popleft()
-        return max((size for _, size in self._batch_sizes), default=0)
+        return self._table.depth_at(max(batch_size, self._batches.largest(now_s, self._ended_s)))
 
     def _depth_to_draft(self) -> int:
         """How much the next step will verify of what this one drafts, if nobody ends; now and then all of it."""

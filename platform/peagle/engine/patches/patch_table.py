@@ -21,7 +21,7 @@ _in_core = partial(Seam, versions=KNOWN_VERSIONS, installed_by="peagle.engine.pl
 _in_front = partial(Seam, kind=Kind.REPLACES, versions=KNOWN_VERSIONS, process=Process.FRONT)
 _in_worker = partial(Seam, kind=Kind.REPLACES, versions=KNOWN_VERSIONS, process=Process.WORKER)
 _compiled = partial(_in_worker, installed_by="peagle.engine.patches.compile_cache:install")
-_draft_inputs = partial(_in_worker, installed_by="peagle.engine.patches.cpu_draft_inputs:install")
+_draft_inputs = partial(_in_worker, installed_by="peagle.engine.patches.draft_inputs:install")
 _markov = partial(_in_worker, installed_by="peagle.engine.patches.markov_drafts:install")
 _seeded = partial(_in_worker, installed_by="peagle.engine.patches.seeded_sampling:install")
 _drafts = partial(_in_worker, installed_by="peagle.engine.patches.step_drafts:install")
@@ -105,6 +105,11 @@ _WORKER = (
         "tokens.",
         removed_when="the pull request is in the oldest version read for, and a CPU leaves rejected rows out",
         issue="https://github.com/vllm-project/vllm/pull/45695",
+    ),
+    _draft_inputs(
+        f"{_PROPOSER}.initialize_attn_backend",
+        why="Once it is called, the kernel that lays out a drafter's rows on a GPU can be compared with its reference.",
+        removed_when="the row of `set_inputs_first_pass` goes",
     ),
     _in_worker(
         "vllm.utils.cpu_triton_utils:expand_kernel",
@@ -258,6 +263,19 @@ _NOT_INSTALLED = (
         "vllm.v1.attention.backend:CommonAttentionMetadata._seq_lens_cpu",
         why="A copy of lengths that is old once rows are laid out anew.",
         removed_when="the row of `set_inputs_first_pass` goes",
+    ),
+    *(
+        _reads(
+            f"vllm.v1.attention.backend:CommonAttentionMetadata.{attribute}",
+            why="It is made from rows and lengths, and old once these are laid out anew.",
+            removed_when="the row of `set_inputs_first_pass` goes",
+        )
+        for attribute in ("_num_computed_tokens_cache", "_token_to_req_indices_cache")
+    ),
+    _reads(
+        "vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput._model_runner_output",
+        why="An output that is still being computed is told how many rows its step drafted.",
+        removed_when="vLLM counts the rows that its drafter passes over",
     ),
     _reads(
         "vllm.model_executor.model_loader.default_loader:DefaultModelLoader._get_weights_iterator",

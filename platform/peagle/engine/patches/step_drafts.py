@@ -20,6 +20,10 @@ DRAFTS = "peagle_drafts"
 """The attribute of a step's output that holds its drafts."""
 CONFIDENCES = "peagle_confidences"
 """The one that holds the drafter's probability of each drafted token, by request; until then the drafter has it."""
+ROWS = "peagle_rows"
+"""The one that holds how many rows the drafter passed over."""
+OWN_DEPTHS = "peagle_own_depths"
+"""The attribute of what is scheduled that holds K of each request whose drafts are to be fewer than the step's."""
 _MARK = "_peagle_step_drafts"
 
 
@@ -38,7 +42,12 @@ def install() -> None:
         state = runner.execute_model_state
         runner.peagle_is_asked = state is not None and state[0].num_spec_tokens_to_schedule > 0
         runner.peagle_has_drafted = False
+        runner.peagle_own_depths = {} if state is None else getattr(state[0], OWN_DEPTHS, {})
+        runner.peagle_rows = 0
         output = sample(runner, grammar_output)
+        if runner.peagle_rows:
+            # An output that is still being computed holds what is known of it.
+            setattr(getattr(output, "_model_runner_output", output), ROWS, runner.peagle_rows)
         # An output that is still being computed travels in a form of its own, and its drafts stay with the worker.
         if runner.num_spec_tokens and runner.peagle_is_asked and isinstance(output, ModelRunnerOutput):
             drafts = runner.take_draft_token_ids()
