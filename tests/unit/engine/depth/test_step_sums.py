@@ -108,6 +108,7 @@ def test_cells_sum_what_was_added_and_survive_the_way_to_the_client(seed: int) -
             "reading": 1,
             "cells": sums.read()[1],
             "prompts": PromptSums().plain(),
+            "rows": {"verified": 40, "drafted": 60},
         },
     )
     assert stats.table.depths == (7, 5)
@@ -138,7 +139,7 @@ class Sums:
         reading, cells = self.sums.read(since)
         self.sent += len(cells)
         table = {"version": 0, "depths": [7], "by_request": False, "depth_max": DEPTH_MAX}
-        return {**table, "reading": reading, "cells": cells, "prompts": PromptSums().plain()}
+        return {**table, "reading": reading, "cells": cells, "prompts": PromptSums().plain(), "rows": {}}
 
 
 @pytest.mark.parametrize("seed", range(30))
