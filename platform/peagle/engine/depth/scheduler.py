@@ -13,8 +13,8 @@ differ by request, and no worker is patched.
 - KV slots are reserved for Kmax drafts whatever K is, since the drafter writes that many.
 - Grammars: vLLM validates a draft before this cut and masks only what is scheduled after it.
 - Asynchronous scheduling (GPU): the draft is a list of placeholders here and the worker reads its first K tokens from
-  the drafter's output, by request, at the stride that was drafted. The cut works the same; the tail's tokens are not
-  known to the scheduler, so cut tails are not scored.
+  the drafter's output, by request, at the stride that was drafted. The cut works the same. Of the steps that draft
+  beyond K, the worker tells the tokens one step later: by then they are known, and can be scored.
 - K = 0 verifies nothing. Unless `skips_drafter` is set the drafter still runs and keeps its cache in step, so that K
   can rise at any step. With it, a step whose requests all have K = 0 runs no drafter; they then have a gap in its cache
   and stay at K = 0 until they end, while new ones draft again. Prompts too are drafted over only if K is not 0 for as
@@ -35,7 +35,6 @@ from itertools import chain, islice
 from time import perf_counter
 from typing import Any
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -47,7 +46,7 @@ from peagle.engine.depth.draft_chances import DraftChances
 from peagle.engine.depth.drafter_gaps import DrafterGaps
 from peagle.engine.depth.recent_batches import RecentBatches
 from peagle.engine.depth.step_sums import CellSums, CutDraft, CutTails, PromptCellSums, PromptSums, RowSums, StepSums
-from peagle.engine.patches.step_drafts import ROWS, DraftTakingScheduler
+from peagle.engine.patches.step_drafts import ROWS, TELLS, DraftTakingScheduler
 from peagle.router.depth.draft_sharing import depth_drafted, expected_right, shared
 from peagle.router.snapshot import DepthTable
 
@@ -171,7 +170,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
             if self._may_skip and (none_drafts or (depth if decodes_only else prompts_depth) == 0):
                 self._skip_drafter(output)
             if self._drafts_to_depth and output.num_spec_tokens_to_schedule:
-                output.num_spec_tokens_to_schedule = self._depth_to_draft()
+                self._draft_to_depth(output)
             tell_own_depths(output, self.requests, self._gaps.among(output.num_scheduled_tokens))
             if decodes_only:
                 cell = self._sums.cell(len(output.num_scheduled_tokens), 0 if none_drafts else depth)
@@ -250,14 +249,15 @@ class LiveDepthScheduler(DraftTakingScheduler):
             batch_size += 1
         return self._table.depth_at(max(batch_size, self._batches.largest(now_s, self._ended_s)))
 
-    def _depth_to_draft(self) -> int:
-        """How much the next step will verify of what this one drafts, if nobody ends; now and then all of it."""
+    def _draft_to_depth(self, output: SchedulerOutput) -> None:
+        """Draft how much the next step will verify of this one's drafts, if nobody ends; now and then all of it."""
         self._drafting_steps += 1
         batch_size = len(self.running)
         depth = self._table.depth_at(batch_size)
         if self._drafting_steps % _WHOLE_DRAFT_EVERY == 0:
             depth = self.num_spec_tokens
-        return max(1, self._drafted_for(depth) if batch_size > 1 else depth)
+            setattr(output, TELLS, True)
+        output.num_spec_tokens_to_schedule = max(1, self._drafted_for(depth) if batch_size > 1 else depth)
 
     def _skip_drafter(self, output: SchedulerOutput) -> None:
         """Nobody will use drafts; without them the step's requests get a gap in the drafter's cache."""
@@ -377,18 +377,3 @@ class LiveDepthScheduler(DraftTakingScheduler):
             if step.output is output:
                 return step
         return None
-
-
-class AsyncLiveDepthScheduler(LiveDepthScheduler, AsyncScheduler):  # type: ignore[misc]
-    """Live depth where the next step is scheduled before the last one's output is known."""
-
-    def _drafter_has(self, request: Request, computed: int) -> int:
-        """Drafts that are being verified count as computed until it is known which were right.
-
-        A token of its own for this step, and at least one for those before it, stand among the placeholders, too.
-        """
-        unsure: int = request.num_output_placeholders - 2
-        return max(0, computed - max(0, unsure))
-
-    def _keep_tails(self, whole_drafts: dict[str, list[int]], output: SchedulerOutput, cell: CellSums) -> None:
-        """Nothing to keep: drafts are placeholders here, their tokens stay on the device."""

@@ -1,7 +1,7 @@
 """Lays out what a P-EAGLE drafter passes over, on a GPU: masks for the K that each request has at this step.
 
-With vLLM's masks for the configured depth, 128 requests at K = 1 are 1,024 rows, of which 256 are wanted. Here one kernel
-writes all of the drafter's inputs. How many rows there are is known on the host, so nothing waits for the device.
+With vLLM's masks for a configured depth of 7, 128 requests at K = 1 are 1,024 rows, of which 256 are wanted. Here one
+kernel writes all of the drafter's inputs. How many rows there are is known on the host, so nothing waits for the device.
 
 The kernel is compared with its reference on the device before the engine takes requests. Where they differ, or it does
 not compile, vLLM's own layout stays.
@@ -47,8 +47,8 @@ def agrees(proposer: Any) -> bool:
         different = f"does not run: {type(error).__name__}: {error}"
     if different:
         _LOG.warning(
-            "The kernel that lays out a drafter's rows %s. vLLM's own layout is used instead: every step drafts %d tokens "
-            "for each request, whatever K is",
+            "The kernel that lays out a drafter's rows %s. vLLM's own layout is used instead: every step drafts %d "
+            "tokens for each request, whatever K is",
             different,
             proposer.extra_slots_per_request,
         )

@@ -160,6 +160,11 @@ _WORKER = (
         why="It would hand out zeros as the drafts of a step that was asked for none.",
         removed_when=_NO_SKIPPED_DRAFTER,
     ),
+    _drafts(
+        "vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput.get_output",
+        why="An output that is still being computed leaves without its rows, and without the last step's drafts.",
+        removed_when="vLLM tells what lies beyond the drafts that it verifies",
+    ),
 )
 _NOT_INSTALLED = (
     *(
@@ -273,9 +278,9 @@ _NOT_INSTALLED = (
         for attribute in ("_num_computed_tokens_cache", "_token_to_req_indices_cache")
     ),
     _reads(
-        "vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput._model_runner_output",
-        why="An output that is still being computed is told how many rows its step drafted.",
-        removed_when="vLLM counts the rows that its drafter passes over",
+        f"{_RUNNER}._draft_token_ids",
+        why="What a step has drafted is compared with what the target says later.",
+        removed_when="vLLM tells what lies beyond the drafts that it verifies",
     ),
     _reads(
         "vllm.model_executor.model_loader.default_loader:DefaultModelLoader._get_weights_iterator",
