@@ -77,6 +77,17 @@ YIELD = (
         width=12,
         highest=1,
     ),
+    Panel(
+        "Rows drafted and verified",
+        "Rows that the drafter and the target passed over, prompts among them. At a steady K the drafter has no more than "
+        "2 K for each request and step, where the target has K + 1.",
+        units.Short,
+        (
+            Query(rate("peagle_replica_drafted_rows_total", OF_REPLICA), "{{model}} drafted"),
+            Query(rate("peagle_replica_verified_rows_total", OF_REPLICA), "{{model}} verified"),
+        ),
+        width=24,
+    ),
 )
 
 DEPTH = (

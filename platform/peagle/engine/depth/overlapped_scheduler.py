@@ -1,7 +1,5 @@
 """Live depth under asynchronous scheduling, where drafts stay on the device."""
 
-from typing import Any
-
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
@@ -33,7 +31,7 @@ class AsyncLiveDepthScheduler(LiveDepthScheduler, AsyncScheduler):  # type: igno
             self._keep_told(told, output, cell)
 
     def _keep_told(self, told: dict[str, list[int]], output: SchedulerOutput, cell: CellSums) -> None:
-        """Keep the tails of drafts that stayed on the device: the step before made them, this one verified some of each.
+        """Keep the tails of drafts that stayed on the device: the step before made them, this one verified some.
 
         The tokens of the step before are known by now, and those of this one are not. A grammar's tails are left out:
         nobody has looked which of them it allows.

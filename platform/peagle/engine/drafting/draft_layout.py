@@ -2,7 +2,8 @@
 
 Every verified row has a place, so that nobody waits for the device: of each request first those that were right,
 shifted by one and with the new token behind them, then the masks of its own K, last as many empty rows as were wrong.
-How long each request's part is, the host knows. `laid_out` says it plainly; `draft_rows_kernel.py` does it in one launch.
+How long each request's part is, the host knows. `laid_out` says it plainly; `draft_rows_kernel.py` does it in one
+launch.
 """
 
 from dataclasses import dataclass

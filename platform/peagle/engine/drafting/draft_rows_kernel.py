@@ -44,8 +44,8 @@ _POINTERS = (
 )
 
 
-@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)
-def _draft_rows_kernel(
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)  # type: ignore[untyped-decorator]
+def _draft_rows_kernel(  # type: ignore[no-untyped-def]  # its arguments are Triton's
     tokens_ptr,  # [verified rows]
     positions_ptr,  # [verified rows]
     states_ptr,  # [verified rows, size]

@@ -1,7 +1,7 @@
 """Lays out what a P-EAGLE drafter passes over, on a GPU: masks for the K that each request has at this step.
 
 With vLLM's masks for a configured depth of 7, 128 requests at K = 1 are 1,024 rows, of which 256 are wanted. Here one
-kernel writes all of the drafter's inputs. How many rows there are is known on the host, so nothing waits for the device.
+kernel writes all of the drafter's inputs. How many rows there are is known on the host: nothing waits for the device.
 
 The kernel is compared with its reference on the device before the engine takes requests. Where they differ, or it does
 not compile, vLLM's own layout stays.
