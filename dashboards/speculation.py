@@ -79,8 +79,8 @@ YIELD = (
     ),
     Panel(
         "Rows drafted and verified",
-        "Rows that the drafter and the target passed over, prompts among them. At a steady K the drafter has no more than "
-        "2 K for each request and step, where the target has K + 1.",
+        "Rows that the drafter and the target passed over, prompts among them. At a steady K the drafter has no more "
+        "than 2 K for each request and step, where the target has K + 1.",
         units.Short,
         (
             Query(rate("peagle_replica_drafted_rows_total", OF_REPLICA), "{{model}} drafted"),

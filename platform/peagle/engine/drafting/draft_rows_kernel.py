@@ -12,16 +12,14 @@ from peagle.engine.drafting.draft_layout import DraftCache, LaidOut, Mask, RowPl
 
 # Rows and elements of the hidden state that a program has: a tile that four warps move with wide loads.
 _ROWS, _WIDTH = 16, 256
-# Numbers that change from step to step. Were kernels compiled for some of them, a client would wait for that.
+# What may change from step to step, or from a trial to a step. Were kernels compiled for some of these numbers, or for
+# where tensors begin, a client would wait for that. Hidden states are of one size, and aligned: their loads are wide.
 _NUMBERS = (
     "row_count",
     "sample_count",
     "depth",
     "request_count",
     "mask_token",
-    "size",
-    "states_stride",
-    "out_stride",
     "blocks_stride",
     "block_size",
     "context_tokens",
@@ -29,23 +27,20 @@ _NUMBERS = (
 _POINTERS = (
     "tokens_ptr",
     "positions_ptr",
-    "states_ptr",
     "new_tokens_ptr",
     "rejected_ptr",
     "verified_starts_ptr",
     "blocks_ptr",
-    "mask_state_ptr",
     "plan_ptr",
     "ids_ptr",
     "out_positions_ptr",
     "slots_ptr",
-    "out_states_ptr",
     "to_sample_ptr",
 )
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)  # type: ignore[untyped-decorator]
-def _draft_rows_kernel(  # type: ignore[no-untyped-def]  # its arguments are Triton's
+def draft_rows(  # type: ignore[no-untyped-def]  # its arguments are Triton's
     tokens_ptr,  # [verified rows]
     positions_ptr,  # [verified rows]
     states_ptr,  # [verified rows, size]
@@ -132,7 +127,7 @@ def lay_out(plan: RowPlan, packed: Tensor, verified: Verified, mask: Mask, cache
     requests, size = len(plan.masks), verified.states.shape[1]
     samples = requests * plan.depth
     grid = (triton.cdiv(max(plan.rows, samples), _ROWS), triton.cdiv(size, _WIDTH))
-    _draft_rows_kernel[grid](
+    draft_rows[grid](
         verified.tokens,
         verified.positions,
         verified.states,

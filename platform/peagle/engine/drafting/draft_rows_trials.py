@@ -17,7 +17,7 @@ def trials(
     """A few batches: of one request and of many, decoding and prefilling, at one K and at several."""
     rng = np.random.default_rng(_SEED)
     for _ in range(_BATCHES):
-        yield trial(rng, depth_max, size, dtype, device, block_size, requests_max=64, prompt_tokens_max=300)
+        yield trial(rng, depth_max, size, dtype, device, block_size, requests_max=40, prompt_tokens_max=100)
 
 
 def trial(

@@ -38,7 +38,9 @@ def install() -> None:
     @functools.wraps(initialize)
     def initialize_attn_backend(proposer: Any, *args: Any, **kwargs: Any) -> None:
         initialize(proposer, *args, **kwargs)
-        proposer.peagle_lays_out = gpu_draft_inputs.is_eligible(proposer) and gpu_draft_inputs.agrees(proposer)
+        # vLLM may call it more than once, to measure how much memory graphs take.
+        if not hasattr(proposer, "peagle_lays_out"):
+            proposer.peagle_lays_out = gpu_draft_inputs.is_eligible(proposer) and gpu_draft_inputs.agrees(proposer)
 
     SpecDecodeBaseProposer.set_inputs_first_pass = set_inputs_first_pass
     SpecDecodeBaseProposer.initialize_attn_backend = initialize_attn_backend

@@ -59,7 +59,7 @@ def install() -> None:
         if isinstance(output, AsyncGPUModelRunnerOutput):
             # By the time that this step's output is known, so is what the last step drafted: nothing waits for it.
             setattr(output, TOLD, getattr(runner, TOLD, None))
-            setattr(runner, TOLD, _sent(runner) if runner.peagle_has_drafted and hasattr(state[0], TELLS) else None)
+            setattr(runner, TOLD, sent(runner) if runner.peagle_has_drafted and hasattr(state[0], TELLS) else None)
         # An output that is still being computed travels in a form of its own, and its drafts stay with the worker.
         if runner.num_spec_tokens and runner.peagle_is_asked and isinstance(output, ModelRunnerOutput):
             drafts = runner.take_draft_token_ids()
@@ -97,7 +97,7 @@ def install() -> None:
     setattr(GPUModelRunner, _MARK, True)
 
 
-def _sent(runner: Any) -> Callable[[], dict[str, list[int]]]:
+def sent(runner: Any) -> Callable[[], dict[str, list[int]]]:
     """Send a step's drafts to the host, beside what the device does next; what is returned waits for them."""
     drafts, stream, arrived = runner._draft_token_ids, runner.draft_token_ids_copy_stream, torch.cuda.Event()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())

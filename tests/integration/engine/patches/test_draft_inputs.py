@@ -56,6 +56,7 @@ def proposer(method: str = "eagle3", masks: bool = True, depth: int = DRAFTED) -
     made.hidden_states = torch.full((BUFFER, HIDDEN), -7.0, dtype=torch.bfloat16)
     made.is_rejected_token_mask = torch.zeros(BUFFER, dtype=torch.bool)
     made.is_masked_token_mask = torch.zeros(BUFFER, dtype=torch.bool)
+    made.peagle_runner = SimpleNamespace()
     made.vllm_config = type("Config", (), {"model_config": type("Model", (), {"uses_mrope": False})})
     return made
 
@@ -114,6 +115,7 @@ def test_rows_are_vllms_without_the_rejected_ones(
     upstream: Any = SpecDecodeBaseProposer.set_inputs_first_pass
     padded, padded_samples, padded_metadata = upstream.__wrapped__(theirs, **batch(lengths, computed, rejected))
     count, samples, metadata = ours.set_inputs_first_pass(**batch(lengths, computed, rejected))
+    assert ours.peagle_runner.peagle_rows == count
 
     kept = ~theirs.is_rejected_token_mask[:padded]
     dropped = torch.tensor(rejected or [0] * len(lengths), dtype=torch.int32)

@@ -1,5 +1,9 @@
 """The kernel that lays out a drafter's rows on a GPU, under Triton's interpreter, against its plain reference."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -19,6 +23,27 @@ from peagle.engine.drafting.draft_rows_trials import trial, trials  # noqa: E402
 
 CPU = torch.device("cpu")
 DEPTH_MAX = 8
+# In a process of its own, where the kernel is not interpreted. A compiler needs no GPU.
+COMPILE = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from peagle.engine.drafting.draft_rows_kernel import draft_rows
+
+kinds = dict.fromkeys(("positions_ptr", "out_positions_ptr", "slots_ptr"), "*i64")
+states = ("states_ptr", "mask_state_ptr", "out_states_ptr")
+kinds |= dict.fromkeys(states, "*bf16")
+names = draft_rows.arg_names
+types = {name: kinds.get(name, "*i32" if name.endswith("_ptr") else "i32") for name in names}
+tile = {"ROWS": 16, "WIDTH": 256}
+aligned = (*states, "size", "states_stride", "out_stride")
+attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+for capability in (80, 90, 100):
+    source = ASTSource(draft_rows, types | dict.fromkeys(tile, "constexpr"), tile, attributes)
+    made = compile(source, target=GPUTarget("cuda", capability, 32))
+    assert made.asm["cubin"]
+    assert "ld.global.v4.b32" in made.asm["ptx"], "hidden states are loaded 16 bytes at a time"
+    assert "st.global.v4.b32" in made.asm["ptx"]
+"""
 
 
 def assert_equal(kernel: ModuleType, plan: object, verified: Verified, mask: Mask, cache: DraftCache) -> None:
@@ -73,6 +98,13 @@ def test_it_equals_its_reference_on_batches_of_many_programs(draft_rows_kernel: 
         dtype = torch.bfloat16 if rng.random() < 0.5 else torch.float32
         batch = trial(rng, DEPTH_MAX, size, dtype, CPU, 16, requests_max=12, prompt_tokens_max=90)
         assert_equal(draft_rows_kernel, *batch)
+
+
+def test_it_compiles_for_gpus_with_wide_loads(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    env = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_the_batches_of_a_start_have_all_that_occurs() -> None:
