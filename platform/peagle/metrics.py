@@ -291,6 +291,13 @@ REPLICA_METRICS = (
         "rows_drafted",
     ),
     _counter(
+        "peagle_replica_unfitted_rows",
+        Unit.TOKENS,
+        OF_REPLICA,
+        "Of those, rows that vLLM laid out for the largest K, as the kernel for it failed its check at start.",
+        "rows_unfitted",
+    ),
+    _counter(
         "peagle_replica_requested_draft_tokens",
         Unit.TOKENS,
         OF_REPLICA,

@@ -171,7 +171,7 @@ class Worker:
             drafted = [min(depth, self.own_depths[-1].get(one, depth)) for one in output.num_scheduled_tokens]
             rows = output.total_num_scheduled_tokens + sum(max(0, each - 1) for each in drafted)
             self.rows_drafted += rows
-            setattr(result, ROWS, rows)
+            setattr(result, ROWS, (rows, 0))
 
     def _adopt(self, output: Any) -> None:
         for new in output.scheduled_new_reqs:

@@ -192,7 +192,7 @@ class LiveDepthScheduler(DraftTakingScheduler):
             alive = [one for one in scheduler_output.num_scheduled_tokens if self._is_alive(one)]
             # Before vLLM cuts the sampled tokens at a stop: acceptance is what the target said of the draft.
             self._count_drafts(cell, scheduler_output, model_runner_output)
-        self._rows.add(scheduler_output.total_num_scheduled_tokens, getattr(model_runner_output, ROWS, 0))
+        self._rows.add(scheduler_output.total_num_scheduled_tokens, *getattr(model_runner_output, ROWS, (0, 0)))
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for request_id in scheduler_output.num_scheduled_tokens if self._tails else ():
             if (request := self.requests.get(request_id)) is not None:

@@ -167,10 +167,12 @@ class RowSums:
 
     verified: int = 0
     drafted: int = 0
+    unfitted: int = 0
 
-    def add(self, verified: int, drafted: int) -> None:
+    def add(self, verified: int, drafted: int, unfitted: int) -> None:
         self.verified += verified
         self.drafted += drafted
+        self.unfitted += unfitted
 
 
 class StepSums:

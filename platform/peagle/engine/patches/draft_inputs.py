@@ -23,6 +23,7 @@ def install() -> None:
 
     @functools.wraps(upstream)
     def set_inputs_first_pass(proposer: Any, **inputs: Any) -> Any:
+        unfitted = 0
         if cpu_draft_inputs.lays_out(proposer):
             laid_out = cpu_draft_inputs.set_inputs(proposer, **inputs)
         elif gpu_draft_inputs.lays_out(proposer):
@@ -32,7 +33,8 @@ def install() -> None:
                 # The depth that vLLM lays out; it takes what comes of it for one of this depth.
                 proposer.num_speculative_tokens = proposer.extra_slots_per_request
             laid_out = upstream(proposer, **inputs)
-        proposer.peagle_runner.peagle_rows = laid_out[0]
+            unfitted = laid_out[0] if proposer.parallel_drafting else 0
+        proposer.peagle_runner.peagle_rows = laid_out[0], unfitted
         return laid_out
 
     @functools.wraps(initialize)

@@ -26,7 +26,7 @@ DRAFTS = "peagle_drafts"
 CONFIDENCES = "peagle_confidences"
 """The one that holds the drafter's probability of each drafted token, by request; until then the drafter has it."""
 ROWS = "peagle_rows"
-"""The one that holds how many rows the drafter passed over."""
+"""The one that holds how many rows the drafter passed over, and how many of them vLLM laid out for the largest K."""
 TOLD = "peagle_told"
 """The one that holds what the step before drafted, by request, where that was to be told."""
 OWN_DEPTHS = "peagle_own_depths"
@@ -52,7 +52,7 @@ def install() -> None:
         runner.peagle_is_asked = state is not None and state[0].num_spec_tokens_to_schedule > 0
         runner.peagle_has_drafted = False
         runner.peagle_own_depths = {} if state is None else getattr(state[0], OWN_DEPTHS, {})
-        runner.peagle_rows = 0
+        runner.peagle_rows = None
         output = sample(runner, grammar_output)
         if runner.peagle_rows:
             setattr(output, ROWS, runner.peagle_rows)
@@ -84,7 +84,7 @@ def install() -> None:
     @functools.wraps(finish)
     def get_output(output: Any) -> Any:
         finished = finish(output)
-        if rows := getattr(output, ROWS, 0):
+        if rows := getattr(output, ROWS, None):
             setattr(finished, ROWS, rows)
         if tell := getattr(output, TOLD, None):
             setattr(finished, TOLD, tell())

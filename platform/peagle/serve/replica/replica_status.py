@@ -24,6 +24,7 @@ def depth_status(stats: StepStats | None) -> dict[str, Any]:
         "drafting_steps": stats.drafting_steps if stats else None,
         "rows_verified": stats.rows.verified if stats else None,
         "rows_drafted": stats.rows.drafted if stats else None,
+        "rows_unfitted": stats.rows.unfitted if stats else None,
         "requested": stats.requested if stats else None,
         "drafted": stats.drafted if stats else None,
         "accepted": stats.accepted if stats else None,

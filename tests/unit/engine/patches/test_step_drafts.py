@@ -21,7 +21,9 @@ asked = []
 
 def sample_tokens(runner, grammar_output):
     asked.append(runner.peagle_own_depths)
-    runner.peagle_has_drafted = runner.peagle_rows = runner.next_rows
+    runner.peagle_has_drafted = runner.next_rows > 0
+    if runner.next_rows:
+        runner.peagle_rows = runner.next_rows, 0
     return Output()
 
 AsyncGPUModelRunnerOutput.get_output = lambda output: output.finished
@@ -36,13 +38,13 @@ def step(rows, **attributes):
     runner.execute_model_state, runner.next_rows = (scheduled,), rows
     return vars(GPUModelRunner.sample_tokens(runner, None).get_output())
 
-assert step(12) == {"peagle_rows": 12}
+assert step(12) == {"peagle_rows": (12, 0)}
 assert step(0) == {}, "no drafter ran"
-assert step(12, peagle_tells=True) == {"peagle_rows": 12}, "its drafts are not known yet"
-assert step(5) == {"peagle_rows": 5, "peagle_told": {"a": [5]}}
-assert step(6) == {"peagle_rows": 6}
+assert step(12, peagle_tells=True) == {"peagle_rows": (12, 0)}, "its drafts are not known yet"
+assert step(5) == {"peagle_rows": (5, 0), "peagle_told": {"a": [5]}}
+assert step(6) == {"peagle_rows": (6, 0)}
 assert step(0, peagle_tells=True) == {}
-assert step(6) == {"peagle_rows": 6}, "what has not drafted has nothing to tell"
+assert step(6) == {"peagle_rows": (6, 0)}, "what has not drafted has nothing to tell"
 asked.clear()
 step(4, peagle_own_depths={"a": 0})
 step(4)
