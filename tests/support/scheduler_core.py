@@ -13,7 +13,7 @@ from typing import Any
 
 from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
 from peagle.engine.depth.live_depth import step_stats_from_plain
-from peagle.engine.patches.step_drafts import DRAFTS
+from peagle.engine.patches.step_drafts import DRAFTS, OWN_DEPTHS, ROWS, TELLS, TOLD
 from peagle.engine.plugin import scheduler
 from peagle.engine.shared_steps import FLOW_ARG
 from peagle.router.snapshot import StepStats
@@ -124,8 +124,13 @@ class Worker:
         self.drafts: dict[str, list[int]] = {}
         # request, index of the first drafted position, draft and how much of it was verified, for each decode
         self.seen: list[tuple[str, int, list[int], int]] = []
-        # how deep each step drafted
+        # how deep each step drafted, and who less deep
         self.drafted: list[int] = []
+        self.own_depths: list[dict[str, int]] = []
+        # rows of the target and of the drafter, in all
+        self.rows_verified = self.rows_drafted = 0
+        # what the last step drafted, where that is to be told
+        self.told: dict[str, list[int]] | None = None
         # who took part in a step without the drafter, and has a gap in its cache
         self.gapped: set[str] = set()
         self.rested = 0
@@ -142,6 +147,7 @@ class Worker:
         self.last_step = dict(output.num_scheduled_tokens)
         if output.num_scheduled_tokens:
             self.drafted.append(output.num_spec_tokens_to_schedule)
+            self.own_depths.append(getattr(output, OWN_DEPTHS))
         sampled = [self._step(request_id, output) for request_id in output.num_scheduled_tokens]
         ids = list(output.num_scheduled_tokens)
         if output.num_spec_tokens_to_schedule == 0:
@@ -152,11 +158,23 @@ class Worker:
             req_ids=ids, req_id_to_index={one: index for index, one in enumerate(ids)}, sampled_token_ids=sampled
         )
         result.cudagraph_stats = self.ran_as
+        self._pass_over(output, result)
+        if self.overlapped:
+            setattr(result, TOLD, self.told)
+            self.told = {one: list(self.drafts[one]) for one in ids} if hasattr(output, TELLS) else None
         drafts = DraftTokenIds(ids, [list(self.drafts[one]) for one in ids])
         # Without a draft model that overlaps, drafts come with the output; they can also be called for.
         if not self.overlapped and output.num_spec_tokens_to_schedule and self.rng.random() < 0.5:
             setattr(result, DRAFTS, drafts)
         return result, drafts
+
+    def _pass_over(self, output: Any, result: Any) -> None:
+        self.rows_verified += output.total_num_scheduled_tokens
+        if depth := output.num_spec_tokens_to_schedule:
+            drafted = [min(depth, self.own_depths[-1].get(one, depth)) for one in output.num_scheduled_tokens]
+            rows = output.total_num_scheduled_tokens + sum(max(0, each - 1) for each in drafted)
+            self.rows_drafted += rows
+            setattr(result, ROWS, (rows, 0))
 
     def _adopt(self, output: Any) -> None:
         for new in output.scheduled_new_reqs:
@@ -179,8 +197,9 @@ class Worker:
         told = output.scheduled_spec_decode_tokens.get(request_id, [])
         draft = self.drafts[request_id]
         verified = draft[: len(told)]
-        # Drafts over a gap only make a step uniform.
-        assert not (told and request_id in self.gapped) or self.ran_as.takes_uniform_only
+        if not self.ran_as.takes_uniform_only:  # else some drafts only make a step uniform
+            assert VOCABULARY not in verified, "beyond the request's own depth"
+            assert not (told and request_id in self.gapped), "over a gap"
         assert told == ([-1] * len(told) if self.overlapped else verified)
         end = self.computed[request_id] + count - len(told)
         assert end <= len(tokens)
@@ -197,7 +216,10 @@ class Worker:
                 break
         tokens += emitted
         self.computed[request_id] = end + len(emitted) - 1
-        self.drafts[request_id] = self._draft(tokens)[: output.num_spec_tokens_to_schedule]
+        depth = output.num_spec_tokens_to_schedule
+        own = getattr(output, OWN_DEPTHS).get(request_id, depth)
+        # What lies beyond a request's own depth is nobody's to verify.
+        self.drafts[request_id] = [*self._draft(tokens)[: min(own, depth)], *[VOCABULARY] * max(0, depth - own)]
         return list(emitted)
 
     def _draft(self, tokens: list[int]) -> list[int]:

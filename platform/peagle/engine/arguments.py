@@ -112,8 +112,8 @@ def _skips_drafter(deployment: Deployment) -> bool:
 
 def drafts_to_depth(deployment: Deployment) -> bool:
     """Whether a step drafts only what the next one will check, but for one in a few."""
-    # On a GPU drafting is all but flat in K, and the rows are laid out by vLLM's own kernel for `depth_max`.
-    return _skips_drafter(deployment) and deployment.resources.accelerator == "cpu"
+    # A row costs a CPU as much as any other; at many requests a GPU's drafter takes as long as it has rows.
+    return _skips_drafter(deployment)
 
 
 def drafted_depth(deployment: Deployment) -> int:

@@ -49,7 +49,8 @@ def _drafting_scheduler(config: Any) -> Any:
         from peagle.engine.depth.depth_bound import AsyncStaticDepthScheduler, StaticDepthScheduler
 
         return AsyncStaticDepthScheduler if overlapped else StaticDepthScheduler
-    from peagle.engine.depth.scheduler import AsyncLiveDepthScheduler, LiveDepthScheduler
+    from peagle.engine.depth.overlapped_scheduler import AsyncLiveDepthScheduler
+    from peagle.engine.depth.scheduler import LiveDepthScheduler
 
     return AsyncLiveDepthScheduler if overlapped else LiveDepthScheduler
 

@@ -150,6 +150,7 @@ class StepStats:
     cells: tuple[StepCell, ...]
     prompts: PromptStats = PromptStats()
     steps_by_graph: Mapping[str, int] = field(default_factory=dict)
+    rows: RowCounts = RowCounts()
 
     @property
     def drafts(self) -> int:
@@ -218,6 +219,7 @@ class StepStats:
             tuple(cell for cell in changed if cell.steps or any(cell.tail_reached)),
             self.prompts.since(earlier.prompts),
             {graph: steps - earlier.steps_by_graph.get(graph, 0) for graph, steps in self.steps_by_graph.items()},
+            self.rows.since(earlier.rows),
         )
 
 

@@ -43,11 +43,12 @@ def test_live_depth_drafts_the_deepest_and_starts_at_the_static_depth() -> None:
         ("cpu", True, True, True),
         ("cpu", None, True, True),
         ("cpu", False, False, False),
-        ("gpu", True, True, False),
-        ("gpu", None, True, False),
+        ("gpu", True, True, True),
+        ("gpu", None, True, True),
+        ("gpu", False, False, False),
     ],
 )
-def test_what_adapts_skips_its_drafter_and_on_a_cpu_drafts_no_deeper_than_it_verifies(
+def test_what_adapts_skips_its_drafter_and_drafts_no_deeper_than_it_verifies(
     accelerator: str, adaptive: bool | None, skips: bool, to_depth: bool
 ) -> None:
     adapting = deployment(resources={"accelerator": accelerator}, speculation={"depth_max": 7, "adaptive": adaptive})

@@ -6,6 +6,7 @@ Under data parallelism the table reaches every engine, and the statistics are th
 from typing import Any
 
 from peagle.errors import ConfigError
+from peagle.router.row_counts import RowCounts
 from peagle.router.snapshot import DepthTable, PromptCell, PromptStats, StepCell, StepStats
 
 SET_DEPTHS = "peagle_set_depths"
@@ -66,6 +67,7 @@ class _Known:
                 cells=tuple(self._cells[key] for key in sorted(self._cells)),
                 prompts=_prompt_stats(**plain["prompts"]),
                 steps_by_graph=plain["graphs"],
+                rows=RowCounts(**plain["rows"]),
             )
             self.reading = plain["reading"]
         return self._stats

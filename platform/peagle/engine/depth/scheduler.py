@@ -13,16 +13,16 @@ differ by request, and no worker is patched.
 - KV slots are reserved for Kmax drafts whatever K is, since the drafter writes that many.
 - Grammars: vLLM validates a draft before this cut and masks only what is scheduled after it.
 - Asynchronous scheduling (GPU): the draft is a list of placeholders here and the worker reads its first K tokens from
-  the drafter's output, by request, at the stride that was drafted. The cut works the same; the tail's tokens are not
-  known to the scheduler, so cut tails are not scored.
+  the drafter's output, by request, at the stride that was drafted. The cut works the same. Of the steps that draft
+  beyond K, the worker tells the tokens one step later: by then they are known, and can be scored.
 - K = 0 verifies nothing. Unless `skips_drafter` is set the drafter still runs and keeps its cache in step, so that K
   can rise at any step. With it, a step whose requests all have K = 0 runs no drafter; they then have a gap in its cache
   and stay at K = 0 until they end, while new ones draft again. Prompts too are drafted over only if K is not 0 for as
   many requests as run and can come in, or just ran: who ends is mostly followed by another, if not in the same instant.
   What is left in the prefix cache with a gap is not used by those that draft.
-- With `drafts_to_depth` (CPU, where each drafted row costs time) a step drafts what the next one will verify by the
-  present table and batch; one in eight drafts Kmax, so that cut tails still tell of what lies beyond K. Where K rises,
-  the one step that follows verifies what was drafted for the lower K.
+- With `drafts_to_depth` a step drafts what the next one will verify by the present table and batch; one in eight drafts
+  Kmax, so that cut tails still tell of what lies beyond K. Where K rises, the one step that follows verifies what was
+  drafted for the lower K. A request that drafts less, or nothing, is told to the worker (`tell_own_depths`).
 - A request may carry its own bound of K (`depth_bound.py`), which holds from its first draft on. What a bound cuts is
   no tail: no K of the table would have verified it. A request of bound 0 rests like one with a gap, and where all of a
   decode-only step rest, no drafter runs. Prompts are drafted over all the same, for who finds them in the prefix cache.
@@ -30,34 +30,33 @@ differ by request, and no worker is patched.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from time import perf_counter
 from typing import Any
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from peagle.engine.arguments import LIVE_DEPTH, settings_of
-from peagle.engine.depth.depth_bound import bound_of
+from peagle.engine.depth.depth_bound import bound_of, tell_own_depths
 from peagle.engine.depth.depth_table import next_table
 from peagle.engine.depth.draft_chances import DraftChances
 from peagle.engine.depth.drafter_gaps import DrafterGaps
 from peagle.engine.depth.graph_steps import GraphCountingScheduler
-from peagle.engine.depth.step_sums import CellSums, CutDraft, CutTails, PromptCellSums, PromptSums, StepSums
+from peagle.engine.depth.recent_batches import RecentBatches
+from peagle.engine.depth.step_sums import CellSums, CutDraft, CutTails, PromptCellSums, PromptSums, RowSums, StepSums
+from peagle.engine.patches.step_drafts import ROWS, TELLS
 from peagle.router.depth.draft_sharing import depth_drafted, expected_right, shared
 from peagle.router.snapshot import DepthTable
 
 # Of the steps that draft, one in so many drafts Kmax whatever K is, so that the cut tails tell of what lies beyond K.
 _WHOLE_DRAFT_EVERY = 8
-# Where many of a batch end at once, those who follow come within so long, or so many steps where these take longer.
-_FOLLOWED_S, _FOLLOWED_STEPS = 0.1, 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class ScheduledStep:
     """A step on its way through the workers. `cell` is for one that only decodes, `prompts` for one with prompts;
     `rested` of its requests have a gap, or a bound of 0.
     """
@@ -84,6 +83,7 @@ class LiveDepthScheduler(GraphCountingScheduler):
         self._table = DepthTable(version=0, depths=(settings["depth_static"],))
         self._sums = StepSums(self.num_spec_tokens)
         self._prompts = PromptSums()
+        self._rows = RowSums()
         self._chances = DraftChances(self.num_spec_tokens)
         self._tails = CutTails(self._chances)
         # By request, the drafter's probability of each token of its draft.
@@ -91,11 +91,10 @@ class LiveDepthScheduler(GraphCountingScheduler):
         self._steps_untold = 0
         self._bounds: dict[str, int] = {}  # of the running requests that have one
         # Steps overlap under asynchronous scheduling and pipeline parallelism; they end in the order of their start.
-        self._steps: deque[_Step] = deque(maxlen=self.vllm_config.max_concurrent_batches + 1)
+        self._steps: deque[ScheduledStep] = deque(maxlen=self.vllm_config.max_concurrent_batches + 1)
         self._ended_s = 0.0
         self._had_more = False
-        # When each of the last steps was scheduled, and how many it had.
-        self._batch_sizes: deque[tuple[float, int]] = deque()
+        self._batches = RecentBatches()
         self._may_skip: bool = settings["skips_drafter"]
         self._drafts_to_depth: bool = settings["drafts_to_depth"]
         self._drafting_steps = 0
@@ -125,6 +124,7 @@ class LiveDepthScheduler(GraphCountingScheduler):
             "cells": cells,
             "prompts": self._prompts.plain(),
             "graphs": self.steps_by_graph,
+            "rows": asdict(self._rows),
         }
 
     @property
@@ -162,7 +162,7 @@ class LiveDepthScheduler(GraphCountingScheduler):
         cell = prompts = None
         rested: frozenset[str] = frozenset()
         if output.num_scheduled_tokens:
-            self._batch_sizes.append((scheduled_s, len(output.num_scheduled_tokens)))
+            self._batches.add(scheduled_s, len(output.num_scheduled_tokens))
             decodes_only = not prefilling and not admits
             rested = self._gaps.among(output.num_scheduled_tokens)
             if decodes_only:
@@ -172,7 +172,8 @@ class LiveDepthScheduler(GraphCountingScheduler):
             if self._may_skip and (none_drafts or (depth if decodes_only else prompts_depth) == 0):
                 self._skip_drafter(output)
             if self._drafts_to_depth and output.num_spec_tokens_to_schedule:
-                output.num_spec_tokens_to_schedule = self._depth_to_draft()
+                self._draft_to_depth(output)
+            tell_own_depths(output, self.requests, self._gaps.among(output.num_scheduled_tokens))
             if decodes_only:
                 cell = self._sums.cell(len(output.num_scheduled_tokens), 0 if none_drafts else depth)
                 cell.add_expected(expected)
@@ -182,7 +183,7 @@ class LiveDepthScheduler(GraphCountingScheduler):
                 self._keep_tails(whole_drafts, output, cell)
             else:
                 prompts = self._count_prompts(output, decoding)
-        self._steps.append(_Step(output, scheduled_s, cell, prompts, rested))
+        self._steps.append(ScheduledStep(output, scheduled_s, cell, prompts, rested))
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
@@ -193,6 +194,7 @@ class LiveDepthScheduler(GraphCountingScheduler):
             alive = [one for one in scheduler_output.num_scheduled_tokens if self._is_alive(one)]
             # Before vLLM cuts the sampled tokens at a stop: acceptance is what the target said of the draft.
             self._count_drafts(step, cell, model_runner_output)
+        self._rows.add(scheduler_output.total_num_scheduled_tokens, *getattr(model_runner_output, ROWS, (0, 0)))
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for request_id in scheduler_output.num_scheduled_tokens if self._tails else ():
             if (request := self.requests.get(request_id)) is not None:
@@ -247,23 +249,17 @@ class LiveDepthScheduler(GraphCountingScheduler):
             if blocks < 0:
                 break
             batch_size += 1
-        return self._table.depth_at(max(batch_size, self._batch_before(now_s)))
+        return self._table.depth_at(max(batch_size, self._batches.largest(now_s, self._ended_s)))
 
-    def _batch_before(self, now_s: float) -> int:
-        """The largest batch of the last moment."""
-        kept = _FOLLOWED_STEPS if now_s - self._ended_s < _FOLLOWED_S else 0
-        while len(self._batch_sizes) > kept and now_s - self._batch_sizes[0][0] >= _FOLLOWED_S:
-            self._batch_sizes.popleft()
-        return max((size for _, size in self._batch_sizes), default=0)
-
-    def _depth_to_draft(self) -> int:
-        """How much the next step will verify of what this one drafts, if nobody ends; now and then all of it."""
+    def _draft_to_depth(self, output: SchedulerOutput) -> None:
+        """Draft how much the next step will verify of this one's drafts, if nobody ends; now and then all of it."""
         self._drafting_steps += 1
         batch_size = len(self.running)
         depth = self._table.depth_at(batch_size)
         if self._drafting_steps % _WHOLE_DRAFT_EVERY == 0:
             depth = self.num_spec_tokens
-        return max(1, self._drafted_for(depth) if batch_size > 1 else depth)
+            setattr(output, TELLS, True)
+        output.num_spec_tokens_to_schedule = max(1, self._drafted_for(depth) if batch_size > 1 else depth)
 
     def _skip_drafter(self, output: SchedulerOutput) -> None:
         """Nobody will use drafts; without them the step's requests get a gap in the drafter's cache."""
@@ -361,7 +357,7 @@ class LiveDepthScheduler(GraphCountingScheduler):
                 cut = CutDraft(cell, start, len(verified.get(request_id, ())), draft, self._confidences.get(request_id))
                 self._tails.add(request_id, cut)
 
-    def _count_drafts(self, step: _Step, cell: CellSums, model_output: ModelRunnerOutput) -> None:
+    def _count_drafts(self, step: ScheduledStep, cell: CellSums, model_output: ModelRunnerOutput) -> None:
         """The same counting as vLLM's own, kept by cell, without drafts that only pad a step."""
         invalid = step.output.num_invalid_spec_tokens or {}
         sampled = model_output.sampled_token_ids
@@ -377,24 +373,9 @@ class LiveDepthScheduler(GraphCountingScheduler):
         request = self.requests.get(request_id)
         return request is not None and not request.is_finished()
 
-    def _step_of(self, output: SchedulerOutput) -> _Step | None:
+    def _step_of(self, output: SchedulerOutput) -> ScheduledStep | None:
         while self._steps:
             step = self._steps.popleft()
             if step.output is output:
                 return step
         return None
-
-
-class AsyncLiveDepthScheduler(LiveDepthScheduler, AsyncScheduler):  # type: ignore[misc]
-    """Live depth where the next step is scheduled before the last one's output is known."""
-
-    def _drafter_has(self, request: Request, computed: int) -> int:
-        """Drafts that are being verified count as computed until it is known which were right.
-
-        A token of its own for this step, and at least one for those before it, stand among the placeholders, too.
-        """
-        unsure: int = request.num_output_placeholders - 2
-        return max(0, computed - max(0, unsure))
-
-    def _keep_tails(self, whole_drafts: dict[str, list[int]], output: SchedulerOutput, cell: CellSums) -> None:
-        """Nothing to keep: drafts are placeholders here, their tokens stay on the device."""

@@ -161,6 +161,20 @@ class PromptSums:
         }
 
 
+@dataclass(slots=True)
+class RowSums:
+    """Growing counterpart of `snapshot.RowCounts`."""
+
+    verified: int = 0
+    drafted: int = 0
+    unfitted: int = 0
+
+    def add(self, verified: int, drafted: int, unfitted: int) -> None:
+        self.verified += verified
+        self.drafted += drafted
+        self.unfitted += unfitted
+
+
 class StepSums:
     """One cell for each (batch size, K) seen; at most `max_num_seqs` times `depth_max` + 1 of them."""
 

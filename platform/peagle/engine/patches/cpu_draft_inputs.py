@@ -4,42 +4,16 @@ vLLM lays out every verified row and marks the rejected ones, so that a GPU neve
 imitates that kernel. Here the numbers are at hand: at K = 7 and an acceptance length of 4, four of fourteen rows would
 be for nothing. What is drafted stays the same.
 
-vLLM lays out masks for the configured depth whatever depth a step asks for, and then takes the result for one of that
-depth (vllm-project/vllm pull request 45695). Here a step that asks for fewer drafts has fewer masks: a row costs a CPU
-as much as any other, and a mask attends to nothing behind it, so the drafts that are left stay the same.
+A step that asks for fewer drafts has fewer masks: a row costs a CPU as much as any other, and a mask attends to nothing
+behind it, so the drafts that are left stay the same.
 """
 
-import functools
 import itertools
 from typing import Any
 
 import torch
 
 from peagle.engine.drafting.cpu_draft_rows import Cache, Verified, lay_out
-
-_MARK = "_peagle_cpu_draft_inputs"
-
-
-def install() -> None:
-    """Teach this process's drafter; again, it changes nothing."""
-    # Imported here: the scheduler's process has no drafter, and this takes seconds.
-    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
-
-    if hasattr(SpecDecodeBaseProposer, _MARK):
-        return
-    upstream = SpecDecodeBaseProposer.set_inputs_first_pass
-
-    @functools.wraps(upstream)
-    def set_inputs_first_pass(proposer: Any, **inputs: Any) -> Any:
-        if lays_out(proposer):
-            return set_inputs(proposer, **inputs)
-        if proposer.parallel_drafting:
-            # The depth that vLLM lays out; it takes what comes of it for one of this depth.
-            proposer.num_speculative_tokens = proposer.extra_slots_per_request
-        return upstream(proposer, **inputs)
-
-    SpecDecodeBaseProposer.set_inputs_first_pass = set_inputs_first_pass
-    setattr(SpecDecodeBaseProposer, _MARK, True)
 
 
 def lays_out(proposer: Any) -> bool:

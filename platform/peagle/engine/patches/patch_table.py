@@ -21,7 +21,7 @@ _in_core = partial(Seam, versions=KNOWN_VERSIONS, installed_by="peagle.engine.pl
 _in_front = partial(Seam, kind=Kind.REPLACES, versions=KNOWN_VERSIONS, process=Process.FRONT)
 _in_worker = partial(Seam, kind=Kind.REPLACES, versions=KNOWN_VERSIONS, process=Process.WORKER)
 _compiled = partial(_in_worker, installed_by="peagle.engine.patches.compile_cache:install")
-_draft_inputs = partial(_in_worker, installed_by="peagle.engine.patches.cpu_draft_inputs:install")
+_draft_inputs = partial(_in_worker, installed_by="peagle.engine.patches.draft_inputs:install")
 _markov = partial(_in_worker, installed_by="peagle.engine.patches.markov_drafts:install")
 _seeded = partial(_in_worker, installed_by="peagle.engine.patches.seeded_sampling:install")
 _drafts = partial(_in_worker, installed_by="peagle.engine.patches.step_drafts:install")
@@ -108,6 +108,11 @@ _WORKER = (
         removed_when="the pull request is in the oldest version read for, and a CPU leaves rejected rows out",
         issue="https://github.com/vllm-project/vllm/pull/45695",
     ),
+    _draft_inputs(
+        f"{_PROPOSER}.initialize_attn_backend",
+        why="Once it is called, the kernel that lays out a drafter's rows on a GPU can be compared with its reference.",
+        removed_when="the row of `set_inputs_first_pass` goes",
+    ),
     _in_worker(
         "vllm.utils.cpu_triton_utils:expand_kernel",
         why="On CPU it drops its output, so drafts are judged at an arbitrary temperature.",
@@ -169,6 +174,11 @@ _WORKER = (
             ("_warmup_and_capture", "It makes up batches of whole drafts, and one that fails ends the engine."),
             ("_capture_cudagraphs", "It captures whatever is entered, however long that takes."),
         )
+    ),
+    _drafts(
+        "vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput.get_output",
+        why="An output that is still being computed leaves without its rows, and without the last step's drafts.",
+        removed_when="vLLM tells what lies beyond the drafts that it verifies",
     ),
 )
 _NOT_INSTALLED = (
@@ -273,6 +283,19 @@ _NOT_INSTALLED = (
         "vllm.v1.attention.backend:CommonAttentionMetadata._seq_lens_cpu",
         why="A copy of lengths that is old once rows are laid out anew.",
         removed_when="the row of `set_inputs_first_pass` goes",
+    ),
+    *(
+        _reads(
+            f"vllm.v1.attention.backend:CommonAttentionMetadata.{attribute}",
+            why="It is made from rows and lengths, and old once these are laid out anew.",
+            removed_when="the row of `set_inputs_first_pass` goes",
+        )
+        for attribute in ("_num_computed_tokens_cache", "_token_to_req_indices_cache")
+    ),
+    _reads(
+        f"{_RUNNER}._draft_token_ids",
+        why="What a step has drafted is compared with what the target says later.",
+        removed_when="vLLM tells what lies beyond the drafts that it verifies",
     ),
     _reads(
         "vllm.model_executor.model_loader.default_loader:DefaultModelLoader._get_weights_iterator",

@@ -87,7 +87,8 @@ def test_at_depth_zero_nothing_is_drafted_and_the_text_is_the_same(
     before, counted = runner.stats(), counts(runner)
     assert texts(runner) == truth
     after = runner.stats().since(before)
-    assert after.drafts == 0
+    assert after.drafts == after.rows.drafted == 0
+    assert after.rows.verified >= 16 * TOKENS
     assert sum(cell.steps for cell in after.cells) > 100
     assert counts(runner)["passes"] == counted["passes"]
 
@@ -112,6 +113,8 @@ def test_no_deeper_is_drafted_than_is_verified_and_as_well(runner: Runner, truth
         drafted = counts(runner)["rows"] - counted
         assert added.depth_effective == depth
         assert drafted > 0.9 * added.drafts * depth
+        # A mask for each draft but the first, of as many as there are; a CPU passes over no rejected rows.
+        assert 0 < added.rows.drafted < added.rows.verified + drafted
     # One step in eight drafts all seven.
     assert drafted < 1.8 * added.drafts * 2
     # Texts are the same, but where drafts begin is not: the deeper ones pass over easy text in fewer steps.

@@ -56,6 +56,7 @@ def proposer(method: str = "eagle3", masks: bool = True, depth: int = DRAFTED) -
     made.hidden_states = torch.full((BUFFER, HIDDEN), -7.0, dtype=torch.bfloat16)
     made.is_rejected_token_mask = torch.zeros(BUFFER, dtype=torch.bool)
     made.is_masked_token_mask = torch.zeros(BUFFER, dtype=torch.bool)
+    made.peagle_runner = SimpleNamespace()
     made.vllm_config = type("Config", (), {"model_config": type("Model", (), {"uses_mrope": False})})
     return made
 
@@ -114,6 +115,7 @@ def test_rows_are_vllms_without_the_rejected_ones(
     upstream: Any = SpecDecodeBaseProposer.set_inputs_first_pass
     padded, padded_samples, padded_metadata = upstream.__wrapped__(theirs, **batch(lengths, computed, rejected))
     count, samples, metadata = ours.set_inputs_first_pass(**batch(lengths, computed, rejected))
+    assert ours.peagle_runner.peagle_rows == (count, 0)
 
     kept = ~theirs.is_rejected_token_mask[:padded]
     dropped = torch.tensor(rejected or [0] * len(lengths), dtype=torch.int32)
@@ -168,7 +170,8 @@ def test_a_layout_of_vllms_own_is_taken_for_what_it_is() -> None:
     """It has masks for the configured depth, whatever depth is asked for."""
     made = proposer(depth=3)
     made.vllm_config.model_config.uses_mrope = True  # a kind of target whose drafter keeps vLLM's layout
-    _, samples, _ = made.set_inputs_first_pass(**batch([8, 3], [20, 40], [2, 0]))
+    count, samples, _ = made.set_inputs_first_pass(**batch([8, 3], [20, 40], [2, 0]))
+    assert made.peagle_runner.peagle_rows == (count, count)
     assert made.num_speculative_tokens == DRAFTED
     assert len(samples) == 2 * made.num_speculative_tokens
 

@@ -38,7 +38,7 @@ class Core:
                 "by_request": by_request,
                 "depth_max": 7,
             }
-            return {**told, "cells": [], "prompts": prompts, "graphs": {}}
+            return {**told, "cells": [], "prompts": prompts, "graphs": {}, "rows": {}}
         if version <= self.version:
             return ["depth table version", version, "it is applied already", "Send a later one."]
         self.version = version

@@ -53,7 +53,7 @@ class Engine:
             cells = [dict(cell) for cell in self.cells.values()]
             self.readings += 1
             told = {"reading": self.readings, "version": self.version, "depths": self.depths, "depth_max": 7}
-            return {**told, "by_request": self.by_request, "cells": cells, "prompts": prompts, "graphs": {}}
+            return {**told, "by_request": self.by_request, "cells": cells, "prompts": prompts, "graphs": {}, "rows": {}}
         assert version > self.version
         self.version, self.depths, self.by_request = version, depths, by_request
         self.shared = self.shared or by_request

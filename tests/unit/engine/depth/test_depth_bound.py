@@ -61,6 +61,19 @@ def test_each_request_is_verified_to_its_own_bound(
 
 
 @BOTH
+@pytest.mark.parametrize("is_live", [False, True], ids=["static", "live"])
+def test_the_worker_is_told_who_drafts_less_than_the_step(folder: Path, overlapped: bool, is_live: bool) -> None:
+    core = Core(scheduler_of(folder, overlapped, blocks=200, is_live=is_live), overlapped, random.Random(1))
+    add(core, "long", [number % VOCABULARY for number in range(200)], 30, [])
+    add(core, "bounded", PROMPT, 30, [], 2)
+    core.step()
+    assert core.worker.own_depths[0] == {"long": 0}, "of its prompt there is more to come"
+    while core.busy():
+        core.step()
+    assert core.worker.own_depths[1:-3] == [{"bounded": 2}] * len(core.worker.own_depths[1:-3])
+
+
+@BOTH
 def test_the_lower_of_the_table_and_the_bound_holds(folder: Path, overlapped: bool) -> None:
     core = Core(scheduler_of(folder, overlapped, blocks=200, depth_static=3), overlapped, random.Random(1))
     assert run(core, [None, 1, 5]) == {None: {3}, 1: {1}, 5: {3}}

@@ -21,7 +21,9 @@ from support.scheduler_core import (
 
 
 @pytest.mark.parametrize(
-    ("overlapped", "to_depth"), [(False, False), (True, False), (False, True)], ids=["plain", "overlapped", "to_depth"]
+    ("overlapped", "to_depth"),
+    [(False, False), (True, False), (False, True), (True, True)],
+    ids=["plain", "overlapped", "to_depth", "overlapped_to_depth"],
 )
 @pytest.mark.parametrize("blocks", [200, 24], ids=["roomy", "preempting"])
 @pytest.mark.parametrize("skips_drafter", [False, True], ids=["drafting", "skipping"])
@@ -68,8 +70,10 @@ def test_output_is_the_targets_own_while_depth_changes(
         assert emitted == (text[: len(emitted)] if request_id in aborted else text)
     assert bool(preemptions) == (blocks < 100)
     assert bool(core.worker.gapped) == skips_drafter
+    rows = stats_of(core).rows
+    assert (rows.verified, rows.drafted) == (core.worker.rows_verified, core.worker.rows_drafted)
     drafted = set(core.worker.drafted) - {0}
-    if to_depth and by_request:
+    if to_depth and (by_request or overlapped):
         assert DEPTH_MAX in drafted
         assert len(drafted) >= 4
     else:
@@ -77,10 +81,13 @@ def test_output_is_the_targets_own_while_depth_changes(
     assert core.scheduler.keeps_nothing
 
 
+@pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
 @pytest.mark.parametrize("depth", [0, 1, 3, DEPTH_MAX])
-def test_no_more_is_drafted_than_will_be_verified_but_for_one_step_in_eight(folder: Path, depth: int) -> None:
-    built = scheduler_of(folder, False, blocks=200, depth_static=depth, drafts_to_depth=True)
-    core = Core(built, False, random.Random(1))
+def test_no_more_is_drafted_than_will_be_verified_but_for_one_step_in_eight(
+    folder: Path, depth: int, overlapped: bool
+) -> None:
+    built = scheduler_of(folder, overlapped, blocks=200, depth_static=depth, drafts_to_depth=True)
+    core = Core(built, overlapped, random.Random(1))
     for index in range(4):
         add(core, f"r{index}", [index, 2, 3], 200, [])
     while core.busy():
@@ -100,6 +107,29 @@ def test_no_more_is_drafted_than_will_be_verified_but_for_one_step_in_eight(fold
     tails = sum(cell.tail_reached[max(1, depth)] for cell in stats.cells if depth < DEPTH_MAX)
     assert (tails > 0) == (depth < DEPTH_MAX)
     assert tails <= 4 * whole
+
+
+@pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_whole_draft_tells_what_lies_beyond_k(folder: Path, depth: int, overlapped: bool) -> None:
+    built = scheduler_of(folder, overlapped, blocks=200, depth_static=depth, drafts_to_depth=True)
+    core = Core(built, overlapped, random.Random(1))
+    for index in range(4):
+        add(core, f"r{index}", [index, 2, 3], 200, [])
+    while core.busy():
+        core.step()
+    reached, matched = [0] * DEPTH_MAX, [0] * DEPTH_MAX
+    for request_id, start, draft, verified in core.worker.seen:
+        truth = continuation(core.worker.tokens[request_id][:start], DEPTH_MAX)
+        right = next((j for j in range(DEPTH_MAX) if draft[j : j + 1] != truth[j : j + 1]), DEPTH_MAX)
+        for position in range(verified, len(draft)):
+            if position <= right and start + position < 3 + 200:
+                reached[position] += 1
+                matched[position] += position < right
+    cells = stats_of(core).cells
+    assert [sum(cell.tail_reached[j] for cell in cells) for j in range(DEPTH_MAX)] == reached
+    assert [sum(cell.tail_matched[j] for cell in cells) for j in range(DEPTH_MAX)] == matched
+    assert all(reached[depth:])
 
 
 def test_a_deeper_k_holds_from_the_next_draft_on(folder: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 from peagle.engine.depth.draft_chances import DraftChances
 from peagle.engine.depth.live_depth import StepStatsReader, step_stats_from_plain
 from peagle.engine.depth.step_sums import CellSums, CutDraft, CutTails, PromptSums, StepSums
+from peagle.router.row_counts import RowCounts
 
 DEPTH_MAX = 7
 
@@ -109,9 +110,12 @@ def test_cells_sum_what_was_added_and_survive_the_way_to_the_client(seed: int) -
             "cells": sums.read()[1],
             "prompts": PromptSums().plain(),
             "graphs": {},
+            "rows": {"verified": 40, "drafted": 60, "unfitted": 5},
         },
     )
     assert stats.table.depths == (7, 5)
+    assert (stats.rows.verified, stats.rows.drafted, stats.rows.unfitted) == (40, 60, 5)
+    assert stats.since(stats).rows == RowCounts()
     assert {(cell.batch_size, cell.depth) for cell in stats.cells} == set(added)
     for cell in stats.cells:
         steps = added[cell.batch_size, cell.depth]
@@ -139,7 +143,7 @@ class Sums:
         reading, cells = self.sums.read(since)
         self.sent += len(cells)
         table = {"version": 0, "depths": [7], "by_request": False, "depth_max": DEPTH_MAX}
-        return {**table, "reading": reading, "cells": cells, "prompts": PromptSums().plain(), "graphs": {}}
+        return {**table, "reading": reading, "cells": cells, "prompts": PromptSums().plain(), "graphs": {}, "rows": {}}
 
 
 @pytest.mark.parametrize("seed", range(30))

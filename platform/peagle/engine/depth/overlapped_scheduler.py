@@ -1,0 +1,45 @@
+"""Live depth under asynchronous scheduling, where drafts stay on the device."""
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+
+from peagle.engine.depth.depth_bound import bound_of
+from peagle.engine.depth.scheduler import LiveDepthScheduler, ScheduledStep
+from peagle.engine.depth.step_sums import CellSums, CutDraft
+from peagle.engine.patches.step_drafts import TOLD
+
+
+class AsyncLiveDepthScheduler(LiveDepthScheduler, AsyncScheduler):  # type: ignore[misc]
+    """Live depth where the next step is scheduled before the last one's output is known."""
+
+    def _drafter_has(self, request: Request, computed: int) -> int:
+        """Drafts that are being verified count as computed until it is known which were right.
+
+        A token of its own for this step, and at least one for those before it, stand among the placeholders, too.
+        """
+        unsure: int = request.num_output_placeholders - 2
+        return max(0, computed - max(0, unsure))
+
+    def _keep_tails(self, whole_drafts: dict[str, list[int]], output: SchedulerOutput, cell: CellSums) -> None:
+        """Nothing to keep yet: drafts are placeholders here."""
+
+    def _count_drafts(self, step: ScheduledStep, cell: CellSums, model_output: ModelRunnerOutput) -> None:
+        super()._count_drafts(step, cell, model_output)
+        if told := getattr(model_output, TOLD, None):
+            self._keep_told(told, step.output, cell)
+
+    def _keep_told(self, told: dict[str, list[int]], output: SchedulerOutput, cell: CellSums) -> None:
+        """Keep the tails of drafts that stayed on the device: the step before made them, this one verified some.
+
+        The tokens of the step before are known by now, and those of this one are not. A grammar's tails are left out:
+        nobody has looked which of them it allows.
+        """
+        for request_id in output.num_scheduled_tokens:
+            request = self.requests.get(request_id)
+            draft, verified = told.get(request_id, []), len(output.scheduled_spec_decode_tokens.get(request_id, ()))
+            if request is None or request.resumable or request.use_structured_output or request_id in self._gaps:
+                continue
+            if len(draft := draft[: bound_of(request)]) > verified:
+                self._tails.add(request_id, CutDraft(cell, request.num_tokens, verified, draft))
