@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self, TypeVar
 
+from peagle.router.row_counts import RowCounts
+
 # Share of the drafts that a K asks for, with fewer of which its steps are shallower ones.
 _DEPTH_REACHED = 0.9
 
@@ -134,26 +136,6 @@ class PromptStats:
             tuple(cell for cell in changed if cell.steps),
             self.ended_prompt_tokens - earlier.ended_prompt_tokens,
             self.ended_output_tokens - earlier.ended_output_tokens,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RowCounts:
-    """Rows that an engine's models passed over since it started, in all steps.
-
-    `verified` are the target's: tokens of prompts, tokens of its own, drafts that it checked. `drafted` are the
-    drafter's: the same rows, and those that it drafts from. `unfitted` are those of them that vLLM laid out, for the
-    largest K whatever K was: all of them on a GPU whose kernel for it does not run, else none.
-    """
-
-    verified: int = 0
-    drafted: int = 0
-    unfitted: int = 0
-
-    def since(self, earlier: "RowCounts") -> "RowCounts":
-        """What was added after `earlier`."""
-        return RowCounts(
-            self.verified - earlier.verified, self.drafted - earlier.drafted, self.unfitted - earlier.unfitted
         )
 
 

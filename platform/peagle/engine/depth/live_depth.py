@@ -6,7 +6,8 @@ Under data parallelism the table reaches every engine, and the statistics are th
 from typing import Any
 
 from peagle.errors import ConfigError
-from peagle.router.snapshot import DepthTable, PromptCell, PromptStats, RowCounts, StepCell, StepStats
+from peagle.router.row_counts import RowCounts
+from peagle.router.snapshot import DepthTable, PromptCell, PromptStats, StepCell, StepStats
 
 SET_DEPTHS = "peagle_set_depths"
 STEP_STATS = "peagle_step_stats"

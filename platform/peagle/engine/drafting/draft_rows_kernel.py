@@ -55,6 +55,7 @@ def draft_rows(  # type: ignore[no-untyped-def]  # its arguments are Triton's
     slots_ptr,  # [rows]
     out_states_ptr,  # [rows, size]
     to_sample_ptr,  # [requests * depth]
+    # fmt: off
     row_count,
     sample_count,
     depth,
@@ -66,6 +67,7 @@ def draft_rows(  # type: ignore[no-untyped-def]  # its arguments are Triton's
     blocks_stride,
     block_size,
     context_tokens,
+    # fmt: on
     ROWS: tl.constexpr,  # noqa: N803
     WIDTH: tl.constexpr,  # noqa: N803
 ):

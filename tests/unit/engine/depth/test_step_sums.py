@@ -6,7 +6,7 @@ import pytest
 from peagle.engine.depth.draft_chances import DraftChances
 from peagle.engine.depth.live_depth import StepStatsReader, step_stats_from_plain
 from peagle.engine.depth.step_sums import CellSums, CutDraft, CutTails, PromptSums, StepSums
-from peagle.router.snapshot import RowCounts
+from peagle.router.row_counts import RowCounts
 
 DEPTH_MAX = 7
 
