@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self, TypeVar
 
-from peagle.router.row_counts import RowCounts
+from peagle.router.row_counts import NO_ROWS, RowCounts
 
 # Share of the drafts that a K asks for, with fewer of which its steps are shallower ones.
 _DEPTH_REACHED = 0.9
@@ -147,7 +147,7 @@ class StepStats:
     depth_max: int
     cells: tuple[StepCell, ...]
     prompts: PromptStats = PromptStats()
-    rows: RowCounts = RowCounts()
+    rows: RowCounts = NO_ROWS
 
     @property
     def drafts(self) -> int:
