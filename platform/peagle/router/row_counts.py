@@ -21,3 +21,6 @@ class RowCounts:
         return RowCounts(
             self.verified - earlier.verified, self.drafted - earlier.drafted, self.unfitted - earlier.unfitted
         )
+
+
+NO_ROWS = RowCounts()

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self, TypeVar
 
+from peagle.router.row_counts import NO_ROWS, RowCounts
+
 # Share of the drafts that a K asks for, with fewer of which its steps are shallower ones.
 _DEPTH_REACHED = 0.9
 
@@ -150,7 +152,7 @@ class StepStats:
     cells: tuple[StepCell, ...]
     prompts: PromptStats = PromptStats()
     steps_by_graph: Mapping[str, int] = field(default_factory=dict)
-    rows: RowCounts = RowCounts()
+    rows: RowCounts = NO_ROWS
 
     @property
     def drafts(self) -> int:

@@ -31,7 +31,7 @@ _POINTERS = (
     "rejected_ptr",
     "verified_starts_ptr",
     "blocks_ptr",
-    "plan_ptr",
+    "starts_ptr",
     "ids_ptr",
     "out_positions_ptr",
     "slots_ptr",
@@ -49,7 +49,7 @@ def draft_rows(  # type: ignore[no-untyped-def]  # its arguments are Triton's
     verified_starts_ptr,  # [requests + 1]
     blocks_ptr,  # [requests, blocks]
     mask_state_ptr,  # [size]
-    plan_ptr,  # `RowPlan.packed`
+    starts_ptr,  # `RowPlan.packed`, which begins with `starts`
     ids_ptr,  # [rows], written like all below
     out_positions_ptr,  # [rows]
     slots_ptr,  # [rows]
@@ -69,7 +69,6 @@ def draft_rows(  # type: ignore[no-untyped-def]  # its arguments are Triton's
     ROWS: tl.constexpr,  # noqa: N803
     WIDTH: tl.constexpr,  # noqa: N803
 ):
-    starts_ptr = plan_ptr
     masks_ptr = starts_ptr + request_count + 1
     requests_ptr = masks_ptr + request_count
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -85,16 +84,13 @@ def draft_rows(  # type: ignore[no-untyped-def]  # its arguments are Triton's
 
     columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     is_column = columns < size
-    states = tl.load(
-        states_ptr + source[:, None] * states_stride + columns[None, :],
-        mask=is_kept[:, None] & is_column[None, :],
-        other=0.0,
-    )
+    kept_tile, row_tile = is_kept[:, None] & is_column[None, :], is_row[:, None] & is_column[None, :]
+    states = tl.load(states_ptr + source[:, None] * states_stride + columns[None, :], mask=kept_tile, other=0.0)
     mask_state = tl.load(mask_state_ptr + columns, mask=is_column, other=0.0)
     tl.store(
         out_states_ptr + rows.to(tl.int64)[:, None] * out_stride + columns[None, :],
         tl.where(is_mask[:, None], mask_state[None, :], states),
-        mask=is_row[:, None] & is_column[None, :],
+        mask=row_tile,
     )
     if tl.program_id(1) == 0:
         # The drafter meets each token with the hidden state of the one before.
@@ -108,14 +104,12 @@ def draft_rows(  # type: ignore[no-untyped-def]  # its arguments are Triton's
         at = request.to(tl.int64) * blocks_stride + position // block_size
         block = tl.load(blocks_ptr + at, mask=has_slot, other=0).to(tl.int64)
         tl.store(slots_ptr + rows, tl.where(has_slot, block * block_size + position % block_size, -1), mask=is_row)
-
         # The same numbers once more, as those of drafts.
-        is_draft = rows < sample_count
-        of = tl.where(is_draft, rows // depth, 0)
-        begin = tl.load(verified_starts_ptr + of)
-        right = tl.load(verified_starts_ptr + of + 1) - begin - tl.load(rejected_ptr + of)
+        of = tl.where(rows < sample_count, rows // depth, 0)
+        kept = tl.load(verified_starts_ptr + of + 1) - tl.load(verified_starts_ptr + of) - tl.load(rejected_ptr + of)
+        last = tl.load(starts_ptr + of) + kept - 1
         draft = tl.minimum(rows % depth, tl.load(masks_ptr + of))
-        tl.store(to_sample_ptr + rows, tl.load(starts_ptr + of) + right - 1 + draft, mask=is_draft)
+        tl.store(to_sample_ptr + rows, last + draft, mask=rows < sample_count)
 
 
 def lay_out(plan: RowPlan, packed: Tensor, verified: Verified, mask: Mask, cache: DraftCache, out: LaidOut) -> None:
