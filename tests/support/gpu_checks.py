@@ -1,7 +1,7 @@
-"""What holds of an engine on a GPU whatever it computes: each check takes a running engine and raises where it does not.
+"""What holds of an engine on a GPU: each check takes a running one and raises where it does not.
 
-Plain functions, so that they run without pytest, too: a GPU machine may have no more than an engine. All in float32: see
-tests/integration/engine/depth/test_live_depth.py.
+Plain functions, so that they run without pytest, too: a GPU machine may have no more than an engine. All in float32,
+for the reason that tests/integration/engine/depth/test_live_depth.py gives.
 """
 
 import json

@@ -32,14 +32,13 @@ from peagle.bench.engines.shifting import (
 from peagle.bench.engines.speculation import EnginePass, Selected, Selection, one_pass, select_prompts
 from peagle.bench.engines.speculation_report import FORM
 from peagle.bench.engines.speculation_rows import best_rows, fastest_rows, result_rows
-from peagle.bench.engines.step_costs import StepCosts, cost_rows
+from peagle.bench.engines.step_costs import StepCosts, cost_rows, times_since
 from peagle.config import Deployment
 from peagle.engine.arguments import drafts_to_depth
 from peagle.engine.checks.drafter_checks import check_checkpoints
 from peagle.errors import ConfigError, StartupError
 from peagle.host.terminal import Terminal
-from peagle.router.depth.cost_table import CostTable
-from peagle.router.snapshot import StepCell, StepTime
+from peagle.router.snapshot import StepCell
 
 if TYPE_CHECKING:
     from peagle.bench.engines.vllm_engines import Engine
@@ -222,18 +221,7 @@ def _refuse_texts(load: LoadOptions, shifting: bool) -> None:
 async def _keep_costs(journal: Journal, engines: "Sequence[Engine]", before: Sequence[Sequence[StepCell]]) -> None:
     """Note what the steps took that were counted since `before`."""
     for engine, earlier in zip(engines, before, strict=True):
-        known = {(cell.batch_size, cell.depth): cell for cell in earlier}
-        added = [
-            StepTime(
-                cell.batch_size,
-                cell.depth,
-                cell.steps - (old.steps if old else 0),
-                cell.seconds - (old.seconds if old else 0.0),
-            )
-            for cell in await engine.step_cells()
-            for old in [known.get((cell.batch_size, cell.depth))]
-        ]
-        if times := CostTable.of(added).times:
+        if times := times_since(await engine.step_cells(), earlier):
             journal.keep(StepCosts(times))
 
 

@@ -31,6 +31,7 @@ _HEAD_KEYS = (
 _HEAD_FEED_RATIO = 3
 _EXPERT_KEYS = ("num_experts", "num_local_experts")
 _DEPTH_MAX = 64
+_TAPPED = 3
 
 
 def known_shapes() -> tuple[str, ...]:
@@ -61,14 +62,17 @@ def read_shape(shape: str) -> dict[str, Any]:
     needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     if not isinstance(config, dict) or not all(type(config.get(key)) is int for key in needed):
         raise ConfigError("--shape", shape, f"it does not say {', '.join(needed)}", "Name a target's config.json.")
+    if config["num_hidden_layers"] < _TAPPED:
+        problem = f"it has {config['num_hidden_layers']} layers, and a head taps {_TAPPED}"
+        raise ConfigError("--shape", shape, problem, "Name a deeper target.")
     return config
 
 
 def head_config(target: Mapping[str, Any], method: str) -> dict[str, Any]:
     """The `config.json` of a head for `target`, of its width, heads and vocabulary."""
-    layers, hidden = target["num_hidden_layers"], target["hidden_size"]
+    hidden = target["hidden_size"]
     dense = not any(target.get(key) for key in _EXPERT_KEYS)
-    taps = sorted({min(2, layers - 1), layers // 2, layers - 1})
+    taps = _tapped(target["num_hidden_layers"])
     config = {key: target[key] for key in _HEAD_KEYS if target.get(key) is not None}
     config |= {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -81,10 +85,16 @@ def head_config(target: Mapping[str, Any], method: str) -> dict[str, Any]:
         "draft_vocab_size": target["vocab_size"],
         "eagle_aux_hidden_state_layer_ids": taps,
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": taps},
-        "num_aux_hidden_states": len(taps),
+        "num_aux_hidden_states": _TAPPED,
         "trained_depth": _DEPTH_MAX,
     }
     return config | ({"ptd_token_id": 0} if method == PEAGLE else {})
+
+
+def _tapped(layers: int) -> list[int]:
+    """Three layers that differ: near the first, in the middle, the last."""
+    first, last = min(2, layers - 3), layers - 1
+    return [first, min(max(first + 1, layers // 2), last - 1), last]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from peagle.bench.core import report_parts as parts
 from peagle.bench.core.journal import Journal
 from peagle.router.depth.cost_table import CostTable
-from peagle.router.snapshot import StepTime
+from peagle.router.snapshot import StepCell, StepTime
 
 STEPS_MIN = 3
 """Fewer say little."""
@@ -23,6 +23,16 @@ class StepCosts:
 
     def enter(self, journal: Journal) -> None:
         journal.notes.append(self)
+
+
+def times_since(now: Sequence[StepCell], before: Sequence[StepCell]) -> tuple[StepTime, ...]:
+    """What an engine's sums gained between two looks."""
+    known = {(cell.batch_size, cell.depth): (cell.steps, cell.seconds) for cell in before}
+    added = []
+    for cell in now:
+        steps, seconds = known.get((cell.batch_size, cell.depth), (0, 0.0))
+        added.append(StepTime(cell.batch_size, cell.depth, cell.steps - steps, cell.seconds - seconds))
+    return CostTable.of(added).times
 
 
 def cost_rows(journal: Journal) -> list[dict[str, Any]]:
