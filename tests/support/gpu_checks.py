@@ -27,8 +27,9 @@ ENGINE = {
     "block_size": 32,
     # Room for eight requests of `greedy`, not for eight of `outgrowing`.
     "num_gpu_blocks_override": 100,
-    # Beside other engines, of which each would want its share of all memory.
+    # Beside other engines, what is free while it starts says nothing.
     "gpu_memory_utilization": 0.05,
+    "kv_cache_memory_bytes": 256 << 20,
 }
 SCHEMA = {
     "type": "object",

@@ -30,7 +30,7 @@ from peagle.engine.depth.warm_up import warm_up
 from peagle.errors import StartupError
 from peagle.prompt_file import Prompt, encode_prompt
 from peagle.router.depth import DepthLimits, DepthPlan, Mode, ModelDepths, StandingLimits
-from peagle.router.snapshot import DepthTable, StepCell, StepReport, StepTime
+from peagle.router.snapshot import DepthTable, StepCell, StepReport, StepStats, StepTime
 from peagle.serve.depth_settings import calibration_points, depth_settings
 from peagle.serve.launch.serving_arguments import engine_settings
 from peagle.serve.reporting import DepthReporter, keep_reporting
@@ -150,9 +150,14 @@ class Engine:
         if self.plan.live:
             self._version = (await self._step_stats.read()).table.version
 
+    async def step_stats(self) -> StepStats | None:
+        """All that it has summed over its steps; None where it sums nothing."""
+        return await self._step_stats.read() if self.plan.live else None
+
     async def step_cells(self) -> tuple[StepCell, ...]:
-        """Its decode-only steps so far, by batch size and K; none where it does not count them."""
-        return (await self._step_stats.read()).cells if self.plan.live else ()
+        """Its decode-only steps so far, by batch size and K."""
+        stats = await self.step_stats()
+        return stats.cells if stats is not None else ()
 
     async def prepare(self, depth: int) -> None:
         """Set K and forget cached prompts, so that every pass starts alike and all its statistics have arrived."""
