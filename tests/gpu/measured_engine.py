@@ -1,6 +1,7 @@
 """One engine of a shape with made-up weights, started beside others and measured alone.
 
-Started by measure_gpu.py. It says `ready` when it is warm, waits for a line, measures, and writes JSON.
+Started by measure_gpu.py. When it is warm it makes the file `--ready`; it reads from its input for how many seconds it
+may begin a pass, measures, and writes JSON.
 """
 
 import argparse
@@ -141,7 +142,7 @@ async def run(options: argparse.Namespace) -> None:
         start_s = time.monotonic() - began_s
         await engine.warm_up()
         warm_up_s = time.monotonic() - began_s - start_s
-        print("ready", flush=True)
+        options.ready.touch()
         budget_s = float(await asyncio.to_thread(sys.stdin.readline))
         found = await measure(engine, engine.plan, options.passes, loads, time.monotonic() + budget_s)
     found |= {"start_s": start_s, "warm_up_s": warm_up_s}
@@ -152,6 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
     parser.add_argument("out", type=Path)
+    parser.add_argument("--ready", type=Path, required=True)
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--kv-gib", type=float, default=9.0)
     parser.add_argument("--shape", default=SHAPE)
