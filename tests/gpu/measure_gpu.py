@@ -1,4 +1,4 @@
-"""Shows on one GPU what this project promises there: one JSON file and a short table, meant for less than eight minutes.
+"""Shows on one GPU what this project promises there: one JSON file and a short table, meant for eight minutes at most.
 
     python tests/gpu/measure_gpu.py RESULT.json
 

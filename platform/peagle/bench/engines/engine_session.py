@@ -93,16 +93,8 @@ class EngineJob(Job):
         load.check(concurrencies)
         if made_up:
             _refuse_texts(load, shifting)
-        plans = plan_engines(
-            deployment,
-            baseline,
-            methods,
-            depths,
-            eager=load.eager,
-            adaptive=adaptive,
-            fixed=fixed,
-            acceptance=acceptance,
-        )
+        how: dict[str, Any] = {"eager": load.eager, "adaptive": adaptive, "fixed": fixed, "acceptance": acceptance}
+        plans = plan_engines(deployment, baseline, methods, depths, **how)
         for plan in plans:
             check_checkpoints(plan.deployment)
         if load.skip_loops is not None and all(plan.method != NONE for plan in plans):
