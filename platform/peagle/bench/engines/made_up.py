@@ -130,7 +130,7 @@ def _deployment(shape: str, folder: Path, method: str, like: Deployment | None, 
     speculation = dict(raw.get("speculation", {}))
     if method == EAGLE3:
         # One pass a position: a lower K would pay for the passes that it throws away.
-        speculation |= {"adaptive": None, "by_request": None}
+        speculation |= {"adaptive": None, "by_request": None, "inter_token_s_max": None}
     return parse_deployment(
         {
             **raw,

@@ -21,8 +21,8 @@ from peagle.router.depth import depth_ladder
 from peagle.router.depth.warm_runs import SamplingPath, WarmRun, path_of, warm_runs
 from peagle.router.snapshot import DepthTable
 
-# Outputs of every request at each K. Under asynchronous scheduling two steps of the K before may be on their way.
-_STEPS = 4
+# Outputs of every request at each K. Under asynchronous scheduling a step of the K before may be on its way.
+_STEPS = 3
 # Of those at most so many tokens are planned for, were all drafts right.
 _STEPS_MAX = 2 * _STEPS
 # Any text is one: so no draft is cut, and the batch stays at its K.

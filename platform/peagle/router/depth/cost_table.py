@@ -58,15 +58,27 @@ class CostTable:
     def depths(self) -> tuple[int, ...]:
         return tuple(sorted({each.depth for each in self.times}))
 
-    def step_s(self, batch_size: float, depth: int) -> float:
-        """Seconds of a step; between two batch sizes on the line through both, of logarithms.
+    def step_s(self, batch_size: float, depth: float) -> float:
+        """Seconds of a step.
+
+        Between two batch sizes it lies on the line through both, of logarithms; between two K on that of both; beyond
+        all it is the nearest one's.
 
         Raises:
-            KeyError: No step of that K was timed.
+            ValueError: No step was timed.
         """
+        shallower = max((each for each in self.depths if each <= depth), default=None)
+        deeper = min((each for each in self.depths if each >= depth), default=None)
+        if shallower is None and deeper is None:
+            raise ValueError("no step was timed")
+        if shallower is None or deeper is None or shallower == deeper:
+            return self._step_s(batch_size, deeper if shallower is None else shallower)
+        share = (depth - shallower) / (deeper - shallower)
+        return (1.0 - share) * self._step_s(batch_size, shallower) + share * self._step_s(batch_size, deeper)
+
+    def _step_s(self, batch_size: float, depth: int | None) -> float:
+        """At one of its own K."""
         known = [(each.batch_size, each.seconds / each.steps) for each in self.times if each.depth == depth]
-        if not known:
-            raise KeyError(depth)
         below = [point for point in known if point[0] <= batch_size]
         above = [point for point in known if point[0] >= batch_size]
         if not below or not above or below[-1] == above[0]:

@@ -98,7 +98,7 @@ async def test_every_k_decodes_at_every_batch_size_through_every_path_and_the_en
     for size in warm_batch_sizes(8):
         for depth in (0, 1, 2, 3, 5, 7):
             for path in PURE:
-                assert engine.seen[size, depth, path] >= 4
+                assert engine.seen[size, depth, path] >= 3
     assert (engine.depths, engine.running, engine.resets) == ([3, 1], {}, 1)
     assert told == [(number, batches) for number in range(batches + 1)]
     # The drafter runs over every prompt: a request without it would rest at every K.
