@@ -11,6 +11,7 @@ the others idle.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -106,6 +107,8 @@ def main() -> int:
         print(f"Nothing can be shown here: {why}.", file=sys.stderr)
         return 2
     began_s = time.monotonic()
+    # SIGTERM unwinds like Ctrl-C, so that the engines end too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     with tempfile.TemporaryDirectory(prefix="peagle-gpu-") as folder:
         engines = [Measured(name, Path(folder), options.passes) for name in ENGINES]
