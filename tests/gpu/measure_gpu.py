@@ -23,7 +23,7 @@ from typing import Any
 from peagle.bench.core import machine
 from peagle.bench.core.records import NONE, PEAGLE
 from support.gpu_checks import CHECKS, drafting, empty_caches, why_no_gpu
-from support.gpu_lines import all_lines, table
+from support.gpu_lines import all_lines, shown, table
 
 HERE = Path(__file__).parent
 # In the order of being measured, and what of the time that is left then each may take.
@@ -141,7 +141,7 @@ def main() -> int:
     options.result.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(table(lines))
     print(f"{times['all_s']:.0f} s, of which {ready_s:.0f} until all engines were ready. Written: {options.result}")
-    return int(any(line.holds is False for line in lines))
+    return int(not shown(lines))
 
 
 def _attempted() -> dict[str, str | None]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from support.gpu_lines import ADAPTIVE, DEPTHS, LOADS, TRIAL_STEP_MS, Line, all_lines, table
+from support.gpu_lines import ADAPTIVE, DEPTHS, LOADS, TRIAL_STEP_MS, Line, all_lines, shown, table
 
 
 def rows(variants: tuple[int | str, ...], speed: float = 100.0, loads: tuple[int, ...] = LOADS) -> list[dict[str, Any]]:
@@ -44,6 +44,7 @@ def by_name(engines: dict[str, Any], checks: dict[str, str | None] | None = None
 def test_all_lines_hold_where_each_figure_is_within_its_bound() -> None:
     lines = [*by_name(measured()).values()]
     assert [line.holds for line in lines] == [True] * 9 + [None] * 2
+    assert shown(lines)
     assert [line.found for line in lines[-2:]] == ["1.25 at 1, 1.25 at 32", "2.00 at 1, 2.00 at 32"]
 
 
@@ -90,6 +91,7 @@ def test_a_check_that_fails_is_named() -> None:
 def test_what_could_not_be_measured_neither_holds_nor_fails() -> None:
     lines = by_name({name: {"error": "it did not start", "rows": []} for name in measured()})
     assert {line.holds for line in lines.values()} == {True, None}
+    assert not shown([*lines.values()])
     assert "not measured" in lines["adaptive over static K = 7, 128 at once"].found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from peagle.bench.core.records import NONE, PEAGLE
 
 LOADS, DEPTHS = (1, 8, 32, 64, 128), (0, 1, 2, 3, 5, 7)
-ADAPTIVE = "adaptive"
+ADAPTIVE, REPORTED = "adaptive", "reported"
 
 TRIAL_STEP_MS: Mapping[int, Mapping[int, float]] = {
     1: {0: 4.8, 1: 5.9, 2: 5.9, 3: 6.0, 5: 6.1, 7: 6.1},
@@ -62,6 +62,11 @@ def all_lines(engines: Engines, checks: Mapping[str, str | None]) -> list[Line]:
             name = (line.__doc__ or "").rstrip(".")
             lines.append(Line(name, f"not measured ({missing!r})", "", None))
     return lines
+
+
+def shown(lines: Sequence[Line]) -> bool:
+    """Whether every line holds that has a bound: one that could not be measured does not."""
+    return all(line.holds for line in lines if line.wanted != REPORTED)
 
 
 def table(lines: Sequence[Line]) -> str:
@@ -147,7 +152,7 @@ def _against_eagle3(depth: int) -> Callable[[Engines], Line]:
         ratios = [
             f"{_speed(engines[PEAGLE], load, depth) / _speed(rival, load, depth):.2f} at {load}" for load in loads
         ]
-        return Line(_named(depth), ", ".join(ratios), "reported", None)
+        return Line(_named(depth), ", ".join(ratios), REPORTED, None)
 
     line.__doc__ = _named(depth)
     return line
