@@ -110,7 +110,7 @@ def main() -> int:
     # SIGTERM unwinds like Ctrl-C, so that the engines end too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    with tempfile.TemporaryDirectory(prefix="peagle-gpu-") as folder:
+    with tempfile.TemporaryDirectory(prefix="peagle-gpu-", ignore_cleanup_errors=True) as folder:
         engines = [Measured(name, Path(folder), options.passes) for name in ENGINES]
         try:
             checks = _attempted()

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -161,6 +162,7 @@ def main() -> None:
     parser.add_argument("--loads", type=int, nargs="*")
     parser.add_argument("--tokens", type=int, default=TOKENS)
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the engine ends with its process
     asyncio.run(run(parser.parse_args()))
 
 
