@@ -2,6 +2,8 @@
 # make observe   Prometheus, and Grafana where the machine has it, on the server that make serve runs
 # make test    run all tests but those on the whole platform, real engines among them
 # make test-platform   run the tests on the whole platform
+# make test-gpu   run the tests that need an NVIDIA GPU; without one they are skipped, and say why
+# make measure-gpu   show on one GPU all that is promised there: RESULT, and a short table
 # make test-cluster   run the tests on the Kubernetes that KUBECONFIG names, with helm and kubectl
 # make helm-test   lint, render and validate the Helm chart
 # make helm-schema   write what the chart derives: its schema, and facts of the package
@@ -10,12 +12,14 @@
 # make bench   measure the table of README.md, and show its ratios beside the published ones
 # make check   lint, formatting and types
 # make lock    resolve the pinned versions of both engines anew
-# Settings: FILE=deployments/x.yaml  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"  WORKERS=2
+# make lock-check   resolve the GPU engine from its pinned versions, on any machine, and write nothing
+# Settings: FILE=deployments/x.yaml  RESULT=bench-results/gpu.json  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"  WORKERS=2
 
 FILE ?= deployments/embedded.yaml
 PORT ?= 8000
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TESTS ?=
+RESULT ?= bench-results/gpu.json
 # Test processes, of which each has a core of its own for its engines; the tests of a file, or of a platform, share one.
 WORKERS ?= 2
 
@@ -38,7 +42,8 @@ else
 PINS := .constraints-gpu.txt
 endif
 
-.PHONY: serve observe test test-platform test-cluster helm-test helm-schema dashboards prometheus bench check lock clean
+.PHONY: serve observe test test-platform test-gpu measure-gpu test-cluster helm-test helm-schema dashboards prometheus \
+  bench check lock lock-check clean
 .DEFAULT_GOAL := serve
 
 serve: $(READY)
@@ -52,6 +57,12 @@ test: $(READY) prometheus
 
 test-platform: $(READY) prometheus
 	@$(BIN)/python -m pytest --numprocesses 1 --dist loadfile -m platform $(TESTS)
+
+test-gpu: $(READY)
+	@$(BIN)/python -m pytest -m gpu $(or $(TESTS),tests/gpu)
+
+measure-gpu: $(READY)
+	@PYTHONPATH=platform:tests $(BIN)/python tests/gpu/measure_gpu.py $(RESULT)
 
 test-cluster: $(READY)
 	@test -n "$(KUBECONFIG)" || { echo "KUBECONFIG is empty: name the cluster whose nodes the tests may drain."; exit 1; }
@@ -101,8 +112,9 @@ $(READY): pyproject.toml $(PINS)
 #
 # An install checks the files that it gets against the hashes in here. The CPU's torch has none: its index, or a folder of
 # wheels, holds files of its own for each platform, of which uv sees those of this one.
+EXTRAS := --extra bench --extra kubernetes --extra observe --extra train --extra dev
 lock: LOCK := compile --quiet --no-header --no-annotate --no-emit-index-url --no-emit-find-links --generate-hashes \
-  pyproject.toml --extra bench --extra kubernetes --extra observe --extra train --extra dev
+  pyproject.toml $(EXTRAS)
 lock: $(READY)
 	@$(UV) $(LOCK) --python-version 3.11 --extra cpu $(CPU_TORCH) --upgrade --output-file .constraints.txt
 	@awk '/^torch==/ { print $$1; hashed = 1; next } /^ / && hashed { next } { hashed = 0; print }' .constraints.txt >.constraints.tmp
@@ -110,6 +122,11 @@ lock: $(READY)
 	@grep -v '^torch==' .constraints.txt >.constraints-gpu.txt
 	@UV_FIND_LINKS= $(INDEX) $(BIN)/uv pip $(LOCK) --extra gpu \
 	  --python-version 3.12 --python-platform x86_64-unknown-linux-gnu --output-file .constraints-gpu.txt
+
+lock-check: $(READY)
+	@UV_FIND_LINKS= $(INDEX) $(BIN)/uv pip compile --quiet --no-header --no-annotate pyproject.toml --extra gpu $(EXTRAS) \
+	  --constraint .constraints-gpu.txt --python-version 3.12 --python-platform x86_64-unknown-linux-gnu --no-emit-find-links \
+	  >/dev/null && echo "The GPU engine resolves from .constraints-gpu.txt."
 
 clean:
 	rm -rf $(VENV)

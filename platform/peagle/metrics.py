@@ -177,6 +177,13 @@ REPLICA_METRICS = (
         "Accelerators it runs on; the CPUs of one without are one.",
         "devices",
     ),
+    _gauge(
+        "peagle_replica_warm_up_seconds",
+        Unit.SECONDS,
+        OF_REPLICA,
+        "From the engine's start to its being warm: what compiles at first use has run.",
+        "warm_up_s",
+    ),
     _counter(
         "peagle_replica_requests",
         Unit.REQUESTS,

@@ -15,7 +15,7 @@ from peagle.engine.arguments import engine_arguments, without_server
 from peagle.engine.depth.live_depth import read_step_stats_sync, set_depths_sync
 from peagle.prompt_file import read_prompt_file
 from peagle.router.snapshot import DepthTable, StepStats
-from support.served import DEPLOYMENT
+from support.paths import DEPLOYMENTS
 
 KV_CACHE_GIB = "1"
 
@@ -33,7 +33,7 @@ def embedded(**engine: Any) -> Deployment:
 
     Its depth does not adapt: it drafts `depth_max` at every step, of which a test's own tables verify some.
     """
-    deployment = load_deployment(Path(os.environ.get("PEAGLE_TEST_DEPLOYMENT", DEPLOYMENT)))
+    deployment = load_deployment(Path(os.environ.get("PEAGLE_TEST_DEPLOYMENT", DEPLOYMENTS / "embedded.yaml")))
     static = deployment.speculation.model_copy(update={"adaptive": False})
     return deployment.model_copy(update={"engine": {**deployment.engine, **engine}, "speculation": static})
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from peagle.bench.core.statistics import NO_DRAFTS, DraftCounts
 from peagle.bench.engines.engine_plan import EnginePlan
+from peagle.router.snapshot import StepTime
 
 OUTPUT_TOKENS = 16
 
@@ -21,6 +22,7 @@ class Generator:
     def __init__(self, log: list[tuple[str, int]], name: str, plan: EnginePlan | None = None) -> None:
         self.log, self.name, self.plan = log, name, plan
         self.depth, self.made, self.total = 0, 0, NO_DRAFTS
+        self.warm = False
 
     def encode(self, text: str) -> list[int]:
         return [int(word) for word in text.split()]
@@ -44,6 +46,13 @@ class Generator:
 
     async def settle(self) -> None:
         pass
+
+    async def warm_up(self) -> None:
+        self.warm = True
+
+    async def step_cells(self) -> tuple[StepTime, ...]:
+        assert self.warm
+        return ()
 
     async def stream(self, prompt: list[int]) -> AsyncIterator[Sequence[int]]:
         drafted = (1,) * self.depth

@@ -62,6 +62,7 @@ def replica_row() -> dict[str, Any]:
         "slow_grammars": 3,
         "generation_tokens": 40,
         "devices": 1,
+        "warm_up_s": 0.5,
         "loop_stall": stalls.plain(),
         "depth_changes": {"gain": 2},
         "depth_modes": {"adaptive": 1},

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peagle.bench.core.options import LoadOptions, take_load
-from peagle.bench.core.records import NONE, PEAGLE
+from peagle.bench.core.records import EAGLE3, NONE, PEAGLE
 from peagle.bench.dispatch.compared_policies import COMPARED, compared
-from peagle.config import load_deployment
+from peagle.config import Deployment, load_deployment
 from peagle.errors import ConfigError
 from peagle.host.folders import make_folder
 from peagle.host.terminal import Terminal
@@ -35,6 +35,24 @@ def _group() -> None:
 
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Deployment file of the model and its drafter.")]
+Modelled = Annotated[
+    Path | None,
+    typer.Argument(metavar="[FILE]", help="Deployment file of the model and its drafter; with --shape, of the engine."),
+]
+Shape = Annotated[
+    str | None,
+    typer.Option(
+        help="Made-up weights of this shape in place of the file's model: a config.json, or "
+        "llama-3.1-8b, qwen3-30b-a3b, gpt-oss-20b. Prompts are random tokens."
+    ),
+]
+Acceptance = Annotated[
+    str | None,
+    typer.Option(
+        help="With --shape, on a GPU: the probability that the first, the first two, ... drafts are right, with "
+        "commas. Drafts are then accepted by it, whatever they are."
+    ),
+]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; by default bench-results/TIME.")]
 GoOn = Annotated[
     Path | None,
@@ -56,7 +74,7 @@ Price = Annotated[
 @app.command()
 @take_load
 def speculation(
-    file: File,
+    file: Modelled = None,
     baseline: Annotated[
         Path | None, typer.Option(help="Deployment file of the same model with another drafter, such as EAGLE-3.")
     ] = None,
@@ -65,6 +83,8 @@ def speculation(
     ] = "",
     depths: Annotated[str, typer.Option(help="Values of K, with commas.")] = "1,3,5,7",
     concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,8",
+    shape: Shape = None,
+    acceptance: Acceptance = None,
     out: GoOn = None,
     price_per_hour: Price = None,
     *,
@@ -79,18 +99,32 @@ def speculation(
     a folder that holds a run with other settings, another version or on another machine is refused.
 
     Example: peagle bench speculation deployments/embedded.yaml --baseline deployments/embedded-eagle3.yaml
+    Example: peagle bench speculation --shape llama-3.1-8b --acceptance .83,.6,.45,.34,.27,.21,.17 --depths 3,7
     """
     from peagle.bench.engines.engine_session import EngineJob
 
     asked = _numbers("--depths", depths), _numbers("--concurrency", concurrency)
-    files = load_deployment(file), load_deployment(baseline) if baseline else None
-    _run(EngineJob.of(*files, _names(methods), *asked, load, price_per_hour=price_per_hour), out)
+    if shape is not None and baseline is not None:
+        raise ConfigError("--baseline", str(baseline), "a shape has heads of both methods", "Leave it out.")
+    with _model(file, shape, acceptance, max(asked[0])) as (files, curve):
+        rival = load_deployment(baseline) if baseline else files.get(EAGLE3)
+        job = EngineJob.of(
+            files[PEAGLE],
+            rival,
+            _names(methods),
+            *asked,
+            load,
+            price_per_hour=price_per_hour,
+            acceptance=curve,
+            made_up=shape is not None,
+        )
+        _run(job, out)
 
 
 @app.command()
 @partial(take_load, prompts=96)
 def depth(
-    file: File,
+    file: Modelled = None,
     depths: Annotated[
         str | None,
         typer.Option(
@@ -110,6 +144,8 @@ def depth(
         int | None,
         typer.Option(min=1, help="Also the rule held at this K, and an engine of this K without it: what it costs."),
     ] = None,
+    shape: Shape = None,
+    acceptance: Acceptance = None,
     out: GoOn = None,
     price_per_hour: Price = None,
     *,
@@ -119,38 +155,72 @@ def depth(
 
     One engine takes every K and the Router's own rule in turn, prompt set by prompt set; what the rule has learned
     stays for its next turn. Greedy, fixed output length. Writes result.json, report.md, pictures and the engines' log.
+    `cost_table` of result.json is what a decode-only step takes at each batch size and K.
 
     After Ctrl-C the same command goes on where it stopped; what the rule had learned it then learns anew.
 
     Example: peagle bench depth deployments/embedded.yaml --concurrency 1,8 --prompts 24
+    Example: peagle bench depth --shape llama-3.1-8b --acceptance .83,.6,.45,.34,.27,.21,.17 --concurrency 1,8,32
     """
     from peagle.bench.engines.engine_session import EngineJob
     from peagle.engine.cost_prior import cost_prior
 
-    deployment = load_deployment(file)
+    with _model(file, shape, acceptance) as (files, curve):
+        deployment = files[PEAGLE]
+        _check_depth(file, deployment)
+        deepest = deployment.speculation.depth_max
+        usual = ",".join(str(each) for each in (0, 1, 3, 5, 7) if each <= deepest)
+        asked = _numbers("--depths", depths or usual, least=0), _numbers("--concurrency", concurrency)
+        if not any(asked[0]):
+            raise ConfigError("--depths", depths, "the deepest of them is what is drafted", "Add one above 0.")
+        for stand_in in cost_prior(deployment).stand_ins.values():
+            typer.echo(f"The rule begins from a guess: {stand_in}", err=True)
+        job = EngineJob.of(
+            deployment,
+            None,
+            (NONE, PEAGLE),
+            *asked,
+            load,
+            adaptive=True,
+            shifting=shifting,
+            mixed=mixed,
+            fixed=fixed,
+            price_per_hour=price_per_hour,
+            acceptance=curve,
+            made_up=shape is not None,
+        )
+        _run(job, out)
+
+
+def _check_depth(file: Path | None, deployment: Deployment) -> None:
     if deployment.drafter is None or deployment.drafter.method != PEAGLE or not deployment.speculation.live_depth:
         problem = "its depth cannot change while it runs"
         raise ConfigError(f"{file}: speculation.live_depth", None, problem, "Name a P-EAGLE drafter with live_depth.")
-    deepest = deployment.speculation.depth_max
-    usual = ",".join(str(each) for each in (0, 1, 3, 5, 7) if each <= deepest)
-    asked = _numbers("--depths", depths or usual, least=0), _numbers("--concurrency", concurrency)
-    if not any(asked[0]):
-        raise ConfigError("--depths", depths, "the deepest of them is what is drafted", "Add one above 0.")
-    for stand_in in cost_prior(deployment).stand_ins.values():
-        typer.echo(f"The rule begins from a guess: {stand_in}", err=True)
-    job = EngineJob.of(
-        deployment,
-        None,
-        (NONE, PEAGLE),
-        *asked,
-        load,
-        adaptive=True,
-        shifting=shifting,
-        mixed=mixed,
-        fixed=fixed,
-        price_per_hour=price_per_hour,
-    )
-    _run(job, out)
+
+
+@contextmanager
+def _model(
+    file: Path | None, shape: str | None, acceptance: str | None, drafted: int | None = None
+) -> Iterator[tuple[dict[str, Deployment], tuple[float, ...] | None]]:
+    """Deployments by method of drafting, and the curve by which drafts are accepted; `file`'s own, or of a shape.
+
+    Raises:
+        ConfigError: There is neither, or they do not fit each other.
+    """
+    if shape is None:
+        if file is None:
+            raise ConfigError("FILE", None, "no model is named", "Name a deployment file, or a --shape.")
+        if acceptance is not None:
+            raise ConfigError("--acceptance", acceptance, "drafts of real weights are judged", "Name a --shape, too.")
+        yield {PEAGLE: load_deployment(file)}, None
+        return
+    from peagle.bench.engines.made_up import made_up, read_acceptance
+    from peagle.serve.launch.machine_checks import installed_engine
+
+    like = load_deployment(file) if file is not None else None
+    with made_up(shape, like, installed_engine()[0] or "gpu") as files:
+        of = files[PEAGLE]
+        yield files, read_acceptance(acceptance, drafted or of.speculation.depth_max, of.resources.accelerator)
 
 
 @app.command()

@@ -56,7 +56,8 @@ _SETTINGS = TypeAdapter(_Settings)
 class Journal:
     """The open journal of one folder, whose lines are settings, sittings and `entries`.
 
-    Entries put the prompts in `chosen`, and what was measured in `made` by a key that has its `repeat`.
+    Entries put the prompts in `chosen`, what was measured in `made` by a key that has its `repeat`, and what else was
+    seen meanwhile in `notes`.
     """
 
     def __init__(self, file: BinaryIO, entries: Sequence[type[Entry]]) -> None:
@@ -67,6 +68,7 @@ class Journal:
         self.sittings: list[Sitting] = []
         self.chosen: Any = None
         self.made: dict[Any, Any] = {}
+        self.notes: list[Any] = []
 
     @classmethod
     @contextmanager

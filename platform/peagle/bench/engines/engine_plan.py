@@ -6,6 +6,7 @@ from typing import Any
 
 from peagle.bench.core.records import FIXED, NONE, PEAGLE
 from peagle.config import Deployment, Speculation, parse_deployment
+from peagle.engine.arguments import drafted_depth
 from peagle.errors import ConfigError
 
 GPU_MEMORY_RATIO = 0.9
@@ -13,12 +14,22 @@ GPU_MEMORY_RATIO = 0.9
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """One engine to start. With `live` it takes any K of `depths` while it runs, else it has exactly one."""
+    """One engine to start. With `live` it takes any K of `depths` while it runs, else it has exactly one.
+
+    With `acceptance`, the probabilities that the first, the first two, … drafts are right, they are accepted by these,
+    whatever they are.
+    """
 
     method: str
     deployment: Deployment
     depths: tuple[int, ...]
     live: bool
+    acceptance: tuple[float, ...] | None = None
+
+    @property
+    def drafted(self) -> int:
+        """Tokens that its drafter drafts."""
+        return drafted_depth(self.deployment)
 
     @property
     def name(self) -> str:
@@ -64,6 +75,7 @@ def plan_engines(
     eager: bool,
     adaptive: bool = False,
     fixed: int | None = None,
+    acceptance: tuple[float, ...] | None = None,
 ) -> list[EnginePlan]:
     """Engines for `methods`, or for all that the two files offer where `methods` is empty; `adaptive` as replicas are.
 
@@ -112,7 +124,14 @@ def plan_engines(
         if fixed > max(depths):
             raise ConfigError("--fixed", fixed, f"--depths ends at {max(depths)}", "Add it there or lower it.")
         plans.append(EnginePlan(FIXED, _derive(deployment, fixed, eager, live=False), (fixed,), live=False))
-    return [replace(plan, deployment=sharing_a_gpu(plan.deployment, len(plans))) for plan in plans]
+    return [
+        replace(
+            plan,
+            deployment=sharing_a_gpu(plan.deployment, len(plans)),
+            acceptance=acceptance if plan.drafted else None,
+        )
+        for plan in plans
+    ]
 
 
 def variants_of(plans: Sequence[EnginePlan], *, adaptive: bool = False, held: int | None = None) -> list[Variant]:

@@ -16,6 +16,7 @@ from peagle.bench.core.session import IDLE_CORES_ALLOWED, IDLE_SECONDS, Job, pro
 from peagle.bench.core.turns import assemble
 from peagle.bench.core.workloads import read_prompts
 from peagle.bench.engines.engine_plan import EnginePlan, Variant, plan_engines, variants_of
+from peagle.bench.engines.made_up import random_prompts
 from peagle.bench.engines.shifting import (
     MOST_AT_ONCE,
     Phase,
@@ -28,14 +29,16 @@ from peagle.bench.engines.shifting import (
     planned_takes,
     shifting_rows,
 )
-from peagle.bench.engines.speculation import EnginePass, Selected, one_pass, select_prompts
+from peagle.bench.engines.speculation import EnginePass, Selected, Selection, one_pass, select_prompts
 from peagle.bench.engines.speculation_report import FORM
 from peagle.bench.engines.speculation_rows import best_rows, fastest_rows, result_rows
+from peagle.bench.engines.step_costs import StepCosts, cost_rows, times_since
 from peagle.config import Deployment
 from peagle.engine.arguments import drafts_to_depth
 from peagle.engine.checks.drafter_checks import check_checkpoints
 from peagle.errors import ConfigError, StartupError
 from peagle.host.terminal import Terminal
+from peagle.router.snapshot import StepCell
 
 if TYPE_CHECKING:
     from peagle.bench.engines.vllm_engines import Engine
@@ -47,7 +50,7 @@ class EngineJob(Job):
     every second prompt is noise.
     """
 
-    entries = (Selected, EnginePass, Take)
+    entries = (Selected, EnginePass, Take, StepCosts)
     form = FORM
     log = "engines.log"
     variants: Sequence[Variant]
@@ -56,6 +59,8 @@ class EngineJob(Job):
     shifting: bool
     mixed: bool
     price_per_hour: float | None
+    acceptance: tuple[float, ...] | None = None
+    made_up: bool = False
 
     @classmethod
     def of(
@@ -72,22 +77,28 @@ class EngineJob(Job):
         mixed: bool = False,
         fixed: int | None = None,
         price_per_hour: float | None = None,
+        acceptance: tuple[float, ...] | None = None,
+        made_up: bool = False,
     ) -> Self:
         """Compare `methods`, or all that the files offer where there are none.
 
         With `adaptive`, an engine whose K can change is also measured with the K that the Router's rule chooses; with
         `shifting`, all of them once more while load and prompts shift; with `fixed`, also the rule held at that K, and
-        an engine of that K which cannot change it.
+        an engine of that K which cannot change it. With `acceptance`, drafts are accepted by that curve. Where the
+        weights are `made_up`, prompts are random tokens.
 
         Raises ConfigError where the options do not fit the files or the prompts.
         """
         load.check(concurrencies)
-        plans = plan_engines(deployment, baseline, methods, depths, eager=load.eager, adaptive=adaptive, fixed=fixed)
+        if made_up:
+            _refuse_texts(load, shifting)
+        how: dict[str, Any] = {"eager": load.eager, "adaptive": adaptive, "fixed": fixed, "acceptance": acceptance}
+        plans = plan_engines(deployment, baseline, methods, depths, **how)
         for plan in plans:
             check_checkpoints(plan.deployment)
         if load.skip_loops is not None and all(plan.method != NONE for plan in plans):
             raise ConfigError("--methods", ",".join(methods), "--skip-loops asks the engine none", "Add none.")
-        texts = read_prompts(load.prompts_from, as_chat=load.chat)
+        texts = [] if made_up else read_prompts(load.prompts_from, as_chat=load.chat)
         settings = {
             "engines": [plan.name for plan in plans],
             "--concurrency": list(concurrencies),
@@ -97,6 +108,7 @@ class EngineJob(Job):
             "--fixed": fixed,
             "--shifting": shifting,
             "--mixed": mixed,
+            "--acceptance": list(acceptance or ()),
             "machine": machine.identity(),
             **{plan.name: deployment_settings(plan.deployment) for plan in plans},
         }
@@ -112,6 +124,8 @@ class EngineJob(Job):
             shifting,
             mixed,
             price_per_hour,
+            acceptance,
+            made_up,
         )
 
     @property
@@ -133,6 +147,9 @@ class EngineJob(Job):
         engines: list[Engine] = []
         try:
             _start(self, engines, terminal)
+            for engine in engines:
+                with terminal.stage(f"Warm up {engine.plan.name}"):
+                    await engine.warm_up()
             idle_cores = await idle_cpu_ratio(IDLE_SECONDS)
             journal.keep(Sitting(load_before, idle_cores))
             if idle_cores > IDLE_CORES_ALLOWED:
@@ -145,7 +162,9 @@ class EngineJob(Job):
             async def make(variant: Variant, prompts: list[list[int]], concurrency: int) -> Run[Trace]:
                 return await one_pass(engines[variant.engine], variant, prompts, concurrency)
 
+            before = [await engine.step_cells() for engine in engines]
             await time_passes(self, journal, terminal, make, EnginePass)
+            await _keep_costs(journal, engines, before)
             if phases:
                 await _time_takes(self, journal, engines, phases, terminal)
         except ExceptionGroup as failures:
@@ -169,11 +188,32 @@ class EngineJob(Job):
             "drafts_to_depth": any(drafts_to_depth(plan.deployment) for plan in self.plans),
             "price_per_hour": self.price_per_hour,
             "gpus_per_engine": self.deployment.devices,
+            "acceptance": self.acceptance,
+            "cost_table": cost_rows(journal),
             "rows": result_rows(runs, self.price_per_hour and self.price_per_hour * self.deployment.devices),
             "best": best_rows(runs),
             "fastest": fastest_rows(runs),
             "shifting": shifting_rows(takes),
         }
+
+
+def _refuse_texts(load: LoadOptions, shifting: bool) -> None:
+    """Raises ConfigError where an option is about texts, of which a model with made-up weights has none."""
+    asked = {
+        "--prompts-from": load.prompts_from is not None,
+        "--chat": load.chat,
+        "--skip-loops": load.skip_loops is not None,
+        "--shifting": shifting,
+    }
+    for option in (name for name, given in asked.items() if given):
+        raise ConfigError(option, None, "a shape has random prompts, and no text", "Leave it out.")
+
+
+async def _keep_costs(journal: Journal, engines: "Sequence[Engine]", before: Sequence[Sequence[StepCell]]) -> None:
+    """Note what the steps took that were counted since `before`."""
+    for engine, earlier in zip(engines, before, strict=True):
+        if times := times_since(await engine.step_cells(), earlier):
+            journal.keep(StepCosts(times))
 
 
 def _start(job: EngineJob, engines: "list[Engine]", terminal: Terminal) -> None:
@@ -198,11 +238,15 @@ async def _choose_prompts(job: EngineJob, journal: Journal, engines: "Sequence[E
     load = job.load
     chooser = next((engine for engine in engines if engine.plan.method == NONE), engines[0])
     with terminal.stage("Choose prompts"):
-        chosen = await select_prompts(job.texts, load.prompts, load.tokens, chooser, load.skip_loops)
+        if job.made_up:
+            prompts = random_prompts(chooser.vocabulary, load.prompts)
+            chosen = Selection(prompts, len(prompts), too_long=0, looping=0)
+        else:
+            chosen = await select_prompts(job.texts, load.prompts, load.tokens, chooser, load.skip_loops)
         if job.mixed:
             every_second = zip(chosen.prompts[::2], noise(chooser.vocabulary), strict=False)
-            prompts = tuple(prompt for pair in every_second for prompt in pair)[: load.prompts]
-            chosen = replace(chosen, prompts=prompts)
+            mixed = tuple(prompt for pair in every_second for prompt in pair)[: load.prompts]
+            chosen = replace(chosen, prompts=mixed)
         journal.keep(Selected(chosen))
 
 

@@ -12,6 +12,7 @@ from peagle.bench.core.rows import Row
 from peagle.bench.engines.published import Published, published_ratios
 from peagle.bench.engines.speculation import LOOP_GRAM_TOKENS
 from peagle.bench.engines.speculation_rows import DISTINCT
+from peagle.bench.engines.step_costs import cost_lines
 
 ADAPTIVE = f"{PEAGLE}, adaptive"
 STYLES = {NONE: "grey", EAGLE3: "orange", PEAGLE: "blue", FIXED: "green", ADAPTIVE: "purple"}
@@ -60,6 +61,7 @@ def markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -> str:
         ),
         *parts.sittings_lines(result, "engines"),
         f"- P-EAGLE: one engine that {_drafting(result)}. EAGLE-3: an engine for each K.",
+        *_acceptance_line(result),
         "",
         "The fastest cell at each concurrency:",
         "",
@@ -78,6 +80,7 @@ def markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -> str:
             if shifting
             else []
         ),
+        *cost_lines(result),
         *parts.acceptance_lines(rows),
     ]
     return "\n".join(lines) + "\n"
@@ -87,6 +90,13 @@ def _drafting(result: Mapping[str, Any]) -> str:
     if result.get("drafts_to_depth"):
         return "drafts K, and the largest K in one step of eight"
     return "drafts the largest K and verifies K of it"
+
+
+def _acceptance_line(result: Mapping[str, Any]) -> list[str]:
+    if not (curve := result.get("acceptance")):
+        return []
+    shown = ", ".join(f"{rate:g}" for rate in curve)
+    return [f"- Drafts are accepted by a given curve, whatever they are: {shown}. So texts differ from those of none."]
 
 
 def fastest_line(row: Row) -> str:

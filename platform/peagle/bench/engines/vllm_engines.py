@@ -22,13 +22,15 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from peagle.bench.core.statistics import NO_DRAFTS, DraftCounts
 from peagle.bench.engines.engine_plan import EnginePlan
+from peagle.bench.engines.made_up import synthetic_acceptance
 from peagle.engine.arguments import without_server
 from peagle.engine.depth import live_depth
 from peagle.engine.depth.calibration import calibrate
+from peagle.engine.depth.warm_up import warm_up
 from peagle.errors import StartupError
 from peagle.prompt_file import Prompt, encode_prompt
 from peagle.router.depth import DepthLimits, DepthPlan, Mode, ModelDepths, StandingLimits
-from peagle.router.snapshot import DepthTable, StepReport, StepTime
+from peagle.router.snapshot import DepthTable, StepCell, StepReport, StepStats, StepTime
 from peagle.serve.depth_settings import calibration_points, depth_settings
 from peagle.serve.launch.serving_arguments import engine_settings
 from peagle.serve.reporting import DepthReporter, keep_reporting
@@ -101,6 +103,8 @@ class Engine:
             return counters[-1]
 
         arguments = without_server(engine_settings(plan.deployment))
+        if plan.acceptance is not None:
+            arguments["speculative_config"] |= synthetic_acceptance(plan.acceptance[: plan.drafted])
         # Forking a process that already runs an engine's threads can deadlock.
         environment = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", **plan.deployment.environment}
         try:
@@ -139,6 +143,21 @@ class Engine:
     def steps(self) -> int:
         """Steps that gave tokens since the engine started."""
         return sum(counter.steps for counter in self._counters)
+
+    async def warm_up(self) -> None:
+        """Run all that compiles at first use, as a replica does before it is ready."""
+        await warm_up(self._llm, self.plan.deployment, lambda _done, _of: None)
+        if self.plan.live:
+            self._version = (await self._step_stats.read()).table.version
+
+    async def step_stats(self) -> StepStats | None:
+        """All that it has summed over its steps; None where it sums nothing."""
+        return await self._step_stats.read() if self.plan.live else None
+
+    async def step_cells(self) -> tuple[StepCell, ...]:
+        """Its decode-only steps so far, by batch size and K."""
+        stats = await self.step_stats()
+        return stats.cells if stats is not None else ()
 
     async def prepare(self, depth: int) -> None:
         """Set K and forget cached prompts, so that every pass starts alike and all its statistics have arrived."""

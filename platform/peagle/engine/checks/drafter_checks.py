@@ -36,6 +36,8 @@ MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 # vLLM's own: whoever sets it wants more than the target was trained for.
 _LONGER_KEY = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 FLOATS = frozenset({"F16", "BF16", "F32"})
+MADE_UP = "dummy"
+"""vLLM's `load_format` that reads no weights."""
 
 
 def check_checkpoints(deployment: Deployment) -> None:
@@ -48,7 +50,8 @@ def check_checkpoints(deployment: Deployment) -> None:
 
 def examine_checkpoints(deployment: Deployment) -> tuple[Check, ...]:
     """Return everything that is looked at in the local checkpoints of `deployment`, and what came of it."""
-    target, checks = _open(deployment.target, "target")
+    made_up = deployment.engine.get("load_format") == MADE_UP
+    target, checks = _open(deployment.target, "target", made_up)
     if target is not None:
         checks += [
             run_check("target", "tokenizer", lambda: _tokenizer(target, deployment.engine)),
@@ -56,7 +59,7 @@ def examine_checkpoints(deployment: Deployment) -> tuple[Check, ...]:
         ]
     if deployment.drafter is None or not deployment.speculates:
         return tuple(checks)
-    head, more = _open(deployment.drafter, "drafter")
+    head, more = _open(deployment.drafter, "drafter", made_up)
     checks += more
     if head is not None:
         checks += _compare(deployment, head, target)
@@ -96,7 +99,9 @@ class _Contents:
             raise self.folder.wrong(f"tensor {name}", list(tensor.shape), problem, fix)
 
 
-def _open(checkpoint: Checkpoint, subject: Literal["target", "drafter"]) -> tuple[_Contents | None, list[Check]]:
+def _open(
+    checkpoint: Checkpoint, subject: Literal["target", "drafter"], made_up: bool
+) -> tuple[_Contents | None, list[Check]]:
     if not checkpoint.is_local:
         return None, [Check(subject, "checkpoint", "not checked", f"{checkpoint.source} is remote")]
     folder = Folder(Path(checkpoint.source), f"{subject}.source")
@@ -107,6 +112,9 @@ def _open(checkpoint: Checkpoint, subject: Literal["target", "drafter"]) -> tupl
         return str(found["config"].get("model_type", "no model_type"))
 
     def weights() -> str:
+        if made_up:
+            found["tensors"] = None
+            return "made up"
         found["tensors"] = folder.read_tensors()
         return "not safetensors" if found["tensors"] is None else f"{len(found['tensors'])} tensors"
 

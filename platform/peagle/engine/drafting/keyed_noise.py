@@ -13,6 +13,9 @@ _STEP = 0x9E3779B97F4A7C15 - 2**64
 _MIX_FIRST = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_SECOND = 0x94D049BB133111EB - 2**64
 
+# The largest float32 below 1: at 1 the noise would be infinite, and a token that is the only one allowed not be drawn.
+_BELOW_1 = 1.0 - 2.0**-24
+
 # Bounds what noise takes beside the logits: 32 MB a temporary.
 ELEMENTS_AT_ONCE = 1 << 22
 
@@ -35,13 +38,15 @@ def sample_tokens(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def gumbel_noise(keys: Tensor, width: int) -> Tensor:
-    """Standard Gumbel noise, float64 [rows, width], for int64 keys [rows].
+    """Standard Gumbel noise, float32 [rows, width], for int64 keys [rows].
 
-    Double precision because single precision cuts the tail that rare tokens win by.
+    Single precision, which accelerators compute many times as fast as double. Rare tokens win by the upper tail, so the
+    number that is large there is drawn near 0, where floats are dense: with v uniform, -log(-log1p(-v)) has its tail at
+    small v. What is cut is the lower tail, at -2.9, by which no token wins.
     """
     counters = torch.arange(1, width + 1, device=keys.device) * _STEP
-    uniform = (_logical_shift(_mix(keys.unsqueeze(-1) + counters), 12).double() + 0.5) * 2.0**-52
-    return uniform.log_().neg_().log_().neg_()
+    uniform = (_logical_shift(~_mix(keys.unsqueeze(-1) + counters), 12).float() + 0.5) * 2.0**-52
+    return uniform.clamp_(max=_BELOW_1).neg_().log1p_().neg_().log_().neg_()
 
 
 def _mix(bits: Tensor) -> Tensor:

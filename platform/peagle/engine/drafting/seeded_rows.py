@@ -42,12 +42,17 @@ class SeededRows(dict[int, torch.Generator]):
         return self._sample(logits, self._drafted, rows, owners)
 
     def _sample(self, logits: Tensor, positions: Tensor, rows: list[int], owners: list[int]) -> tuple[Tensor, Tensor]:
-        device = logits.device
-        index = torch.tensor(rows, dtype=torch.int64, device=device)
+        index = to_device(rows, logits.device)
         if not rows:
             return index, index
-        seeds = torch.tensor([_signed(self[owner].initial_seed()) for owner in owners], device=device)
+        seeds = to_device([_signed(self[owner].initial_seed()) for owner in owners], logits.device)
         return index, sample_tokens(logits[index], seeds, positions[index])
+
+
+def to_device(values: Sequence[int], device: torch.device) -> Tensor:
+    """int64 on `device`, without waiting for what that computes: it is copied from memory that it can read itself."""
+    on_host = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return on_host.to(device, non_blocking=True)
 
 
 def _signed(seed: int) -> int:

@@ -6,7 +6,8 @@ file and compiles again at every start.
 
 What inductor keeps is source that is cut to the vectors of the processor that it was made on. On another one it would
 be built and run all the same, and compute nonsense. A folder of compiled models may be shared by machines of several
-kinds, so the processor's instructions belong into the name by which a model is found.
+kinds, so the processor's instructions belong into the name by which a model is found. What a GPU computes does not
+depend on them: there, nodes with other processors share what one of them compiled.
 """
 
 import functools
@@ -16,8 +17,8 @@ import torch
 
 
 def install() -> None:
-    """Give functions that need no finishing a step that does nothing, and each kind of processor models of its own;
-    again, it changes nothing."""
+    """Give functions that need no finishing a step that does nothing, and each kind of processor, where it computes,
+    models of its own; again, it changes nothing."""
     # Imported here: only a worker has it anyway.
     from vllm.compilation import caching
 
@@ -37,7 +38,8 @@ def install() -> None:
 
         @functools.wraps(factors)
         def with_processor(vllm_config: Any) -> list[str]:
-            return [*factors(vllm_config), instructions()]
+            on_cpu = vllm_config.device_config.device_type == "cpu"
+            return [*factors(vllm_config), *([instructions()] if on_cpu else [])]
 
         caching.aot_compile_hash_factors = with_processor
 

@@ -18,10 +18,9 @@ draw seeded rows with them.
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from peagle.engine.drafting.seeded_rows import SeededRows
+from peagle.engine.drafting.seeded_rows import SeededRows, to_device
 
 if TYPE_CHECKING:
     from vllm.v1.sample.metadata import SamplingMetadata
@@ -84,8 +83,10 @@ def _draw_last_rows(sampler_class: Any) -> None:
             return draw(self, logits, generators, k, p)
         logits = apply_top_k_top_p(logits, k, p)
         requests, tokens = generators.sample_last(logits)
-        # a plain dict keeps vLLM on its sampler for seeds, which leaves `logits` as they are
-        sampled, processed = draw(self, logits, dict(generators), None, None)
+        # On a CPU a plain dict keeps vLLM on its sampler for seeds, which leaves `logits` as they are. Elsewhere the
+        # other one leaves them, too, and draws no noise request by request that nobody uses.
+        plain = dict(generators) if logits.is_cpu else {}
+        sampled, processed = draw(self, logits, plain, None, None)
         return sampled.index_copy(0, requests, tokens.to(sampled.dtype)), processed
 
     sampler_class.__call__ = draw_keyed
@@ -112,7 +113,7 @@ def _judge_drafts(module: Any) -> None:
             # the token and puts the token where one does not. `target_logits` itself is read again for logprobs.
             target_logits = target_logits.index_fill(0, rows, float("-inf"))
             target_logits[rows, tokens] = 0.0
-            requests = torch.tensor(list(seeded), device=target_logits.device)
+            requests = to_device(list(seeded), target_logits.device)
             temperature = sampling_metadata.temperature.index_fill(0, requests, 0.0)
             sampling_metadata = dataclasses.replace(
                 sampling_metadata, temperature=temperature, all_random=False, generators={}

@@ -35,6 +35,7 @@ from peagle.serve.launch.cluster_watch import watch_ray
 from peagle.serve.launch.diagnosis import root_cause_in
 from peagle.serve.launch.machine_checks import check_machine
 from peagle.serve.launch.serving_arguments import read_deployments
+from peagle.serve.warm_progress import warming_in
 
 logger = logging.getLogger(__name__)
 
@@ -201,7 +202,11 @@ def _start(
                     raise StartupError(
                         root_cause_in(terminal.log) or ray_cluster.first_line(state.problem), "See the log"
                     )
-                stage.detail(f"{state.replicas[0]} of {state.replicas[1]} replicas ready")
+                warming = warming_in(terminal.log)
+                stage.detail(
+                    f"{state.replicas[0]} of {state.replicas[1]} replicas ready"
+                    + (f", warming up: {warming}" if warming else "")
+                )
                 time.sleep(POLL_S)
             ready = ray_cluster.rollout().replicas[0]
             stage.detail(f"{ready} replica{'s' * (ready != 1)} ready")

@@ -32,13 +32,12 @@ from peagle.router.depth import DepthPlan, StandingLimits
 from peagle.router.dispatch import POLICIES
 from peagle.router.engine_pulse import EnginePulse
 from peagle.router.rates import EngineRates
-from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats, StepTime
-from peagle.serve.depth_settings import calibration_points, depth_settings
+from peagle.router.snapshot import DepthTable, ReplicaSnapshot, ReplicaState, StepReport, StepStats
 from peagle.serve.replica.asking_flow import FLOW
 from peagle.serve.replica.drafted_kinds import DraftedKinds
 from peagle.serve.replica.engine_sums import Buckets
 from peagle.serve.replica.engine_watch import EngineWatch
-from peagle.serve.replica.first_request import answer_once
+from peagle.serve.replica.making_ready import make_ready
 from peagle.serve.replica.replica_status import depth_status, plan_status
 from peagle.serve.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 
@@ -94,6 +93,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         self._series: Any = None
         self._step_stats: StepStatsReader | None = None
         self._before_serving: StepStats | None = None
+        self._warm_up_s = 0.0
         self._reporter: DepthReporter | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._stalls = Buckets(SECONDS)
@@ -103,7 +103,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         await super().__init__(llm_config)
 
     async def start(self) -> None:
-        """Start the engine; return when it has answered a request and, where its depth adapts, has timed its steps."""
+        """Start the engine; return when it is warm and, where its depth adapts, has timed its steps."""
         # Of the engine's process, which is started from this one. vLLM's own 512 is what hostile grammars would fill.
         os.environ.setdefault("VLLM_XGRAMMAR_CACHE_MB", str(GRAMMAR_CACHE_MB))
         if self._deployment.resources.accelerator == "cpu":
@@ -121,8 +121,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         manager = self._client.logger_manager
         # vLLM has put in its own, whose figures nobody could read here. Ours come after what no client has asked for.
         manager.stat_loggers.clear()
-        await answer_once(self._client, self._deployment.pools)
-        calibration = await self._calibrate()
+        ready = await make_ready(self._client, self._deployment, timed=self._router is not None)
+        self._warm_up_s = ready.warm_up_s
         if self._has_live_depth:
             self._before_serving = await self._read_step_stats()
         self._listener = LoadListener(self._pulse, pools=self._deployment.pools)
@@ -138,7 +138,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         if self._router is None:
             return
         if self._deployment.adapts:
-            self._reporter = DepthReporter(self._read_step_stats, self._apply, self._ask_router, calibration)
+            self._reporter = DepthReporter(self._read_step_stats, self._apply, self._ask_router, ready.calibration)
         self._tasks.append(asyncio.create_task(keep_reporting(self.report), name="reports"))
 
     async def report(self) -> None:
@@ -226,26 +226,6 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         rate: float = self._listener.rates.prefill_tokens_per_s
         return min(queued_prompt_tokens(self._client), step_tokens), rate
 
-    async def _calibrate(self) -> tuple[StepTime, ...]:
-        """What the engine's steps take; nothing where no one chooses depths by it."""
-        from peagle.engine.depth.calibration import calibrate
-
-        seconds = self._deployment.speculation.calibration_s
-        if self._router is None or not self._deployment.adapts or not seconds:
-            return ()
-        began_s = time.monotonic()
-        try:
-            async with asyncio.timeout(seconds + TIMEOUT_S):
-                points, by_request = calibration_points(self._deployment), depth_settings(self._deployment).by_request
-                times = await calibrate(self._client, *points, seconds, by_request=by_request)
-        except Exception as error:
-            if self._client.errored:
-                raise
-            logger.warning("Steps could not be timed, so K is found while serving: %r", error)
-            return ()
-        logger.info("Timed steps at %d points of batch size and K in %.1f s", len(times), time.monotonic() - began_s)
-        return times
-
     async def responses(self, request: Any, info: RawRequestInfo | None = None) -> AsyncGenerator[Any, None]:
         """Answer a request of the Responses API, as `chat` does one of chats."""
         return await self._run_request(
@@ -328,6 +308,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         sums = self._listener.sums.plain()
         replica = {
             "devices": self._deployment.devices,
+            "warm_up_s": self._warm_up_s,
             "loop_stall": self._stalls.plain(),
             "slow_grammars": self._gate.slow if self._gate is not None else 0,
         }

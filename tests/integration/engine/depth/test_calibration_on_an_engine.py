@@ -9,6 +9,7 @@ import pytest
 from peagle.engine.arguments import engine_arguments, without_server
 from peagle.engine.depth import live_depth
 from peagle.engine.depth.calibration import calibrate
+from peagle.router.depth.warm_runs import SamplingPath, warm_batch_sizes, warm_runs
 from peagle.router.snapshot import DepthTable
 from support.engine_runner import KV_CACHE_GIB, embedded
 
@@ -81,3 +82,28 @@ async def test_each_point_is_timed_and_nothing_is_left_behind(engine: Watched) -
     assert engine.ended == 0
     async with asyncio.timeout(ENOUGH_S):
         assert await engine.reset_prefix_cache()
+
+
+async def test_every_k_runs_through_every_path_and_nothing_is_left_behind(engine: Watched) -> None:
+    """What a GPU's engine does before it is ready, on a CPU, which need not."""
+    from peagle.engine.depth.warm_up import run_all
+
+    runs = warm_runs(DEPTHS, 3, 100)
+    told: list[tuple[int, int]] = []
+    await live_depth.set_depths(engine, DepthTable(5, (3, 3, 1)))
+    before = await live_depth.read_step_stats(engine)
+    done = await run_all(engine, runs, live=True, by_request=False, tell=lambda done, of: told.append((done, of)))
+    assert done == len(runs)
+    assert told[-1] == (done, done)
+    assert {run.path for run in runs} == set(SamplingPath)
+
+    stats = await live_depth.read_step_stats(engine)
+    assert (stats.table.depths, engine.ended) == ((3, 3, 1), 0)
+    cells = {(cell.batch_size, cell.depth): cell for cell in stats.since(before).cells}
+    paths = len(SamplingPath)
+    for size in warm_batch_sizes(3):
+        for depth in DEPTHS:
+            # A step of an own for each path, and drafts as deep as asked.
+            assert cells[size, depth].steps >= paths - (size == 1)
+            assert depth == 0 or cells[size, depth].reached
+    assert await engine.reset_prefix_cache()

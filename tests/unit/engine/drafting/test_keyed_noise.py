@@ -85,3 +85,39 @@ def test_any_64_bit_seed_gives_finite_noise(seed: int) -> None:
     seeds = torch.full((100,), seed)
     assert gumbel_noise(seeds, 500).isfinite().all()
     assert len(draw(torch.zeros(500), seeds, torch.arange(100)).unique()) > 50
+
+
+def test_single_precision_keeps_the_tail_by_which_rare_tokens_win() -> None:
+    noise = torch.cat(
+        [gumbel_noise(torch.arange(start, start + 100), 20_000).flatten() for start in range(0, 500, 100)]
+    )
+    assert noise.dtype is torch.float32
+    for above in (2.0, 5.0, 8.0, 10.0):
+        expected = len(noise) * -torch.expm1(-torch.exp(torch.tensor(-above))).item()
+        assert int((noise > above).sum()) == pytest.approx(expected, abs=5 * expected**0.5)
+    # Near 1, floats would come in steps here: the same few values, and none above.
+    tail = noise[noise > 10.0]
+    assert len(tail.unique()) == len(tail) > 300
+
+
+def test_the_noise_is_that_of_double_precision_rounded() -> None:
+    keys = torch.arange(200)
+    exact = double_noise(keys, 5_000)
+    off = (gumbel_noise(keys, 5_000) - exact.clamp(min=-2.81)).abs()
+    assert off[exact > -1.0].max() < 4e-6
+    assert off.max() < 0.01
+
+
+def double_noise(keys: Tensor, width: int) -> Tensor:
+    """The same by Python's own integers, SplitMix64, for `width` tokens of each key."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        bits = keys.numpy().astype(np.uint64)[:, None] + np.arange(1, width + 1, dtype=np.uint64) * np.uint64(
+            0x9E3779B97F4A7C15
+        )
+        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        bits ^= bits >> np.uint64(31)
+    uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    return torch.from_numpy(-np.log(-np.log(uniform)))

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,18 +44,36 @@ def test_vllm_loads_through_the_seam() -> None:
     assert {"load_compiled_function", "finalize_loading", "_artifacts", "compiled_fn"} <= set(source.co_names)
 
 
+def engine_on(device: str) -> SimpleNamespace:
+    return SimpleNamespace(device_config=SimpleNamespace(device_type=device))
+
+
 def test_a_processor_of_another_kind_does_not_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
     caching = pytest.importorskip("vllm.compilation.caching")
     monkeypatch.setattr(caching, "aot_compile_hash_factors", lambda _config: ["model"])
     compile_cache.install()
     compile_cache.install()
-    here = caching.aot_compile_hash_factors(None)
+    here = caching.aot_compile_hash_factors(engine_on("cpu"))
     assert here == ["model", compile_cache.instructions()]
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    narrow = caching.aot_compile_hash_factors(None)
+    narrow = caching.aot_compile_hash_factors(engine_on("cpu"))
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "amx_tile": True, "cores": 2})
-    assert caching.aot_compile_hash_factors(None) == ["model", "x86_64 AVX512 amx_tile"] != narrow
+    wide = caching.aot_compile_hash_factors(engine_on("cpu"))
+    assert wide == ["model", "x86_64 AVX512 amx_tile"] != narrow
+
+
+def test_what_a_gpu_computes_is_found_whatever_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    caching = pytest.importorskip("vllm.compilation.caching")
+    monkeypatch.setattr(caching, "aot_compile_hash_factors", lambda _config: ["model"])
+    compile_cache.install()
+    assert caching.aot_compile_hash_factors(engine_on("cuda")) == ["model"]
+
+
+def test_vllm_says_what_an_engine_computes_on_there() -> None:
+    config = pytest.importorskip("vllm.config")
+    assert "device_type" in {field.name for field in fields(config.DeviceConfig)}
+    assert "device_config" in {field.name for field in fields(config.VllmConfig)}
 
 
 def test_vllm_names_compiled_models_by_these_factors() -> None:

@@ -29,7 +29,7 @@ class Replica(PeagleServer):
         self._deployment: Any = SimpleNamespace(speculates=True, speculation=speculation, devices=1)
         self._reporter: Any = SimpleNamespace(report=self._read_step_stats, changes={}, status=STATIC)
         self._stalls = Buckets((1.0,))
-        self._gate = SimpleNamespace(slow=0)
+        self._gate, self._warm_up_s = SimpleNamespace(slow=0), 0.5
         self._behaves, self.told, self.told_in_time = engine, 0, True
 
     async def _read_step_stats(self) -> StepStats:

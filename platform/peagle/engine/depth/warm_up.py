@@ -1,0 +1,194 @@
+"""Warms an engine before it takes requests: every K runs at a spread of batch sizes through every sampling path.
+
+`router/depth/warm_runs.py` says what runs. On a CPU nothing compiles at first use, so nothing has to.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.inputs import TokensPrompt
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+from peagle.config import Deployment
+from peagle.engine.arguments import drafted_depth
+from peagle.engine.depth.live_depth import read_step_stats, set_depths
+from peagle.router.depth import depth_ladder
+from peagle.router.depth.warm_runs import SamplingPath, WarmRun, path_of, warm_runs
+from peagle.router.snapshot import DepthTable
+
+# Outputs of every request at each K. Under asynchronous scheduling a step of the K before may be on its way.
+_STEPS = 3
+# Of those at most so many tokens are planned for, were all drafts right.
+_STEPS_MAX = 2 * _STEPS
+# Any text is one: so no draft is cut, and the batch stays at its K.
+_GRAMMAR = r"(.|\n)*"
+_PROMPT_SHARE_MAX = 0.25
+
+Told = Callable[[int, int], None]
+"""Called with how many batches have run, and how many there are."""
+
+
+async def warm_up(client: Any, deployment: Deployment, tell: Told) -> int:
+    """Run what `runs_of` lists on an idle `AsyncLLM`; its depths and its prefix cache are as before afterwards.
+
+    Returns:
+        How many batches have run.
+
+    Raises:
+        ExceptionGroup: The engine failed a request.
+    """
+    live = deployment.speculates and deployment.speculation.live_depth
+    return await run_all(client, runs_of(client, deployment), live=live, by_request=deployment.shares_drafts, tell=tell)
+
+
+def runs_of(client: Any, deployment: Deployment) -> tuple[WarmRun, ...]:
+    """What has to run before `deployment`'s engine is warm; nothing on a CPU, or where it embeds or scores."""
+    if deployment.resources.accelerator == "cpu" or deployment.pools:
+        return ()
+    speculation, depth = deployment.speculation, drafted_depth(deployment)
+    live = deployment.speculates and speculation.live_depth
+    rungs = depth_ladder(speculation.depth_max, static=speculation.depth_static) if live else (depth,)
+    scheduler = client.vllm_config.scheduler_config
+    longest = min(scheduler.max_num_batched_tokens, int(_PROMPT_SHARE_MAX * client.model_config.max_model_len))
+    return warm_runs(rungs, scheduler.max_num_seqs, max(1, longest), _lacking(client))
+
+
+async def run_all(client: Any, runs: Sequence[WarmRun], *, live: bool, by_request: bool, tell: Told) -> int:
+    """Run `runs` one after the other, but those for which the KV cache has no room.
+
+    Args:
+        client: vLLM's `AsyncLLM`, idle.
+        runs: Batches; without live depth their K only says what the engine does anyway.
+        live: Whether the engine's K can be set.
+        by_request: Whether K is one on average.
+        tell: Told of the progress, before the first batch and after each.
+
+    Raises:
+        ExceptionGroup: The engine failed a request.
+    """
+    fitting = [run for run in runs if run.batch_size <= _room(client, run)]
+    if not fitting:
+        return 0
+    before = (await read_step_stats(client)).table if live else DepthTable(0, (0,))
+    version = before.version
+
+    async def use(version: int, depth: int) -> int:
+        if live:
+            await set_depths(client, DepthTable(version + 1, (depth,), by_request))
+        return version + 1
+
+    try:
+        for number, run in enumerate(fitting):
+            tell(number, len(fitting))
+            version = await use(version, run.depths[0])  # before the prompts come: the drafter runs over them, too
+            async with _decoding(client, run, number) as batch:
+                for depth in run.depths:
+                    version = await use(version, depth)
+                    if not await batch.each_gets(_STEPS):
+                        break
+    finally:
+        if live:
+            await set_depths(client, replace(before, version=version + 1))
+    await client.reset_prefix_cache()
+    tell(len(fitting), len(fitting))
+    return len(fitting)
+
+
+class _Batch:
+    """Requests that decode: how many outputs each has got, and whether one has ended."""
+
+    def __init__(self, size: int) -> None:
+        self._outputs = [0] * size
+        self._ended = False
+        self._changed = asyncio.Event()
+
+    def count(self, number: int) -> None:
+        self._outputs[number] += 1
+        self._changed.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._changed.set()
+
+    async def each_gets(self, outputs: int) -> bool:
+        """Wait until every request has got so many more; False where one has ended before."""
+        wanted = [got + outputs for got in self._outputs]
+        while any(got < needed for got, needed in zip(self._outputs, wanted, strict=True)):
+            if self._ended:
+                return False
+            self._changed.clear()
+            await self._changed.wait()
+        return True
+
+
+@asynccontextmanager
+async def _decoding(client: Any, run: WarmRun, number: int) -> AsyncIterator[_Batch]:
+    """The requests of `run`, from the first output of each on; they are aborted at the end.
+
+    Raises ExceptionGroup where one fails.
+    """
+    batch, numbers = _Batch(run.batch_size), random.Random(number)
+    vocabulary, paths = client.model_config.get_vocab_size(), _pure_paths(client)
+    max_tokens = min(_tokens_at_most(run), client.model_config.max_model_len - run.prompt_tokens)
+
+    async def ask(request: int) -> None:
+        prompt = TokensPrompt(prompt_token_ids=[numbers.randrange(vocabulary) for _ in range(run.prompt_tokens)])
+        parameters = _parameters(path_of(run, request, paths), request, max_tokens)
+        async for _ in client.generate(prompt, parameters, f"peagle-warm-up-{number}-{request}"):
+            batch.count(request)
+        batch.end()
+
+    async with asyncio.TaskGroup() as group:
+        requests = [group.create_task(ask(request)) for request in range(run.batch_size)]
+        await batch.each_gets(1)
+        yield batch
+        for request in requests:
+            request.cancel()
+
+
+def _parameters(path: SamplingPath, number: int, max_tokens: int) -> SamplingParams:
+    own: dict[SamplingPath, dict[str, Any]] = {
+        SamplingPath.GREEDY: {"temperature": 0.0},
+        # The filters have kernels of their own; a seeded request shows what goes without them.
+        SamplingPath.RANDOM: {"temperature": 1.0, "top_p": 0.9, "top_k": 50},
+        SamplingPath.SEEDED: {"temperature": 1.0, "seed": number},
+        SamplingPath.LOGPROBS: {"temperature": 1.0, "logprobs": 1},
+        # Of no less than all its tokens: the grammar would let the text end.
+        SamplingPath.GRAMMAR: {
+            "temperature": 0.0,
+            "min_tokens": max_tokens,
+            "structured_outputs": StructuredOutputsParams(regex=_GRAMMAR),
+        },
+    }
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA, **own[path])
+
+
+def _lacking(client: Any) -> tuple[SamplingPath, ...]:
+    lacking = []
+    if client.tokenizer is None:
+        lacking.append(SamplingPath.GRAMMAR)
+    if client.model_config.max_logprobs == 0:
+        lacking.append(SamplingPath.LOGPROBS)
+    return tuple(lacking)
+
+
+def _pure_paths(client: Any) -> list[SamplingPath]:
+    lacking = (*_lacking(client), SamplingPath.MIXED)
+    return [path for path in SamplingPath if path not in lacking]
+
+
+def _tokens_at_most(run: WarmRun) -> int:
+    return _STEPS_MAX * sum(depth + 1 for depth in run.depths)
+
+
+def _room(client: Any, run: WarmRun) -> int:
+    """How many such requests the KV cache holds at once; of one, the engine has room in any case."""
+    cache = client.vllm_config.cache_config
+    tokens = min(run.prompt_tokens + _tokens_at_most(run), client.model_config.max_model_len)
+    blocks: int = -(-tokens // cache.block_size)
+    return max(1, (cache.num_gpu_blocks or 0) // blocks)

@@ -1,0 +1,54 @@
+"""The process that measures one engine on a GPU, tried on a CPU with a very small shape."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peagle.router.depth.cost_table import CostTable
+from support.gpu_lines import ADAPTIVE, DEPTHS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SHAPE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "dtype": "float32",
+    "hidden_size": 128,
+    "head_dim": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "vocab_size": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+LOADS = (1, 2)
+
+
+def test_each_k_and_the_rule_are_measured_at_each_load(tmp_path: Path) -> None:
+    out, shape = tmp_path / "out.json", tmp_path / "tiny.json"
+    shape.write_text(json.dumps(SHAPE))
+    command = [sys.executable, str(Path(__file__).with_name("measured_engine.py")), "p-eagle", str(out)]
+    command += ["--ready", str(tmp_path / "ready"), "--shape", str(shape), "--accelerator", "cpu", "--kv-gib", "0.1"]
+    command += ["--passes", "2", "--tokens", "24", "--loads", *map(str, LOADS)]
+    log = tmp_path / "log"
+    with log.open("w") as written:
+        done = subprocess.run(command, input="0\n", text=True, stdout=written, stderr=written, check=False)
+    assert done.returncode == 0, log.read_text()[-2000:]
+    assert (tmp_path / "ready").exists()
+    found = json.loads(out.read_text())
+    variants = (*DEPTHS, ADAPTIVE)
+    assert {(row["load"], row["variant"]) for row in found["rows"]} == {(load, k) for load in LOADS for k in variants}
+    # Its time was up when it began: one pass, and no more.
+    assert all(len(row["tokens_per_s"]) == 1 and row["tokens_per_s"][0] > 0 for row in found["rows"])
+    static = [row for row in found["rows"] if row["variant"] in DEPTHS]
+    assert all(row["step_ms"] > 0 for row in static)
+    assert all(row["first_step_ratio"] > 0 for row in static if row["load"] == 1)
+    assert CostTable.from_plain(found["cost_table"]).depths == DEPTHS
+    assert found["compiled"] == 0

@@ -1,0 +1,22 @@
+"""Live depth on a GPU: outputs never change, K is what was asked for, and steps run in full graphs."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from support.engine_runner import Runner
+from support.gpu_checks import CHECKS, drafting
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def engine(gpu: None) -> Iterator[tuple[Runner, Any]]:
+    with drafting() as running:
+        yield running
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_it_holds(check: Any, engine: tuple[Runner, Any]) -> None:
+    check(*engine)
