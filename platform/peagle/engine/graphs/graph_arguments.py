@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from peagle.config import Deployment
+from peagle.router.depth.drafter_rows import decode_rows_max
 from peagle.router.depth.ladder import depth_ladder
 from peagle.router.graphs import GraphBudget, GraphCost, GraphLimits, GraphPlan, GraphSupport, plan_graphs
 
@@ -48,8 +49,11 @@ def planned(deployment: Deployment, max_num_seqs: int) -> GraphPlan | None:
         return None
     given = deployment.engine.get("max_num_batched_tokens")
     ladder = graph_ladder(settings[GRAPHS])
-    # More than what is served at once is not needed, and vLLM has no room for more than a step's tokens.
-    tokens_max = min(max_num_seqs * (ladder[-1] + 1), given if isinstance(given, int) else _STEP_TOKENS)
+    # More than the drafter passes over, for as many requests as are served at once, is not needed: in whole drafts of
+    # the target. And vLLM has no room for more than a step's tokens.
+    whole = ladder[-1] + 1
+    wanted = whole * -(-decode_rows_max(max_num_seqs, ladder[-1]) // whole)
+    tokens_max = min(max(wanted, whole * max_num_seqs), given if isinstance(given, int) else _STEP_TOKENS)
     limits = GraphLimits(ladder, max_num_seqs, tokens_max)
     return plan_graphs(limits, GraphSupport.UNIFORM_BATCH, graph_budget(settings[GRAPHS]), GraphCost())
 

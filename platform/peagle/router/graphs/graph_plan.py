@@ -158,7 +158,8 @@ def _graph(requests: int, query_len: int, query_max: int, support: GraphSupport)
 
 def _piecewise_sizes(limits: GraphLimits, spread: int) -> tuple[int, ...]:
     # Multiples of a whole draft's query length: vLLM rounds others up to these.
-    sizes = (requests * limits.query_max for requests in batch_sizes(limits.max_num_seqs, spread))
+    requests_max = max(1, limits.tokens_max // limits.query_max)
+    sizes = (requests * limits.query_max for requests in batch_sizes(requests_max, spread))
     return tuple(size for size in sizes if size <= limits.tokens_max)
 
 

@@ -7,6 +7,7 @@ import pytest
 from peagle.config import Deployment, parse_deployment
 from peagle.engine.arguments import engine_arguments
 from peagle.engine.graphs.graph_arguments import GRAPHS, capture_sizes, graph_settings, planned
+from peagle.router.depth.drafter_rows import decode_rows_max
 
 
 def deployment(**changes: Any) -> Deployment:
@@ -31,8 +32,16 @@ def test_on_a_gpu_every_k_of_the_ladder_up_to_all_requests_has_graphs() -> None:
     assert settings_of(arguments)[GRAPHS] == {"ladder": [0, 1, 2, 3, 5, 7], "s_max": 30.0, "gib_max": 6.0}
     sizes = arguments["cudagraph_capture_sizes"]
     assert sizes == sorted(sizes)
-    assert sizes[-1] == 128 * 8, "vLLM by itself ends at 512"
+    assert sizes[-1] == decode_rows_max(128, 7) == 1792, "vLLM by itself ends at 512"
     assert all(size % 8 == 0 for size in sizes), "vLLM would round them"
+
+
+@pytest.mark.parametrize("depth_max", range(1, 11))
+def test_what_the_drafter_passes_over_has_graphs_whatever_the_deepest_k(depth_max: int) -> None:
+    drafter = {"source": "org/head", "trained_depth": 10, "method": "p-eagle"}
+    speculation = {"depth_max": depth_max, "depth_static": depth_max}
+    arguments = engine_arguments(deployment(speculation=speculation, drafter=drafter))
+    assert arguments["cudagraph_capture_sizes"][-1] >= decode_rows_max(128, depth_max)
 
 
 def test_a_static_k_between_rungs_is_one() -> None:
@@ -41,7 +50,7 @@ def test_a_static_k_between_rungs_is_one() -> None:
 
 
 def test_a_replica_that_does_not_say_how_many_it_serves_has_graphs_for_those_that_adapt() -> None:
-    assert max(engine_arguments(deployment(engine={}))["cudagraph_capture_sizes"]) == 256 * 8
+    assert max(engine_arguments(deployment(engine={}))["cudagraph_capture_sizes"]) == decode_rows_max(256, 7)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +92,7 @@ def test_sizes_of_the_file_s_own_stay_and_the_rungs_go_by_them(engine: dict[str,
 
 def test_a_mode_that_has_full_graphs_changes_nothing() -> None:
     engine = {"compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE"}, "max_num_seqs": 128}
-    assert engine_arguments(deployment(engine=engine))["cudagraph_capture_sizes"][-1] == 1024
+    assert engine_arguments(deployment(engine=engine))["cudagraph_capture_sizes"][-1] == 1792
 
 
 def test_no_size_has_more_tokens_than_a_step() -> None:
