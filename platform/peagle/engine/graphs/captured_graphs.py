@@ -21,6 +21,7 @@ class CapturedGraphs:
         planned: By vLLM's names of them, in the order in which to capture them.
         vital: Those that vLLM captures by itself, without which it does not start.
         capturing: The planned graph that is being warmed up or captured.
+        failed: Whether capturing one has failed. What that leaves of CUDA's state, others may fail of as well.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class CapturedGraphs:
         self.planned = planned
         self.vital = vital
         self.capturing: Graph | None = None
+        self.failed = False
         self._budget = budget
         self._table = GraphTable((), support, limits.query_max)
         self._told: set[Uncovered] = set()
@@ -56,8 +58,8 @@ class CapturedGraphs:
         return now_s - began_s, began_gib - free_gib
 
     def may_go_on(self, now_s: float, free_gib: float) -> bool:
-        """Whether the budget has room for another graph."""
-        return self._budget.allows(*self.spent(now_s, free_gib))
+        """Whether another graph may be captured: none has failed, and the budget has room."""
+        return not self.failed and self._budget.allows(*self.spent(now_s, free_gib))
 
     def finish(self, graphs: Iterable[Graph]) -> None:
         """Steps take these from now on."""

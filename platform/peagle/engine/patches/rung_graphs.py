@@ -6,8 +6,9 @@ What it ran as travels to the scheduler with its output.
 
 - Where the attention backend replays any mix of query lengths, a graph is captured for the longest that may come, so
   that it also takes steps whose requests verify different numbers of drafts.
-- What vLLM captures by itself stays. Another graph whose capture fails is left out with a warning, and so are those
-  that the budget turns out to have no room for. Ranks that hold parts of one model replay the same ones.
+- What vLLM captures by itself comes first and stays. Where capturing another fails, it is left out with a warning, and
+  with it all that would come behind; so are those that the budget turns out to have no room for. Ranks that hold parts
+  of one model replay the same ones.
 - What is not known to work (backends that were not read, adapters, data parallelism, ...) is left to vLLM.
 """
 
@@ -198,8 +199,10 @@ def _capturing(capture: Any) -> Any:
         try:
             capture(runner, desc, cudagraph_runtime_mode, **kwargs)
         except Exception:
-            if desc in graphs.vital:
+            # Ranks of one model capture together: where one has failed, the others would wait for it.
+            if desc in graphs.vital or runner.parallel_config.world_size > 1:
                 raise
+            graphs.failed = True
             runner.cudagraph_dispatcher.cudagraph_keys[CUDAGraphMode.FULL].discard(desc)
             _LOG.warning("Capturing a CUDA graph failed: %s. Steps that it is for run without it", desc, exc_info=True)
         finally:
@@ -241,7 +244,7 @@ def capture_planned(runner: Any, graphs: CapturedGraphs, profiler: Any = None) -
     keys, planned = runner.cudagraph_dispatcher.cudagraph_keys[CUDAGraphMode.FULL], graphs.planned
     # Ranks of one model would stop at different graphs.
     is_alone = runner.parallel_config.world_size == 1
-    for desc in planned:
+    for desc in sorted(planned, key=lambda desc: desc not in graphs.vital):
         if is_alone and desc not in graphs.vital and not graphs.may_go_on(perf_counter(), free_gib()):
             keys.discard(desc)
             continue

@@ -69,7 +69,7 @@ class GraphPlan:
 
     Attributes:
         graphs: The full ones, in the order in which to capture them: should the budget turn out too small, those
-            captured by then are spread over all rungs and batch sizes.
+            of small batches are there, which save most.
         sizes: Token counts, ascending, for piecewise graphs of steps with prompts and of the drafter.
         spread: Batch sizes to each doubling.
         seconds: What it is expected to take.
@@ -131,7 +131,10 @@ def _plan(
 
 
 def _captured(limits: GraphLimits, support: GraphSupport, spread: int, tokens_max: int) -> tuple[Graph, ...]:
-    """All graphs of a spread, those of wider ones first, and of each the largest first, whose memory others reuse."""
+    """All graphs of a spread: the largest, whose memory others reuse, and then those of wider spreads first.
+
+    Of each spread the smallest come first, which save most.
+    """
     if support < GraphSupport.UNIFORM_BATCH:
         return ()
     graphs: dict[Graph, None] = {}
@@ -141,8 +144,8 @@ def _captured(limits: GraphLimits, support: GraphSupport, spread: int, tokens_ma
             for requests in batch_sizes(limits.max_num_seqs, wider)
             for depth in limits.ladder
         }
-        fitting = sorted((graph for graph in added if graph.tokens <= tokens_max), reverse=True)
-        graphs.update(dict.fromkeys(fitting))
+        fitting = sorted(graph for graph in added if graph.tokens <= tokens_max)
+        graphs.update(dict.fromkeys(fitting[-1:] + fitting))
     return tuple(graphs)
 
 
@@ -169,10 +172,10 @@ def left_out(limits: GraphLimits, graphs: Sequence[Graph]) -> tuple[LeftOut, ...
     for depth in limits.ladder:
         covered = max(
             (
-                # Any graph of more tokens that takes as long requests does as well as the rung's own.
+                # But for single tokens, any graph that takes as long requests does as well as the rung's own.
                 min(graph.requests, graph.tokens // (depth + 1))
                 for graph in graphs
-                if (graph.query_max > depth if graph.query_max > graph.query_len else graph.query_len == depth + 1)
+                if graph.query_len == depth + 1 or (depth and graph.query_max > max(depth, graph.query_len))
             ),
             default=0,
         )

@@ -101,7 +101,8 @@ class GraphTable:
         The graph with the least padding is taken: first the fewest tokens, then the fewest requests.
         """
         graph = self._uniform(requests, query_max) if tokens == requests * query_max else None
-        if self.support == GraphSupport.ALWAYS and (graph is None or graph.tokens > tokens):
+        # A step of single tokens takes no graph that was captured for more: FlashAttention 3 lays it out otherwise.
+        if self.support == GraphSupport.ALWAYS and query_max > 1 and (graph is None or graph.tokens > tokens):
             graph = self._mixed(requests, tokens, query_max) or graph
         if graph is not None:
             return GraphChoice(GraphKind.FULL, graph, graph.tokens)

@@ -219,18 +219,34 @@ def test_before_anything_is_captured_no_step_takes_a_full_graph_of_a_rung() -> N
     assert runner.step(4, 4)[0] == CUDAGraphMode.PIECEWISE
 
 
-def test_a_graph_that_fails_is_left_out_and_its_steps_take_another(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_graph_that_fails_is_left_out_with_all_behind_it_and_steps_take_another() -> None:
     runner = Runner()
     runner.resolve(UNIFORM)
-    missing = BatchDescriptor(num_tokens=8, num_reqs=2, uniform=True)
-    runner.failing = {missing}
+    last = [each for each in runner.peagle_graphs.planned if each not in runner.peagle_graphs.vital][-1]
+    runner.failing = {last}
     runner.capture()
     assert runner.uniform_decode_query_len == WHOLE
     assert runner.peagle_graphs.capturing is None
-    assert missing not in runner.cudagraph_dispatcher.cudagraph_keys[CUDAGraphMode.FULL]
-    mode, padded, _ = runner.step(4, 4)
-    assert (mode, padded) == (CUDAGraphMode.FULL, BatchDescriptor(num_tokens=12, num_reqs=3, uniform=True))
+    assert last not in runner.cudagraph_dispatcher.cudagraph_keys[CUDAGraphMode.FULL]
     assert len(runner.captured) > 90
+    assert runner.step(*[4] * 16)[0] == CUDAGraphMode.FULL
+
+    broken = Runner()
+    broken.resolve(UNIFORM)
+    broken.failing = {BatchDescriptor(num_tokens=8, num_reqs=2, uniform=True)}
+    broken.capture()
+    kept = broken.cudagraph_dispatcher.cudagraph_keys[CUDAGraphMode.FULL]
+    assert broken.peagle_graphs.vital < kept < runner.cudagraph_dispatcher.cudagraph_keys[CUDAGraphMode.FULL]
+    assert not broken.failing & kept
+
+
+def test_ranks_of_one_model_end_together_where_capturing_fails() -> None:
+    runner = Runner()
+    runner.parallel_config.world_size = 2
+    runner.resolve(UNIFORM)
+    runner.failing = {BatchDescriptor(num_tokens=8, num_reqs=2, uniform=True)}
+    with pytest.raises(RuntimeError, match="out of memory"):
+        runner.capture()
 
 
 def test_a_graph_that_vllm_captures_by_itself_and_that_fails_ends_the_start() -> None:
@@ -248,8 +264,8 @@ def test_capturing_stops_where_the_budget_turns_out_too_small(monkeypatch: pytes
     runner.resolve(UNIFORM)
     runner.capture()
     assert 35.0 <= runner.now_s <= 60.0
-    # What is there is spread over batch sizes and rungs: a step of one request and one of sixteen have their graphs.
-    for lens in ([4], [4] * 16, [8] * 16):
+    # What is there are vLLM's own and small ones of every rung: those save most.
+    for lens in ([1], [2], [3], [4], [8] * 16):
         assert runner.step(*lens)[0] == CUDAGraphMode.FULL, lens
     kept = runner.cudagraph_dispatcher.cudagraph_keys[CUDAGraphMode.FULL]
     assert {(CUDAGraphMode.FULL, each) for each in kept} == {

@@ -73,15 +73,16 @@ def test_a_larger_budget_never_leaves_out_more() -> None:
                 before = covered
 
 
-def test_graphs_are_captured_from_the_widest_spread_on_and_each_from_the_largest() -> None:
+def test_the_largest_graph_is_captured_first_and_then_those_of_wider_spreads_from_the_smallest() -> None:
     plan = plan_graphs(limits_of(64), GraphSupport.ALWAYS, GraphBudget(1e9, 1e9), COST)
     assert plan.spread == max(SPREADS)
 
-    def place(graph: Graph) -> tuple[int, int, int]:
-        spread = min(each for each in SPREADS if graph.requests in batch_sizes(64, each))
-        return spread, -graph.tokens, -graph.requests
+    def place(graph: Graph) -> tuple[int, Graph]:
+        return min(each for each in SPREADS if graph.requests in batch_sizes(64, each)), graph
 
-    assert list(plan.graphs) == sorted(plan.graphs, key=place)
+    largest, *rest = plan.graphs
+    assert largest == max(plan.graphs)
+    assert rest == sorted(rest, key=place)
 
 
 def test_no_graph_has_more_tokens_than_a_step_may_have() -> None:
