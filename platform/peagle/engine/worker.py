@@ -2,6 +2,7 @@
 
 from typing import Any, Self
 
+from peagle.engine.cpu_tiles import ask_for_tiles
 from peagle.engine.patches.patch_table import install_patches
 from peagle.upstream import Process
 
@@ -15,4 +16,5 @@ class WorkerExtension:
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         install_patches(Process.WORKER)
+        ask_for_tiles()
         return super().__new__(cls)
