@@ -197,7 +197,7 @@ class Worker:
         told = output.scheduled_spec_decode_tokens.get(request_id, [])
         draft = self.drafts[request_id]
         verified = draft[: len(told)]
-        if not self.ran_as.takes_uniform_only:  # else some drafts only make a step uniform
+        if self.ran_as is None or not self.ran_as.takes_uniform_only:  # else some drafts only make a step uniform
             assert VOCABULARY not in verified, "beyond the request's own depth"
             assert not (told and request_id in self.gapped), "over a gap"
         assert told == ([-1] * len(told) if self.overlapped else verified)
