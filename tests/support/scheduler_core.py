@@ -69,6 +69,7 @@ def scheduler_of(
     drafts_to_depth: bool = False,
     is_live: bool = True,
     step_tokens: int = 96,
+    sampling: dict[str, Any] | None = None,
 ) -> Any:
     import torch
     from vllm.engine.arg_utils import EngineArgs
@@ -91,6 +92,7 @@ def scheduler_of(
             "model": str(folder / "head"),
             "num_speculative_tokens": DEPTH_MAX,
             "parallel_drafting": True,
+            **(sampling or {}),
         },
         additional_config={"peagle": {"step_tokens_shared": step_tokens, "mask_s_max": 0.05, **live}},
     ).create_engine_config()
