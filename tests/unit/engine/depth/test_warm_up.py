@@ -40,7 +40,7 @@ class Engine:
         if method == live_depth.STEP_STATS:
             prompts = {"cells": [], "ended_prompt_tokens": 0, "ended_output_tokens": 0}
             told = {"reading": 1, "version": self.version, "depths": self.depths, "depth_max": 7, "cells": []}
-            return {**told, "by_request": self.by_request, "prompts": prompts}
+            return {**told, "by_request": self.by_request, "prompts": prompts, "graphs": {}, "rows": {}}
         assert args[0] > self.version
         self.version, self.depths, self.by_request = args
         return None
