@@ -154,8 +154,10 @@ async def _decoding(client: Any, run: WarmRun, number: int) -> AsyncIterator[_Ba
 def _parameters(path: SamplingPath, number: int, max_tokens: int) -> SamplingParams:
     own: dict[SamplingPath, dict[str, Any]] = {
         SamplingPath.GREEDY: {"temperature": 0.0},
-        # The filters have kernels of their own; a seeded request shows what goes without them.
+        # Each filter has a kernel of its own, and so have both together; a seeded request shows what goes without them.
         SamplingPath.RANDOM: {"temperature": 1.0, "top_p": 0.9, "top_k": 50},
+        SamplingPath.TOP_P: {"temperature": 1.0, "top_p": 0.9},
+        SamplingPath.TOP_K: {"temperature": 1.0, "top_k": 50},
         SamplingPath.SEEDED: {"temperature": 1.0, "seed": number},
         SamplingPath.LOGPROBS: {"temperature": 1.0, "logprobs": 1},
         # Of no less than all its tokens: the grammar would let the text end.

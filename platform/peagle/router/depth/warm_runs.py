@@ -15,6 +15,8 @@ class SamplingPath(StrEnum):
 
     GREEDY = "greedy"
     RANDOM = "random"
+    TOP_P = "top_p"
+    TOP_K = "top_k"
     SEEDED = "seeded"
     LOGPROBS = "logprobs"
     GRAMMAR = "grammar"

@@ -74,7 +74,11 @@ def _path(parameters: Any) -> str:
         return "logprobs"
     if parameters.temperature == 0.0:
         return "greedy"
-    return "seeded" if parameters.seed is not None else "random"
+    if parameters.seed is not None:
+        return "seeded"
+    filters = {"top_p": parameters.top_p < 1.0, "top_k": parameters.top_k > 0}
+    assert any(filters.values())
+    return "random" if all(filters.values()) else next(name for name, is_set in filters.items() if is_set)
 
 
 def deployment(accelerator: str = "gpu", **speculation: Any) -> Deployment:
@@ -120,7 +124,7 @@ async def test_without_a_tokenizer_or_logprobs_the_others_run() -> None:
     engine = Engine()
     engine.tokenizer, engine.model_config.max_logprobs = None, 0
     await warming.warm_up(engine, deployment(), lambda done, of: None)
-    assert {path for _, _, path in engine.seen} == {"greedy", "random", "seeded"}
+    assert {path for _, _, path in engine.seen} == {"greedy", "random", "top_p", "top_k", "seeded"}
 
 
 @in_virtual_time
