@@ -160,7 +160,7 @@ async def test_on_a_cpu_nothing_compiles_so_nothing_runs() -> None:
 
 def test_the_runs_of_an_engine_follow_its_limits() -> None:
     runs = warming.runs_of(Engine(batch_max=24, context=1000), deployment(depth_max=3, depth_static=3))
-    assert {run.batch_size for run in runs} == {1, 2, 8, 24}
+    assert {run.batch_size for run in runs} == {1, 2, 8, 16, 24}
     assert {depth for run in runs for depth in run.depths} == {0, 1, 2, 3}
     assert max(run.prompt_tokens for run in runs) == 250
     assert all(isinstance(run, WarmRun) for run in runs)
