@@ -77,18 +77,20 @@ async def run_all(client: Any, runs: Sequence[WarmRun], *, live: bool, by_reques
     before = (await read_step_stats(client)).table if live else DepthTable(0, (0,))
     version = before.version
 
-    async def use(version: int, depth: int) -> int:
+    async def use(depth: int) -> None:
+        nonlocal version
+        # Counted first: the engine may have the table even if a request fails before it says so.
+        version += 1
         if live:
-            await set_depths(client, DepthTable(version + 1, (depth,), by_request))
-        return version + 1
+            await set_depths(client, DepthTable(version, (depth,), by_request))
 
     try:
         for number, run in enumerate(fitting):
             tell(number, len(fitting))
-            version = await use(version, run.depths[0])  # before the prompts come: the drafter runs over them, too
+            await use(run.depths[0])  # before the prompts come: the drafter runs over them, too
             async with _decoding(client, run, number) as batch:
                 for depth in run.depths:
-                    version = await use(version, depth)
+                    await use(depth)
                     if not await batch.each_gets(_STEPS):
                         break
     finally:

@@ -33,7 +33,10 @@ class Engine:
         self.seen: dict[tuple[int, int, str], int] = {}
         self.began_at: list[int] = []
         self.prompts: set[int] = set()
-        self.resets, self.fails = 0, False
+        self.resets = 0
+        # which output of two requests at once is refused, and how long it takes to say that depths are set
+        self.fails_at: int | None = None
+        self.says_so_s = 0.0
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
         assert self.live
@@ -43,6 +46,7 @@ class Engine:
             return {**told, "by_request": self.by_request, "prompts": prompts, "graphs": {}, "rows": {}}
         assert args[0] > self.version
         self.version, self.depths, self.by_request = args
+        await asyncio.sleep(self.says_so_s)
         return None
 
     async def reset_prefix_cache(self) -> bool:
@@ -57,7 +61,7 @@ class Engine:
         try:
             for number in range(parameters.max_tokens):
                 await asyncio.sleep(0.001)
-                if self.fails and len(self.running) == 2:
+                if number == self.fails_at and len(self.running) == 2:
                     raise RuntimeError("the engine refuses it")
                 for path in {*self.running.values()}:
                     key = len(self.running), self.depths[0], path
@@ -141,10 +145,11 @@ async def test_contexts_that_are_soon_full_stop_nothing() -> None:
     assert (engine.depths, engine.running) == ([3, 1], {})
 
 
+@pytest.mark.parametrize(("fails_at", "says_so_s"), [(0, 0.0), (4, 0.01)], ids=["at first", "while depths are set"])
 @in_virtual_time
-async def test_a_request_that_fails_is_told_and_the_depths_are_as_before() -> None:
+async def test_a_request_that_fails_is_told_and_the_depths_are_as_before(fails_at: int, says_so_s: float) -> None:
     engine = Engine()
-    engine.fails = True
+    engine.fails_at, engine.says_so_s = fails_at, says_so_s
     with pytest.raises(ExceptionGroup) as caught:
         await warming.warm_up(engine, deployment(), lambda done, of: None)
     assert caught.group_contains(RuntimeError, match="refuses")
