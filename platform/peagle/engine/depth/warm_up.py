@@ -192,7 +192,8 @@ def _tokens_at_most(run: WarmRun) -> int:
 
 def _room(client: Any, run: WarmRun) -> int:
     """How many such requests the KV cache holds at once; of one, the engine has room in any case."""
-    cache = client.vllm_config.cache_config
-    tokens = min(run.prompt_tokens + _tokens_at_most(run), client.model_config.max_model_len)
+    cache, reserved = client.vllm_config.cache_config, client.vllm_config.num_lookahead_tokens
+    tokens = min(run.prompt_tokens + _tokens_at_most(run) + reserved, client.model_config.max_model_len)
     blocks: int = -(-tokens // cache.block_size)
-    return max(1, (cache.num_gpu_blocks or 0) // blocks)
+    # vLLM keeps one block for itself.
+    return max(1, ((cache.num_gpu_blocks or 0) - 1) // blocks)
