@@ -148,6 +148,20 @@ def test_drafts_tell_nothing_beyond_k_where_the_target_accepts_by_chance(folder:
     assert not any(sum(cell.tail_reached) for cell in cells)
 
 
+def test_zeros_of_a_step_in_which_the_drafter_had_no_room_count_as_no_drafts(folder: Path) -> None:
+    core = Core(scheduler_of(folder, True, 200, depth_static=3), True, random.Random(1))
+    core.worker.undrafted_every = 5
+    for index in range(4):
+        add(core, f"r{index}", [index, 2, 3], 100, [])
+    while core.busy():
+        core.step()
+    assert all(core.emitted[f"r{index}"] == continuation([index, 2, 3], 100) for index in range(4))
+    seen = [draft for _, start, draft, _ in core.worker.seen if start < 3 + 100]
+    made = [draft for draft in seen if draft != [0] * DEPTH_MAX]
+    assert len(made) < len(seen)
+    assert sum(cell.drafted[0] for cell in stats_of(core).cells) == len(made)
+
+
 def test_a_deeper_k_holds_from_the_next_draft_on(folder: Path) -> None:
     core = Core(scheduler_of(folder, False, 200, depth_static=1, drafts_to_depth=True), False, random.Random(1))
     add(core, "one", [1, 2, 3], 90, [])
