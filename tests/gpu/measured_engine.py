@@ -119,7 +119,7 @@ def first_step_ratio(traces: Sequence[Trace]) -> float:
 
 async def _graphs(engine: Any) -> dict[str, int]:
     stats = await engine.step_stats()
-    return dict(stats.steps_by_graph)
+    return dict(stats.steps_by_graph) if stats is not None else {}
 
 
 @contextmanager

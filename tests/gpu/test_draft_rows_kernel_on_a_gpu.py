@@ -11,10 +11,7 @@ torch = pytest.importorskip("torch")
 from peagle.engine.drafting.draft_layout import LaidOut, laid_out  # noqa: E402
 from peagle.engine.drafting.draft_rows_trials import trial  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU here"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 DEPTH_MAX, SIZE, BATCHES = 8, 4096, 200
 
 
@@ -59,6 +56,8 @@ def test_one_kernel_is_compiled_whatever_the_numbers_of_a_step(monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("sync_mode")
+# PyTorch says once that this mode is a prototype.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_device() -> None:
     from vllm.utils.torch_utils import async_tensor_h2d
 

@@ -4,22 +4,15 @@ from collections.abc import Iterator
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
+from support.engine_runner import Runner, embedded, held_out, running
 
-from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG  # noqa: E402
-from support.engine_runner import Runner, embedded, held_out, running  # noqa: E402
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU here"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 DEPTH_MAX, REQUESTS, TOKENS = 7, 16, 128
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[Runner]:
+def runner(gpu: None) -> Iterator[Runner]:
     deployment = embedded(dtype="float32", max_num_seqs=32, kv_cache_memory_bytes=2**31)
     changed = {
         "speculation": deployment.speculation.model_copy(update={"adaptive": True}),

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from support.engine_runner import Runner
-from support.gpu_checks import CHECKS, drafting
+from support.gpu_checks import CHECKS, adaptive_on_gpu, drafting, on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="module")
-def engine(gpu: None) -> Iterator[tuple[Runner, Any]]:
-    with drafting() as running:
+@pytest.fixture(scope="module", params=[on_gpu, adaptive_on_gpu], ids=["static", "adaptive"])
+def engine(gpu: None, request: pytest.FixtureRequest) -> Iterator[tuple[Runner, Any]]:
+    with drafting(request.param) as running:
         yield running
 
 

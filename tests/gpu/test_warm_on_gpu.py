@@ -43,6 +43,8 @@ async def test_nothing_compiles_after_ready(engine: Any) -> None:
     ways: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 0.8, "top_p": 0.95},
+        {"temperature": 0.8, "top_k": 20},
+        {"temperature": 0.8, "top_p": 0.95, "top_k": 20},
         {"temperature": 0.8, "seed": 3},
         {"temperature": 0.0, "logprobs": 3},
         {"temperature": 0.0, "structured_outputs": StructuredOutputsParams(json=SCHEMA)},

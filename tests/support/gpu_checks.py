@@ -8,7 +8,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,12 @@ def on_gpu(deployment: Deployment) -> Deployment:
     return deployment.model_copy(update={"resources": resources})
 
 
+def adaptive_on_gpu(deployment: Deployment) -> Deployment:
+    """The same with what is live where K adapts: steps draft no deeper than K, and none at K = 0."""
+    adaptive = deployment.speculation.model_copy(update={"adaptive": True})
+    return on_gpu(deployment).model_copy(update={"speculation": adaptive})
+
+
 def undrafted(deployment: Deployment) -> Deployment:
     return deployment.model_copy(update={"speculation": deployment.speculation.model_copy(update={"enabled": False})})
 
@@ -104,18 +110,27 @@ def greedy_output_is_the_targets_own_at_every_depth(runner: Runner, truth: Truth
 
 
 def greedy_output_is_the_targets_own_while_depth_changes(runner: Runner, truth: Truth) -> None:
+    """At K = 0 requests may draft no more, so it is left out at first."""
+    drafting = [depth for depth in DEPTHS if depth]
+    assert _depths_of_changing(runner, truth, drafting) == {*drafting}
+    assert 0 in _depths_of_changing(runner, truth, DEPTHS)
+    assert greedy(runner, runner.restless(seed=1)) == truth["greedy"]
+
+
+def _depths_of_changing(runner: Runner, truth: Truth, depths: Sequence[int]) -> set[int]:
+    """The K of decode steps while it changes every few of them."""
     steps = 0
 
     def change(_: list[str]) -> None:
         nonlocal steps
         steps += 1
         if steps % 4 == 0:
-            runner.set_depths(DEPTHS[steps // 4 % len(DEPTHS)])
+            runner.set_depths(depths[steps // 4 % len(depths)])
 
+    runner.set_depths(depths[0])
     before = runner.stats()
     assert greedy(runner, change) == truth["greedy"]
-    assert {cell.depth for cell in runner.stats().since(before).cells} == {*DEPTHS}
-    assert greedy(runner, runner.restless(seed=1)) == truth["greedy"]
+    return {cell.depth for cell in runner.stats().since(before).cells}
 
 
 def acceptance_at_a_position_does_not_depend_on_depth(runner: Runner, _: Truth) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
 from peagle.engine.depth.live_depth import step_stats_from_plain
-from peagle.engine.patches.step_drafts import DRAFTS, OWN_DEPTHS, ROWS, TELLS, TOLD
+from peagle.engine.patches.step_drafts import DRAFTS, OWN_DEPTHS, ROWS, TELLS, TOLD, UNDRAFTED
 from peagle.engine.plugin import scheduler
 from peagle.engine.shared_steps import FLOW_ARG
 from peagle.router.snapshot import StepStats
@@ -69,6 +69,7 @@ def scheduler_of(
     drafts_to_depth: bool = False,
     is_live: bool = True,
     step_tokens: int = 96,
+    sampling: dict[str, Any] | None = None,
 ) -> Any:
     import torch
     from vllm.engine.arg_utils import EngineArgs
@@ -91,6 +92,7 @@ def scheduler_of(
             "model": str(folder / "head"),
             "num_speculative_tokens": DEPTH_MAX,
             "parallel_drafting": True,
+            **(sampling or {}),
         },
         additional_config={"peagle": {"step_tokens_shared": step_tokens, "mask_s_max": 0.05, **live}},
     ).create_engine_config()
@@ -136,6 +138,8 @@ class Worker:
         self.rested = 0
         # tokens of the last step, by request
         self.last_step: dict[str, int] = {}
+        # of so many steps in one the drafter has no room, and drafts zeros; 0 for none
+        self.undrafted_every = 0
         # what it tells that each step ran as, on a GPU
         self.ran_as: Any = None
 
@@ -160,6 +164,9 @@ class Worker:
         result.cudagraph_stats = self.ran_as
         self._pass_over(output, result)
         if self.overlapped:
+            if self.undrafted_every and len(self.drafted) % self.undrafted_every == 0 and self.drafted[-1]:
+                setattr(result, UNDRAFTED, True)
+                self.drafts |= {one: [0] * DEPTH_MAX for one in ids}
             setattr(result, TOLD, self.told)
             self.told = {one: list(self.drafts[one]) for one in ids} if hasattr(output, TELLS) else None
         drafts = DraftTokenIds(ids, [list(self.drafts[one]) for one in ids])

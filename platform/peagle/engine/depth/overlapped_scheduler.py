@@ -1,5 +1,7 @@
 """Live depth under asynchronous scheduling, where drafts stay on the device."""
 
+from typing import Any
+
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
@@ -8,11 +10,20 @@ from vllm.v1.request import Request
 from peagle.engine.depth.depth_bound import bound_of
 from peagle.engine.depth.scheduler import LiveDepthScheduler, ScheduledStep
 from peagle.engine.depth.step_sums import CellSums, CutDraft
-from peagle.engine.patches.step_drafts import TOLD
+from peagle.engine.patches.step_drafts import TOLD, UNDRAFTED
 
 
 class AsyncLiveDepthScheduler(LiveDepthScheduler, AsyncScheduler):  # type: ignore[misc]
     """Live depth where the next step is scheduled before the last one's output is known."""
+
+    _undrafted = False
+    """Whether the drafter had no room in the step that ended last: the next one verifies zeros."""
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if scheduler_output.num_scheduled_tokens:
+            self._undrafted = hasattr(model_runner_output, UNDRAFTED)
+        return outputs
 
     def _drafter_has(self, request: Request, computed: int) -> int:
         """Drafts that are being verified count as computed until it is known which were right.
@@ -26,7 +37,8 @@ class AsyncLiveDepthScheduler(LiveDepthScheduler, AsyncScheduler):  # type: igno
         """Nothing to keep yet: drafts are placeholders here."""
 
     def _count_drafts(self, step: ScheduledStep, cell: CellSums, model_output: ModelRunnerOutput) -> None:
-        super()._count_drafts(step, cell, model_output)
+        if not self._undrafted:
+            super()._count_drafts(step, cell, model_output)
         if told := getattr(model_output, TOLD, None):
             self._keep_told(told, step.output, cell)
 

@@ -97,6 +97,8 @@ class LiveDepthScheduler(GraphCountingScheduler):
         self._batches = RecentBatches()
         self._may_skip: bool = settings["skips_drafter"]
         self._drafts_to_depth: bool = settings["drafts_to_depth"]
+        # A target that accepts by chance says nothing of a draft's tokens, so none are compared with what follows.
+        self._scores_tails: bool = self.vllm_config.speculative_config.rejection_sample_method != "synthetic"
         self._drafting_steps = 0
         self._gaps = DrafterGaps(self.kv_cache_manager)
         self._drafts_over_prompts = False
@@ -258,7 +260,8 @@ class LiveDepthScheduler(GraphCountingScheduler):
         depth = self._table.depth_at(batch_size)
         if self._drafting_steps % _WHOLE_DRAFT_EVERY == 0:
             depth = self.num_spec_tokens
-            setattr(output, TELLS, True)
+            if self._scores_tails:
+                setattr(output, TELLS, True)
         output.num_spec_tokens_to_schedule = max(1, self._drafted_for(depth) if batch_size > 1 else depth)
 
     def _skip_drafter(self, output: SchedulerOutput) -> None:
@@ -347,7 +350,7 @@ class LiveDepthScheduler(GraphCountingScheduler):
 
     def _keep_tails(self, whole_drafts: dict[str, list[int]], output: SchedulerOutput, cell: CellSums) -> None:
         verified = output.scheduled_spec_decode_tokens
-        for request_id, draft in whole_drafts.items():
+        for request_id, draft in whole_drafts.items() if self._scores_tails else ():
             if request_id not in output.num_scheduled_tokens:
                 continue
             request = self.requests[request_id]

@@ -77,18 +77,20 @@ async def run_all(client: Any, runs: Sequence[WarmRun], *, live: bool, by_reques
     before = (await read_step_stats(client)).table if live else DepthTable(0, (0,))
     version = before.version
 
-    async def use(version: int, depth: int) -> int:
+    async def use(depth: int) -> None:
+        nonlocal version
+        # Counted first: the engine may have the table even if a request fails before it says so.
+        version += 1
         if live:
-            await set_depths(client, DepthTable(version + 1, (depth,), by_request))
-        return version + 1
+            await set_depths(client, DepthTable(version, (depth,), by_request))
 
     try:
         for number, run in enumerate(fitting):
             tell(number, len(fitting))
-            version = await use(version, run.depths[0])  # before the prompts come: the drafter runs over them, too
+            await use(run.depths[0])  # before the prompts come: the drafter runs over them, too
             async with _decoding(client, run, number) as batch:
                 for depth in run.depths:
-                    version = await use(version, depth)
+                    await use(depth)
                     if not await batch.each_gets(_STEPS):
                         break
     finally:
@@ -154,8 +156,10 @@ async def _decoding(client: Any, run: WarmRun, number: int) -> AsyncIterator[_Ba
 def _parameters(path: SamplingPath, number: int, max_tokens: int) -> SamplingParams:
     own: dict[SamplingPath, dict[str, Any]] = {
         SamplingPath.GREEDY: {"temperature": 0.0},
-        # The filters have kernels of their own; a seeded request shows what goes without them.
+        # Each filter has a kernel of its own, and so have both together; a seeded request shows what goes without them.
         SamplingPath.RANDOM: {"temperature": 1.0, "top_p": 0.9, "top_k": 50},
+        SamplingPath.TOP_P: {"temperature": 1.0, "top_p": 0.9},
+        SamplingPath.TOP_K: {"temperature": 1.0, "top_k": 50},
         SamplingPath.SEEDED: {"temperature": 1.0, "seed": number},
         SamplingPath.LOGPROBS: {"temperature": 1.0, "logprobs": 1},
         # Of no less than all its tokens: the grammar would let the text end.
@@ -188,7 +192,8 @@ def _tokens_at_most(run: WarmRun) -> int:
 
 def _room(client: Any, run: WarmRun) -> int:
     """How many such requests the KV cache holds at once; of one, the engine has room in any case."""
-    cache = client.vllm_config.cache_config
-    tokens = min(run.prompt_tokens + _tokens_at_most(run), client.model_config.max_model_len)
+    cache, reserved = client.vllm_config.cache_config, client.vllm_config.num_lookahead_tokens
+    tokens = min(run.prompt_tokens + _tokens_at_most(run) + reserved, client.model_config.max_model_len)
     blocks: int = -(-tokens // cache.block_size)
-    return max(1, (cache.num_gpu_blocks or 0) // blocks)
+    # vLLM keeps one block for itself.
+    return max(1, ((cache.num_gpu_blocks or 0) - 1) // blocks)

@@ -40,11 +40,12 @@ def lays_out(proposer: Any) -> bool:
 
 
 def agrees(proposer: Any) -> bool:
-    """Whether the kernel says on this device what the reference says; a difference, or an error, is warned of once."""
+    """Whether the kernel says what the reference says, on every rank; a difference, or an error, is warned of once."""
     try:
         different = _difference(proposer)
     except Exception as error:
         different = f"does not run: {type(error).__name__}: {error}"
+    different = _on_any_rank(proposer, different)
     if different:
         _LOG.warning(
             "The kernel that lays out a drafter's rows %s. vLLM's own layout is used instead: every step drafts %d "
@@ -71,6 +72,19 @@ def _difference(proposer: Any) -> str:
             if not torch.equal(getattr(out, name), getattr(expected, name)):
                 return f"has other {name} than its reference"
     return ""
+
+
+def _on_any_rank(proposer: Any, different: str) -> str:
+    """What is wrong on the first rank that has something wrong: ranks with other rows would wait for ever."""
+    if proposer.vllm_config.parallel_config.tensor_parallel_size == 1:
+        return different
+    from vllm.distributed.parallel_state import get_tp_group
+
+    # Not those of other pipeline stages, which have no drafter.
+    group = get_tp_group()
+    found: list[Any] = [None] * group.world_size
+    torch.distributed.all_gather_object(found, different, group=group.cpu_group)
+    return next(filter(None, found), "")
 
 
 def set_inputs(

@@ -10,6 +10,7 @@ compared with what the target says later are told one step on.
 
 Where one request of a batch is so near its context's end that the drafter has no room, vLLM drafts for none of them and
 hands out zeros. The target would verify those, and they would count as wrong drafts: they are handed over as none.
+Where drafts stay on the device it does verify them, and the scheduler is told to leave them out of its counts.
 """
 
 import functools
@@ -29,6 +30,8 @@ ROWS = "peagle_rows"
 """The one that holds how many rows the drafter passed over, and how many of them vLLM laid out for the largest K."""
 TOLD = "peagle_told"
 """The one that holds what the step before drafted, by request, where that was to be told."""
+UNDRAFTED = "peagle_undrafted"
+"""The one that is there where drafts stay on the device, were asked for, and are zeros that stand for none."""
 OWN_DEPTHS = "peagle_own_depths"
 """The attribute of what is scheduled that holds K of each request whose drafts are to be fewer than the step's."""
 TELLS = "peagle_tells"
@@ -57,6 +60,8 @@ def install() -> None:
         if runner.peagle_rows:
             setattr(output, ROWS, runner.peagle_rows)
         if isinstance(output, AsyncGPUModelRunnerOutput):
+            if runner.peagle_is_asked and not runner.peagle_has_drafted:
+                setattr(output, UNDRAFTED, True)
             # By the time that this step's output is known, so is what the last step drafted: nothing waits for it.
             setattr(output, TOLD, getattr(runner, TOLD, None))
             setattr(runner, TOLD, sent(runner) if runner.peagle_has_drafted and hasattr(state[0], TELLS) else None)
@@ -86,6 +91,8 @@ def install() -> None:
         finished = finish(output)
         if rows := getattr(output, ROWS, None):
             setattr(finished, ROWS, rows)
+        if hasattr(output, UNDRAFTED):
+            setattr(finished, UNDRAFTED, True)
         if tell := getattr(output, TOLD, None):
             setattr(finished, TOLD, tell())
         return finished

@@ -15,6 +15,8 @@ class SamplingPath(StrEnum):
 
     GREEDY = "greedy"
     RANDOM = "random"
+    TOP_P = "top_p"
+    TOP_K = "top_k"
     SEEDED = "seeded"
     LOGPROBS = "logprobs"
     GRAMMAR = "grammar"
@@ -36,6 +38,8 @@ class WarmRun:
 _PROMPT_TOKENS = 16
 # From one length, or batch size, to the next.
 _LENGTH_RATIO, _SIZE_RATIO = 4, 4
+# Kernels are compiled anew for multiples of it.
+_ALIGNED_SIZE = 16
 
 
 def warm_runs(
@@ -65,8 +69,10 @@ def warm_runs(
 
 
 def warm_batch_sizes(batch_max: int) -> tuple[int, ...]:
-    """1, 2, 8, 32, 128, …, `batch_max`."""
+    """1, 2, 8, 16, 32, 128, …, `batch_max`."""
     sizes = {1, batch_max}
+    if batch_max >= _ALIGNED_SIZE:
+        sizes.add(_ALIGNED_SIZE)
     size = 2
     while size < batch_max:
         sizes.add(size)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from peagle.bench.engines.made_up import synthetic_acceptance
 from peagle.engine.versions import KNOWN_VERSIONS, require_known_vllm
 from peagle.errors import ConfigError, StartupError
 from support.scheduler_core import (
@@ -130,6 +131,35 @@ def test_a_whole_draft_tells_what_lies_beyond_k(folder: Path, depth: int, overla
     assert [sum(cell.tail_reached[j] for cell in cells) for j in range(DEPTH_MAX)] == reached
     assert [sum(cell.tail_matched[j] for cell in cells) for j in range(DEPTH_MAX)] == matched
     assert all(reached[depth:])
+
+
+@pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
+def test_drafts_tell_nothing_beyond_k_where_the_target_accepts_by_chance(folder: Path, overlapped: bool) -> None:
+    sampling = synthetic_acceptance((0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1))
+    built = scheduler_of(folder, overlapped, blocks=200, depth_static=3, drafts_to_depth=True, sampling=sampling)
+    core = Core(built, overlapped, random.Random(1))
+    for index in range(4):
+        add(core, f"r{index}", [index, 2, 3], 200, [])
+    while core.busy():
+        core.step()
+    cells = stats_of(core).cells
+    assert DEPTH_MAX in core.worker.drafted
+    assert sum(cell.drafted[2] for cell in cells) > 0
+    assert not any(sum(cell.tail_reached) for cell in cells)
+
+
+def test_zeros_of_a_step_in_which_the_drafter_had_no_room_count_as_no_drafts(folder: Path) -> None:
+    core = Core(scheduler_of(folder, True, 200, depth_static=3), True, random.Random(1))
+    core.worker.undrafted_every = 5
+    for index in range(4):
+        add(core, f"r{index}", [index, 2, 3], 100, [])
+    while core.busy():
+        core.step()
+    assert all(core.emitted[f"r{index}"] == continuation([index, 2, 3], 100) for index in range(4))
+    seen = [draft for _, start, draft, _ in core.worker.seen if start < 3 + 100]
+    made = [draft for draft in seen if draft != [0] * DEPTH_MAX]
+    assert len(made) < len(seen)
+    assert sum(cell.drafted[0] for cell in stats_of(core).cells) == len(made)
 
 
 def test_a_deeper_k_holds_from_the_next_draft_on(folder: Path) -> None:

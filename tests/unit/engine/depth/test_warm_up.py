@@ -26,6 +26,7 @@ class Engine:
         )
         self.vllm_config = SimpleNamespace(
             cache_config=SimpleNamespace(num_gpu_blocks=blocks, block_size=16),
+            num_lookahead_tokens=7,
             scheduler_config=SimpleNamespace(max_num_seqs=batch_max, max_num_batched_tokens=512),
         )
         self.version, self.depths, self.by_request = 4, [3, 1], False
@@ -33,16 +34,20 @@ class Engine:
         self.seen: dict[tuple[int, int, str], int] = {}
         self.began_at: list[int] = []
         self.prompts: set[int] = set()
-        self.resets, self.fails = 0, False
+        self.resets = 0
+        # which output of two requests at once is refused, and how long it takes to say that depths are set
+        self.fails_at: int | None = None
+        self.says_so_s = 0.0
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
         assert self.live
         if method == live_depth.STEP_STATS:
             prompts = {"cells": [], "ended_prompt_tokens": 0, "ended_output_tokens": 0}
             told = {"reading": 1, "version": self.version, "depths": self.depths, "depth_max": 7, "cells": []}
-            return {**told, "by_request": self.by_request, "prompts": prompts}
+            return {**told, "by_request": self.by_request, "prompts": prompts, "graphs": {}, "rows": {}}
         assert args[0] > self.version
         self.version, self.depths, self.by_request = args
+        await asyncio.sleep(self.says_so_s)
         return None
 
     async def reset_prefix_cache(self) -> bool:
@@ -57,7 +62,7 @@ class Engine:
         try:
             for number in range(parameters.max_tokens):
                 await asyncio.sleep(0.001)
-                if self.fails and len(self.running) == 2:
+                if number == self.fails_at and len(self.running) == 2:
                     raise RuntimeError("the engine refuses it")
                 for path in {*self.running.values()}:
                     key = len(self.running), self.depths[0], path
@@ -74,7 +79,11 @@ def _path(parameters: Any) -> str:
         return "logprobs"
     if parameters.temperature == 0.0:
         return "greedy"
-    return "seeded" if parameters.seed is not None else "random"
+    if parameters.seed is not None:
+        return "seeded"
+    filters = {"top_p": parameters.top_p < 1.0, "top_k": parameters.top_k > 0}
+    assert any(filters.values())
+    return "random" if all(filters.values()) else next(name for name, is_set in filters.items() if is_set)
 
 
 def deployment(accelerator: str = "gpu", **speculation: Any) -> Deployment:
@@ -120,14 +129,16 @@ async def test_without_a_tokenizer_or_logprobs_the_others_run() -> None:
     engine = Engine()
     engine.tokenizer, engine.model_config.max_logprobs = None, 0
     await warming.warm_up(engine, deployment(), lambda done, of: None)
-    assert {path for _, _, path in engine.seen} == {"greedy", "random", "seeded"}
+    assert {path for _, _, path in engine.seen} == {"greedy", "random", "top_p", "top_k", "seeded"}
 
 
+# A request of 16 tokens grows by 144 at most and drafts 7 beyond them: 11 blocks. vLLM keeps one.
+@pytest.mark.parametrize(("blocks", "largest"), [(22, 1), (23, 2), (40, 2), (89, 8)])
 @in_virtual_time
-async def test_batches_for_which_the_cache_has_no_room_are_left_out() -> None:
-    engine = Engine(batch_max=64, blocks=40)
+async def test_batches_for_which_the_cache_has_no_room_are_left_out(blocks: int, largest: int) -> None:
+    engine = Engine(batch_max=64, blocks=blocks)
     await warming.warm_up(engine, deployment(), lambda done, of: None)
-    assert max(size for size, _, _ in engine.seen) == 2
+    assert max(size for size, _, _ in engine.seen) == largest
 
 
 @in_virtual_time
@@ -137,10 +148,11 @@ async def test_contexts_that_are_soon_full_stop_nothing() -> None:
     assert (engine.depths, engine.running) == ([3, 1], {})
 
 
+@pytest.mark.parametrize(("fails_at", "says_so_s"), [(0, 0.0), (4, 0.01)], ids=["at first", "while depths are set"])
 @in_virtual_time
-async def test_a_request_that_fails_is_told_and_the_depths_are_as_before() -> None:
+async def test_a_request_that_fails_is_told_and_the_depths_are_as_before(fails_at: int, says_so_s: float) -> None:
     engine = Engine()
-    engine.fails = True
+    engine.fails_at, engine.says_so_s = fails_at, says_so_s
     with pytest.raises(ExceptionGroup) as caught:
         await warming.warm_up(engine, deployment(), lambda done, of: None)
     assert caught.group_contains(RuntimeError, match="refuses")
@@ -156,7 +168,7 @@ async def test_on_a_cpu_nothing_compiles_so_nothing_runs() -> None:
 
 def test_the_runs_of_an_engine_follow_its_limits() -> None:
     runs = warming.runs_of(Engine(batch_max=24, context=1000), deployment(depth_max=3, depth_static=3))
-    assert {run.batch_size for run in runs} == {1, 2, 8, 24}
+    assert {run.batch_size for run in runs} == {1, 2, 8, 16, 24}
     assert {depth for run in runs for depth in run.depths} == {0, 1, 2, 3}
     assert max(run.prompt_tokens for run in runs) == 250
     assert all(isinstance(run, WarmRun) for run in runs)

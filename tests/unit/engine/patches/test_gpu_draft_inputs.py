@@ -40,7 +40,9 @@ class Batch:
             needs_extra_input_slots=True,
             use_heterogeneous_vocab=False,
             uses_xdrope_dim=0,
-            vllm_config=SimpleNamespace(model_config=SimpleNamespace(uses_mrope=False)),
+            vllm_config=SimpleNamespace(
+                model_config=SimpleNamespace(uses_mrope=False), parallel_config=SimpleNamespace(tensor_parallel_size=1)
+            ),
             num_speculative_tokens=depth,
             extra_slots_per_request=DEPTH_MAX,
             net_num_new_slots_per_request=DEPTH_MAX - 1,

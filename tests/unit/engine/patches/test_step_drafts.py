@@ -39,11 +39,11 @@ def step(rows, **attributes):
     return vars(GPUModelRunner.sample_tokens(runner, None).get_output())
 
 assert step(12) == {"peagle_rows": (12, 0)}
-assert step(0) == {}, "no drafter ran"
+assert step(0) == {"peagle_undrafted": True}, "no drafter ran"
 assert step(12, peagle_tells=True) == {"peagle_rows": (12, 0)}, "its drafts are not known yet"
 assert step(5) == {"peagle_rows": (5, 0), "peagle_told": {"a": [5]}}
 assert step(6) == {"peagle_rows": (6, 0)}
-assert step(0, peagle_tells=True) == {}
+assert step(0, peagle_tells=True) == {"peagle_undrafted": True}
 assert step(6) == {"peagle_rows": (6, 0)}, "what has not drafted has nothing to tell"
 asked.clear()
 step(4, peagle_own_depths={"a": 0})

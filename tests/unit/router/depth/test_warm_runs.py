@@ -29,8 +29,9 @@ def test_batch_sizes_are_spread_from_one_to_the_largest(batch_max: int) -> None:
     assert all(one < other <= 4 * one for one, other in pairwise(sizes))
 
 
-def test_a_batch_of_one_of_a_multiple_of_16_and_of_another_size_are_among_them() -> None:
-    sizes = warm_batch_sizes(256)
+@pytest.mark.parametrize("batch_max", range(16, 300))
+def test_a_batch_of_one_of_a_multiple_of_16_and_of_another_size_are_among_them(batch_max: int) -> None:
+    sizes = warm_batch_sizes(batch_max)
     assert 1 in sizes
     assert any(size % 16 == 0 for size in sizes)
     assert any(size > 1 and size % 16 for size in sizes)

@@ -1,0 +1,17 @@
+"""What becomes of the other engines' figures where one has died."""
+
+from pathlib import Path
+
+from measure_gpu import Measured
+
+
+def test_an_engine_that_has_died_meanwhile_is_told_with_what_it_printed(tmp_path: Path) -> None:
+    engine = Measured("--no-such-option", tmp_path, passes=1)
+    try:
+        assert not engine.wait_until_ready(float("inf"))
+        found = engine.measure(budget_s=1.0)
+    finally:
+        engine.stop()
+    assert found["rows"] == []
+    assert found["error"] == "it wrote nothing"
+    assert "usage: measured_engine.py" in found["log"]
