@@ -5,6 +5,7 @@ import os
 import pytest
 
 from support.gpu_checks import why_no_gpu
+from support.paths import REPOSITORY
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +15,9 @@ def gpu() -> None:
         pytest.skip(why)
     # CUDA does not work in a fork of a process that has looked for devices.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that a test starts find the package and what tests share, as whoever measures is told to have it."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(str(REPOSITORY / name) for name in ("platform", "tests")))

@@ -9,6 +9,5 @@ def ask_for_tiles() -> None:
     """
     import torch
 
-    # Private to PyTorch, as read in 2.13: no public call does it.
     if torch.cpu._is_amx_tile_supported():
         torch.cpu._init_amx()

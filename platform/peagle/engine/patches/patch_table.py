@@ -307,6 +307,14 @@ _NOT_INSTALLED = (
         why="The function whose `finalize_loading` vLLM asks for lies in it.",
         removed_when="the row of `load_compiled_function` goes",
     ),
+    *(
+        _reads(
+            f"torch.cpu:{name}",
+            why="vLLM's attention uses a CPU's matrix tiles, which Linux lets a process use once it has asked.",
+            removed_when="vLLM asks for them",
+        )
+        for name in ("_is_amx_tile_supported", "_init_amx")
+    ),
 )
 PATCHES: tuple[Seam, ...] = (*_FRONT, *_ENGINE_CORE, *_WORKER, *_NOT_INSTALLED)
 
