@@ -155,8 +155,8 @@ _ROUTING = (
     ),
     _reads(
         "ray.serve._private.constants:RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP",
-        why="On a loop of Serve's own, a request router has to ask the Router from a thread.",
-        removed_when="a handle may be used on the loop that routes",
+        why="On a loop of its own, a request router has to ask the Router for the first time from a thread.",
+        removed_when="a handle may be used first on the loop that routes",
     ),
     _reads(
         "ray.serve.handle:DeploymentBroadcastResponse._fetch_replica_results_async",

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ray import serve
@@ -247,12 +248,14 @@ class PolicyRouter(TurnTakingRouter):
 
     async def _ask(self, mine: DispatcherReport) -> FleetNews:
         """Ask the Router."""
-        if RUN_ROUTER_IN_SEPARATE_LOOP:
-            # On a loop of Serve's own for routers, a handle would wait for that loop itself, for ever.
-            return await asyncio.to_thread(self._ask_in_thread, mine)
-        # In a thread: it waits for Serve's controller, which may be away.
-        handle = await asyncio.to_thread(self._router)
-        response = handle.news.remote(self._model, mine)
+        handle: Any = self._handle
+        if handle is None:
+            # In a thread: it waits for Serve's controller, which may be away.
+            handle = await asyncio.to_thread(serve.get_deployment_handle, router_deployment.NAME, self.app_name)
+            self._handle = handle
+        send = partial(handle.news.remote, self._model, mine)
+        # A handle that is first used on a loop of Serve's own for routers would block it for ever.
+        response = await asyncio.to_thread(send) if RUN_ROUTER_IN_SEPARATE_LOOP else send()
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 news: FleetNews = await response
@@ -260,20 +263,6 @@ class PolicyRouter(TurnTakingRouter):
             response.cancel()  # or Serve would keep it for a Router to come
             raise
         return news
-
-    def _ask_in_thread(self, mine: DispatcherReport) -> FleetNews:
-        response = self._router().news.remote(self._model, mine)
-        try:
-            news: FleetNews = response.result(timeout_s=TIMEOUT_S)
-        except TimeoutError:
-            response.cancel()
-            raise
-        return news
-
-    def _router(self) -> DeploymentHandle:
-        if self._handle is None:
-            self._handle = serve.get_deployment_handle(router_deployment.NAME, self.app_name)
-        return self._handle
 
 
 def _client(pending: PendingRequest) -> str:
