@@ -154,11 +154,6 @@ _ROUTING = (
         for name in ("is_span_recording", "set_span_attributes")
     ),
     _reads(
-        "ray.serve._private.constants:RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP",
-        why="On a loop of its own, a request router has to ask the Router for the first time from a thread.",
-        removed_when="a handle may be used first on the loop that routes",
-    ),
-    _reads(
         "ray.serve.handle:DeploymentBroadcastResponse._fetch_replica_results_async",
         why="Each replica's answer has a time limit of its own; `results_async` gives all up when one is slow.",
         removed_when="a broadcast's answers can be awaited one by one",

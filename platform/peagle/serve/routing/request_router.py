@@ -7,11 +7,9 @@ import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from ray import serve
-from ray.serve._private.constants import RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP as RUN_ROUTER_IN_SEPARATE_LOOP
 from ray.serve._private.tracing_utils import is_span_recording, set_span_attributes
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RunningReplica
@@ -238,7 +236,7 @@ class PolicyRouter(TurnTakingRouter):
         mine = DispatcherReport(self._id, self._dispatcher.open_requests)
         # Dated from the question: an answer that is late must not look newer than what was sent while it came.
         asked_s = time.monotonic()
-        news = await self._ask(mine)
+        news = await asyncio.to_thread(self._ask, mine)
         self._dispatcher.set_dispatchers(news.dispatchers)
         self._dispatcher.set_right_ratios(news.right_ratios)
         known = [each for each in news.received(asked_s) if each.replica_id in self._members]
@@ -246,19 +244,13 @@ class PolicyRouter(TurnTakingRouter):
         if lengths := [each.output_tokens_mean for each in known if each.output_tokens_mean]:
             self._usual_output_tokens = sum(lengths) / len(lengths)
 
-    async def _ask(self, mine: DispatcherReport) -> FleetNews:
-        """Ask the Router."""
-        handle: Any = self._handle
-        if handle is None:
-            # In a thread: it waits for Serve's controller, which may be away.
-            handle = await asyncio.to_thread(serve.get_deployment_handle, router_deployment.NAME, self.app_name)
-            self._handle = handle
-        send = partial(handle.news.remote, self._model, mine)
-        # A handle that is first used on a loop of Serve's own for routers would block it for ever.
-        response = await asyncio.to_thread(send) if RUN_ROUTER_IN_SEPARATE_LOOP else send()
+    def _ask(self, mine: DispatcherReport) -> FleetNews:
+        """Ask the Router, in a thread: a handle first used on the loop that routes would block it for ever."""
+        if self._handle is None:
+            self._handle = serve.get_deployment_handle(router_deployment.NAME, self.app_name)
+        response = self._handle.news.remote(self._model, mine)
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                news: FleetNews = await response
+            news: FleetNews = response.result(timeout_s=TIMEOUT_S)
         except TimeoutError:
             response.cancel()  # or Serve would keep it for a Router to come
             raise
