@@ -10,32 +10,17 @@ import pytest
 
 from peagle.router.depth.cost_table import CostTable
 from support.gpu_lines import ADAPTIVE, DEPTHS
+from support.tiny_shape import TINY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SHAPE = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "dtype": "float32",
-    "hidden_size": 128,
-    "head_dim": 64,
-    "intermediate_size": 192,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-    "vocab_size": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-}
 LOADS = (1, 2)
 
 
 def measured(name: str, tmp_path: Path) -> dict[str, Any]:
     """What the process wrote of the engine `name`."""
     out, shape = tmp_path / "out.json", tmp_path / "tiny.json"
-    shape.write_text(json.dumps(SHAPE))
+    shape.write_text(json.dumps(TINY))
     command = [sys.executable, str(Path(__file__).with_name("measured_engine.py")), name, str(out)]
     command += ["--ready", str(tmp_path / "ready"), "--shape", str(shape), "--accelerator", "cpu", "--kv-gib", "0.1"]
     command += ["--passes", "2", "--tokens", "24", "--loads", *map(str, LOADS)]

@@ -10,25 +10,10 @@ from peagle.bench.engines.made_up import made_up, random_prompts
 from peagle.bench.engines.speculation import one_pass
 from peagle.config import parse_deployment
 from peagle.router.depth.cost_table import CostTable
+from support.tiny_shape import TINY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-TINY = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "dtype": "float32",
-    "hidden_size": 128,
-    "head_dim": 64,
-    "intermediate_size": 192,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "vocab_size": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-}
 ENGINE = {
     "name": "m",
     "target": {"source": "org/target"},

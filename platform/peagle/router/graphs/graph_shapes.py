@@ -60,14 +60,12 @@ class GraphChoice:
         kind: With or without a full graph.
         graph: The full graph that it is padded to.
         tokens: How many it computes, with padding.
-        empty_drafts: Draft tokens that nobody drafted, which the step has to carry to be uniform.
         uncovered: Why it has no full graph.
     """
 
     kind: GraphKind
     graph: Graph | None
     tokens: int
-    empty_drafts: int = 0
     uncovered: Uncovered | None = None
 
 
@@ -111,17 +109,6 @@ class GraphTable:
         if place < len(self._piecewise_sizes):
             return GraphChoice(GraphKind.PIECEWISE, None, self._piecewise_sizes[place], uncovered=uncovered)
         return GraphChoice(GraphKind.NONE, None, tokens, uncovered=uncovered)
-
-    def choose_padded(self, query_lens: Sequence[int]) -> GraphChoice:
-        """What a step runs as that may add empty drafts to its requests' `query_lens`, where nothing else covers it."""
-        requests, tokens, query_max = len(query_lens), sum(query_lens), max(query_lens)
-        choice = self.choose(requests, tokens, query_max)
-        if choice.graph is not None or self.support != GraphSupport.UNIFORM_BATCH:
-            return choice
-        for query_len in sorted(self._by_query_len):
-            if query_len >= query_max and (graph := self._uniform(requests, query_len)) is not None:
-                return GraphChoice(GraphKind.FULL, graph, graph.tokens, requests * query_len - tokens)
-        return choice
 
     def _uniform(self, requests: int, query_len: int) -> Graph | None:
         """The smallest graph that is captured with this query length."""

@@ -101,34 +101,6 @@ def test_a_step_takes_the_graph_with_the_least_padding_that_covers_it(
             assert choice.graph.tokens == choice.tokens == best.tokens, (step, choice, best)
             assert choice.graph.requests == best.requests, (step, choice, best)
             assert choice.uncovered is None
-            assert choice.empty_drafts == 0
-
-
-@EACH_LADDER
-@EACH_BUDGET
-def test_where_only_uniform_batches_replay_empty_drafts_make_a_step_one(
-    ladder: tuple[int, ...], budget: GraphBudget
-) -> None:
-    support = GraphSupport.UNIFORM_BATCH
-    plan = planned(ladder, support, budget)
-    table = table_of(plan, ladder, support)
-    for requests in REQUESTS:
-        for step in steps(requests, ladder):
-            choice = table.choose_padded(step.lens)
-            padded = sorted(
-                graph
-                for graph in plan.graphs
-                if graph.requests >= requests and graph.tokens // graph.requests >= step.longest
-            )
-            assert (choice.graph is not None) == bool(padded), (step, choice)
-            if choice.graph is None:
-                assert choice.uncovered is not None
-                continue
-            query_len = choice.graph.query_len
-            assert choice.empty_drafts == requests * query_len - step.tokens
-            assert Step((query_len,) * requests).fits(choice.graph, support)
-            # Rungs below the longest draft would cut it; of those that do not, the lowest is taken.
-            assert query_len == min(graph.query_len for graph in padded), (step, choice)
 
 
 @EACH_SUPPORT
@@ -188,3 +160,9 @@ def test_without_a_full_graph_a_step_is_padded_to_a_size_of_piecewise_ones_or_ha
         (GraphKind.PIECEWISE, 64),
         (GraphKind.NONE, 65),
     ]
+
+
+def test_single_tokens_take_no_graph_that_was_captured_for_more() -> None:
+    table = GraphTable([Graph(16, 8, 8)], GraphSupport.ALWAYS, 8, (16,))
+    assert table.choose(8, 9, 2).kind is GraphKind.FULL
+    assert table.choose(8, 8, 1).kind is GraphKind.PIECEWISE
