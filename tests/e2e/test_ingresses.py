@@ -134,6 +134,7 @@ def test_a_client_beyond_its_tokens_is_told_so_as_openai_does(url: str) -> None:
         with pytest.raises(openai.RateLimitError) as large:
             openai_client.completions.create(model=MODEL, prompt="0", max_tokens=1001)
         assert large.value.response.headers["x-should-retry"] == "false"
+        time.sleep(1.0)
         with ThreadPoolExecutor(1) as pool:
             begun = pool.submit(openai_client.completions.create, model=MODEL, prompt="3", max_tokens=900)
             time.sleep(1.0)

@@ -87,7 +87,8 @@ class ClientLimits:
         self._has_news = True
         if charge.used is not None:
             self._returned[name] += charge.tokens - (charge.used.prompt + charge.used.output)
-        if charge.client.limits.requests_at_once is not None:
+        limits = charge.client.limits
+        if limits.requests_at_once is not None or limits.tokens_per_minute is not None:
             self._woken.set()  # the client may be about to send its next, to whichever process
 
     def headers(self, client: Client) -> dict[str, str]:
@@ -105,7 +106,8 @@ class ClientLimits:
                 pass
             self._woken.clear()
             self._open, self._waiting = +self._open, +self._waiting
-            if self._asks or self._open or self._has_news or self._alone is not None:
+            owes = self._owed_requests or self._owed_tokens
+            if self._asks or self._open or self._has_news or owes or self._alone is not None:
                 self._has_news = False
                 asked, self._asks = self._asks, []
                 try:

@@ -142,6 +142,15 @@ async def test_a_lost_router_delays_those_that_ask_in_one_moment_and_nobody_late
 
 
 @in_virtual_time
+async def test_unused_tokens_are_returned_when_a_request_ends() -> None:
+    fleet = Fleet(Limits(tokens_per_minute=1000), 2)
+    await fleet.ask(0, tokens=900, used=10)
+    await asyncio.sleep(PERIOD_S / 2)
+    await fleet.ask(1, tokens=900, used=10)
+    assert len(fleet.admitted) == 2
+
+
+@in_virtual_time
 async def test_a_router_that_is_back_goes_on_from_what_was_heard() -> None:
     fleet = Fleet(Limits(requests_per_minute=60, requests_at_once=2), 1)
     for _ in range(30):
