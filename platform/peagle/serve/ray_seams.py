@@ -154,6 +154,11 @@ _ROUTING = (
         for name in ("is_span_recording", "set_span_attributes")
     ),
     _reads(
+        "ray.serve.handle:DeploymentHandle._init",
+        why="A request router asks the Router from a thread, whichever event loop Serve routes on.",
+        removed_when="a handle's event loop can be chosen with its public options",
+    ),
+    _reads(
         "ray.serve.handle:DeploymentBroadcastResponse._fetch_replica_results_async",
         why="Each replica's answer has a time limit of its own; `results_async` gives all up when one is slow.",
         removed_when="a broadcast's answers can be awaited one by one",

@@ -43,8 +43,11 @@ ENVIRONMENT: Mapping[str, str] = {
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
 }
 
-# How requests pass from process to process. All of a cluster have to agree: one that is joined has its own.
+# How requests pass through processes and between them. All of a cluster have to agree: one that is joined has its own.
 TRANSPORT: Mapping[str, str] = {
+    # On one event loop, not by way of two threads with loops of their own.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     # By gRPC, not as tasks of Ray's with an object for each piece of an answer.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     # Bodies and answers are bounded at the edge; 4 MiB, the default, is less than a body may have.

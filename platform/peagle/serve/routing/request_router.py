@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ray import serve
 from ray.serve._private.tracing_utils import is_span_recording, set_span_attributes
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RunningReplica
@@ -245,9 +244,11 @@ class PolicyRouter(TurnTakingRouter):
             self._usual_output_tokens = sum(lengths) / len(lengths)
 
     def _ask(self, mine: DispatcherReport) -> FleetNews:
-        """Ask the Router, in a thread: a handle first used on the loop that routes would block it for ever."""
+        """Ask the Router, from a thread: the first use of a handle may wait for Serve's controller."""
         if self._handle is None:
-            self._handle = serve.get_deployment_handle(router_deployment.NAME, self.app_name)
+            self._handle = DeploymentHandle(router_deployment.NAME, self.app_name)
+            # A handle that routes on the caller's event loop cannot be used from a thread.
+            self._handle._init(_run_router_in_separate_loop=True)
         response = self._handle.news.remote(self._model, mine)
         try:
             news: FleetNews = response.result(timeout_s=TIMEOUT_S)
