@@ -7,9 +7,10 @@
 # make test-cluster   run the tests on the Kubernetes that KUBECONFIG names, with helm and kubectl
 # make helm-test   lint, render and validate the Helm chart
 # make helm-schema   write what the chart derives: its schema, and facts of the package
+# make fields   write the table of a deployment file's fields into deployments/README.md
 # make dashboards   write the dashboards and rules that dashboards/ generates, and their copies in the chart
 # make prometheus   unpack Debian's Prometheus and promtool into the environment, where the machine has none
-# make bench   measure the table of README.md, and show its ratios beside the published ones
+# make bench   measure the first table of platform/peagle/bench/README.md, with the published ratios beside it
 # make check   lint, formatting and types
 # make lock    resolve the pinned versions of both engines anew
 # make lock-check   resolve the GPU engine from its pinned versions, on any machine, and write nothing
@@ -42,7 +43,7 @@ else
 PINS := .constraints-gpu.txt
 endif
 
-.PHONY: serve observe test test-platform test-gpu measure-gpu test-cluster helm-test helm-schema dashboards prometheus \
+.PHONY: serve observe test test-platform test-gpu measure-gpu test-cluster helm-test helm-schema fields dashboards prometheus \
   bench check lock lock-check clean
 .DEFAULT_GOAL := serve
 
@@ -73,6 +74,9 @@ helm-test: $(READY)
 
 helm-schema: $(READY)
 	@$(BIN)/python helm/schema.py
+
+fields: $(READY)
+	@$(BIN)/python -m peagle.config.field_reference deployments/README.md
 
 dashboards: $(READY)
 	@$(BIN)/python -m dashboards.generate

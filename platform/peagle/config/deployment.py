@@ -66,7 +66,9 @@ class Checkpoint(Strict):
     """Weights: a Hugging Face repository (`org/name`) or a folder, relative to the deployment file."""
 
     source: str = Field(min_length=1, max_length=1024)
+    """Hugging Face repository (`org/name`), or a folder that starts with `.`, `/` or `~`."""
     revision: str | None = Field(default=None, min_length=1, max_length=256)
+    """Branch, tag or commit of the repository; not for a folder."""
 
     @property
     def is_local(self) -> bool:
@@ -86,40 +88,37 @@ class Checkpoint(Strict):
 
 
 class Drafter(Checkpoint):
-    """A draft head. `trained_depth` is the deepest K that it was trained for."""
+    """A draft head."""
 
     method: Literal["p-eagle", "eagle3"] = "p-eagle"
+    """How it drafts: all tokens in one pass (`p-eagle`), or one pass for each token (`eagle3`)."""
     trained_depth: int = Field(ge=1, le=64)
+    """Deepest K that the head was trained for."""
 
 
 class Speculation(Strict):
-    """How deep to draft. `depth_static` applies until something sets another K, and whenever nothing may.
-
-    With `adaptive` the Router chooses K for each replica and batch size, live, from what its drafts and steps yield;
-    left out, it does so for a P-EAGLE drafter with `live_depth`. It rules out a K whose step is expected to take longer
-    than `inter_token_s_max` seconds, if any other keeps it.
-    Before its first request a replica times its steps at every batch size and K, for `calibration_s` seconds at most;
-    with 0 it finds out while it serves.
-
-    With `by_request` K is one on average: a step's drafts go to the positions likeliest to be right, by the drafter's
-    confidence on a CPU, by what became of each request's last drafts on a GPU. Left out, it is so on a CPU: on a GPU,
-    where batches of one K can replay a full CUDA graph, it has not been measured.
-
-    On a GPU a P-EAGLE engine with `live_depth` captures full CUDA graphs for each K that may be chosen, at as close a
-    spread of batch sizes as is expected to take `graph_s_max` seconds of its start and `graph_gib_max` GiB of its
-    memory at most; with 0 it has only those that vLLM captures by itself.
-    """
+    """How deep to draft."""
 
     enabled: bool = True
+    """False serves the model without speculation; no drafter is needed then."""
     live_depth: bool = True
+    """Whether K may change while the engine runs."""
     adaptive: bool | None = None
+    """Whether the Router chooses K for each replica and batch size. Default: true for P-EAGLE with `live_depth`."""
     by_request: bool | None = None
+    """Whether K is an average, and a step's drafts go to its likeliest positions. Default: only on a CPU."""
     depth_max: int = Field(default=7, ge=1, le=64)
+    """Deepest K drafted; at most `drafter.trained_depth`."""
     depth_static: Depth = 7
+    """K that applies until something sets another, and whenever nothing may; at most `depth_max`."""
     inter_token_s_max: float | None = Field(default=None, gt=0.0, le=60.0)
+    """Seconds between tokens. A K whose predicted step takes longer is not chosen if another K keeps the bound."""
     calibration_s: float = Field(default=25.0, ge=0.0, le=600.0)
+    """Most seconds for timing steps at each batch size and K before the first request; 0: learned while serving."""
     graph_s_max: float = Field(default=30.0, ge=0.0, le=3600.0)
+    """GPU: most seconds of the start for capturing full CUDA graphs of each K; 0 leaves vLLM's own graphs."""
     graph_gib_max: float = Field(default=6.0, ge=0.0, le=1024.0)
+    """GPU: most memory for these graphs, in GiB; 0 leaves vLLM's own graphs."""
 
     @model_validator(mode="after")
     def _static_within_max(self) -> Self:
@@ -132,15 +131,14 @@ class Speculation(Strict):
 
 
 class Replicas(Strict):
-    """Replica count; Ray Serve scales between the two where they differ.
-
-    A replica whose engine has given no sign of life for `hung_after_s` seconds is replaced. Raise it where engines
-    compile kernels while they serve.
-    """
+    """How many replicas run, and when a replica that hangs is replaced."""
 
     min: int = Field(default=1, ge=1, le=4096)
+    """Least number of replicas."""
     max: int = Field(default=1, ge=1, le=4096)
+    """Greatest number of replicas; where it is above `min`, Ray Serve scales between the two."""
     hung_after_s: float = Field(default=30.0, ge=5.0, le=3600.0)
+    """Seconds without a sign of life until an engine's replica is replaced. Raise it where kernels compile late."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -161,12 +159,16 @@ ACCELERATOR_TYPES = (
 
 
 class Resources(Strict):
-    """What one replica takes. `accelerator_type` is Ray's name for a GPU model, such as `B200`."""
+    """What one replica takes."""
 
     accelerator: Literal["cpu", "gpu"] = "gpu"
+    """What the model is computed on."""
     accelerator_type: str | None = Field(default=None, min_length=1, max_length=64)
+    """Ray's name for a GPU model, such as `B200`; without it any GPU will do."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
+    """GPUs that share one replica's weights; 1 on a CPU."""
     cpus: float = Field(default=1.0, gt=0, le=1024)
+    """CPU cores that Ray reserves for one replica; on a CPU also the cores that it computes on."""
 
     @field_validator("accelerator_type")
     @classmethod
@@ -189,19 +191,19 @@ class Resources(Strict):
 
 
 class Routing(Strict):
-    """How a request finds its replica, and bounds on what one, and the queue before it (-1: no bound), may hold.
-
-    While several API keys ask a replica, they share its engine's steps, and one step computes about
-    `step_tokens_shared` tokens: the fewer, the shorter the wait of a key that asks little, and the fewer tokens/s in
-    all. Left out, it is 96 on a CPU and 1,024 on a GPU.
-    """
+    """How a request finds its replica, and how many requests may wait for it."""
 
     policy: str = Field(
         default=SOONEST.name, description="\n".join(f"`{name}`: {text}." for name, text in ROUTING_POLICIES.items())
     )
     max_ongoing_requests: int = Field(default=256, ge=1, le=100_000)
+    """Most requests that one replica holds."""
     max_queued_requests: int = Field(default=1024, ge=-1, le=1_000_000)
+    """Most requests that wait for a replica; more are refused with 429. -1: no bound; 0 is refused."""
     step_tokens_shared: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Tokens that a step computes while several API keys share it. Fewer: shorter waits, fewer tokens/s in all.
+    Default: 96 on a CPU, 1,024 on a GPU.
+    """
 
     @field_validator("policy")
     @classmethod
@@ -222,11 +224,16 @@ class Deployment(Strict):
     """One model as it is served: what `deployments/*.yaml` holds."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
+    """Name by which clients ask for the model."""
     target: Checkpoint
+    """The model that is served."""
     drafter: Drafter | None = None
+    """The draft head; required while `speculation.enabled` is true."""
     speculation: Speculation = Speculation()
     engine: dict[str, JsonValue] = Field(default_factory=dict)
+    """vLLM's own engine arguments, with underscores, without those that other fields set."""
     environment: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of a replica's processes."""
     replicas: Replicas = Replicas()
     resources: Resources = Resources()
     routing: Routing = Routing()

@@ -13,7 +13,9 @@ from peagle.errors import CombinedConfigError, ConfigError
 class Strict(BaseModel):
     """A frozen section of a file: nothing unknown in it, nothing converted, no infinite number."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 Model = TypeVar("Model", bound=Strict)
