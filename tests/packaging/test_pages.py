@@ -14,6 +14,7 @@ from peagle import __version__
 from peagle.config import load_deployment
 from support.imports import MODULES, parsed
 from support.paths import REPOSITORY as ROOT
+from support.rendered_chart import ready_values, render
 
 README = ROOT / "README.md"
 CHANGELOG = ROOT / "CHANGELOG.md"
@@ -166,6 +167,22 @@ def test_every_make_target_that_a_page_names_is_one() -> None:
     }
     assert named
     assert {(page, name) for page, names in named for name in names.split() if name not in made} == set()
+
+
+def test_the_releases_that_the_chart_s_page_installs_render() -> None:
+    text = (ROOT / "helm/peagle/README.md").read_text(encoding="utf-8")
+    installed = re.findall(r"helm install peagle helm/peagle(?: -f helm/peagle/values/([\w-]+)\.yaml)?", text)
+    assert "" in installed
+    for name in installed:
+        assert render(ready_values(name) if name else {}).one("RayService")
+
+
+@pytest.mark.parametrize(
+    ("page", "folder"), [("helm/peagle/README.md", "helm/peagle/values"), ("deployments/README.md", "deployments")]
+)
+def test_the_page_s_table_has_every_file_of_its_folder(page: str, folder: str) -> None:
+    rows = set(re.findall(r"^\| `([\w.-]+\.yaml)` \|", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE))
+    assert rows == {path.name for path in (ROOT / folder).glob("*.yaml")}
 
 
 def test_readmes_own_deployment_is_one(tmp_path: Path) -> None:
