@@ -57,7 +57,7 @@ def reference() -> str:
     return "\n".join(
         (
             *("| field | takes | default | meaning |", "| --- | --- | --- | --- |", *rows, ""),
-            *("Engine arguments that are refused under `engine`, because another field sets them:", "", *owned, ""),
+            *("Arguments that `engine` refuses, and the field that sets each:", "", *owned, ""),
             f"Names for `resources.accelerator_type`: {', '.join(ACCELERATOR_TYPES)}.",
         )
     )
