@@ -12,7 +12,7 @@
 # make prometheus   unpack Debian's Prometheus and promtool into the environment, where the machine has none
 # make bench   measure the first table of platform/peagle/bench/README.md, with the published ratios beside it
 # make check   lint, formatting and types
-# make lock    resolve the pinned versions of both engines anew
+# make lock    resolve the pinned versions of both engines again
 # make lock-check   resolve the GPU engine from its pinned versions, on any machine, and write nothing
 # Settings: FILE=deployments/x.yaml  RESULT=bench-results/gpu.json  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"  WORKERS=2
 
