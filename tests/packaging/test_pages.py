@@ -72,9 +72,9 @@ def paths_in(page: Path) -> Iterator[str]:
 
 
 def places(page: Path) -> Iterator[Path]:
-    """Where a page's paths may start: its folder and those above it, and the package."""
+    """Where a page's paths may start: its folder and those above it, the package, and the chart."""
     yield from (folder for folder in page.parents if folder.is_relative_to(ROOT))
-    yield ROOT / "platform" / "peagle"
+    yield from (ROOT / "platform" / "peagle", ROOT / "helm" / "peagle")
 
 
 def is_there(path: str, page: Path) -> bool:
