@@ -36,8 +36,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": EDGE_MIDDLEWARES,
     # A busy machine takes longer than the 5 s that Serve gives its proxy to answer; after three it is started anew.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
-    # Serve's controller checks every replica in each turn of its loop, and every process copies its counters for a scrape
-    # that comes every 10 s: at their defaults of 0.1 s these take a tenth of a core of a platform that does nothing.
+    # Interval of the controller's loop, and of copying counters that are exported every 10 s. At their defaults, 0.1 s,
+    # the two use a tenth of a core of an idle platform.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
     # Of each log of Ray's own and of its workers, two parts are kept; its workers' would grow without bound.
