@@ -1,7 +1,7 @@
-"""How fast an engine is: learned from its own steps and finished requests, forgetting what is long past.
+"""Speed of an engine, learned from its own steps and finished requests; old observations fade.
 
-A replica that looks slow gets fewer requests, so that it has fewer occasions to show that it no longer is. Its figures
-are therefore believed as far as they rest on many and recent steps, and for the rest taken to be the fleet's mean.
+A replica that looks slow gets fewer requests, so it has fewer chances to show that it is no longer slow. Its rates are
+therefore trusted only as far as they rest on many recent steps; the rest is the fleet's mean.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,23 +12,23 @@ from peagle.router.snapshot import ReplicaSnapshot, RequestRates
 STEPS_HALF_LIFE = 500.0
 REQUESTS_HALF_LIFE = 50.0
 AGE_HALF_LIFE_S = 2.0
-"""A replica that had a slow moment is tried again after a few of these."""
+"""Half-life of observations, in seconds. After a few of these, a replica that had a slow moment is tried again."""
 STEPS_LEFT, REQUESTS_LEFT = 20.0, 10.0
-"""However old, what was seen keeps this weight beside what is seen next: a line through one point is not one."""
+"""Weight that old observations keep, whatever their age: a line needs more than one point."""
 STEPS_DOUBTED, REQUESTS_DOUBTED = 50.0, 5.0
-"""A figure that rests on so many counts half, and the fleet's mean the other half."""
+"""Number of observations at which a replica's rate and the fleet's mean count half each."""
 STEPS_MIN, REQUESTS_MIN = 20.0, 3.0
-"""Below these nothing is claimed. A first step is slow, and whoever is believed to be slow on its account is asked no
-more and never found to be fast."""
+"""Minimum observations for a rate. First steps are slow, and a replica believed to be slow gets no more requests that
+would correct this."""
 POOLED_TOKENS_PER_S = 1e9
-"""Of an engine that embeds or scores, whose requests cost their prompts alone."""
+"""Rate of an engine that embeds or scores: its requests cost only their prompts."""
 
 
 class _Line:
     """Least squares of `y = base + slope * x`.
 
-    Each point counts half after `half_life` more, and half after `AGE_HALF_LIFE_S`, but age leaves all together a
-    weight of `left`.
+    Each point counts half after `half_life` more points, and half after `AGE_HALF_LIFE_S`, but age leaves all points
+    together a weight of `left`.
     """
 
     def __init__(self, half_life: float, left: float) -> None:
@@ -44,7 +44,7 @@ class _Line:
         self._at_s = now_s
 
     def evidence(self, now_s: float) -> float:
-        """How many recent points it rests on."""
+        """Return the number of recent points behind the line."""
         return float(self._evidence * 0.5 ** (max(0.0, now_s - self._at_s) / AGE_HALF_LIFE_S))
 
     @property
@@ -53,19 +53,19 @@ class _Line:
 
     @property
     def slope(self) -> float | None:
-        """None where all x are alike."""
+        """Slope of the line; None if all x are alike."""
         count, xs, squares, ys, products = self._sums
         spread = count * squares - xs**2
         return (count * products - xs * ys) / spread if spread > 1e-6 * count * squares else None
 
     @property
     def proportion(self) -> float:
-        """The slope of a line through the origin; 0 where no x is above 0."""
+        """Slope of a line through the origin; 0 if no x is above 0."""
         _, _, squares, _, products = self._sums
         return products / squares if squares else 0.0
 
     def base(self, slope: float) -> float:
-        """The base that goes with `slope`."""
+        """Return the base that belongs to `slope`."""
         count, xs, _, ys, _ = self._sums
         return (ys - slope * xs) / count
 
@@ -74,34 +74,34 @@ class _Line:
 class EngineRates:
     """One engine's prefill rate, answer length, and tokens/s of one request by batch size.
 
-    The seconds between two tokens of one request grow with the batch, and nearly linearly so: each request brings its
-    own attention and its share of the matrices' work. They are fitted as `a + b * batch_size` by least squares over
-    steps, with a and b not negative. A step's tokens count, not its passes, so speculation is in it as it is.
+    The seconds between two tokens of one request grow almost linearly with the batch, since each request adds its own
+    attention and its share of matrix work. They are fitted as `a + b * batch_size` by least squares over steps, with a
+    and b not negative. Tokens are counted instead of passes, so the rate includes speculation.
     """
 
     _pools: bool = False
     _answers: float = 0.0
     _answer_tokens: float = 0.0
-    # By batch size, the seconds between two tokens of one request; by prompt tokens, the seconds of their prefill.
+    # Seconds between two tokens of one request by batch size, and seconds of prefill by prompt tokens.
     _between: _Line = field(default_factory=lambda: _Line(STEPS_HALF_LIFE, STEPS_LEFT))
     _prefill: _Line = field(default_factory=lambda: _Line(REQUESTS_HALF_LIFE, REQUESTS_LEFT))
 
     def stepped(self, batch_size: int, tokens: int, seconds: float, now_s: float) -> None:
-        """Note a step that ended at `now_s`.
+        """Record a step that ended at `now_s`.
 
         Args:
             batch_size: Requests that it decoded.
-            tokens: Tokens that it gave them, all together.
-            seconds: Since each of them had its last tokens, summed over the requests.
+            tokens: Tokens generated in it, over all requests.
+            seconds: Time since each request's previous tokens, summed over the requests.
         """
         if batch_size < 1 or tokens < 1 or seconds <= 0:
             return
         self._between.add(batch_size, seconds / tokens, now_s)
 
     def finished(self, prompt_tokens: int, prefill_s: float, output_tokens: int, now_s: float) -> None:
-        """Note a request that finished at `now_s`; `prompt_tokens` are those that were not cached.
+        """Record a request that finished at `now_s`; `prompt_tokens` are the uncached ones.
 
-        One without output says nothing: it failed before its prefill, and vLLM takes that to have begun with the clock.
+        A request without output is ignored: it failed before its prefill, whose start vLLM then reports as time 0.
         """
         if output_tokens < 1:
             return
@@ -111,12 +111,12 @@ class EngineRates:
         self._answer_tokens = self._answer_tokens * kept + output_tokens
 
     def pooled(self, prompt_tokens: int, prefill_s: float, now_s: float) -> None:
-        """Note a request that was embedded or scored; its answer has no tokens, and came with its prefill."""
+        """Record a request that was embedded or scored; its result has no tokens and arrives with its prefill."""
         self._pools = True
         self._prefill.add(prompt_tokens, prefill_s, now_s)
 
     def told(self, snapshot: ReplicaSnapshot, now_s: float) -> ReplicaSnapshot:
-        """Return the engine's snapshot with these rates, and with what they rest on."""
+        """Return the engine's snapshot with these rates and their evidence."""
         return replace(
             snapshot,
             prefill_tokens_per_s=self.prefill_tokens_per_s,
@@ -128,10 +128,10 @@ class EngineRates:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Prompt tokens each second of prefill; 0 before `REQUESTS_MIN`.
+        """Prompt tokens per second of prefill; 0 before `REQUESTS_MIN`.
 
-        What a prefill takes whatever its length does not count: it would make a replica look slow whose prompts are
-        short, or mostly cached.
+        The fixed cost of a prefill is excluded. Otherwise a replica with short or mostly cached prompts would look
+        slow.
         """
         line = self._prefill
         if line.count < REQUESTS_MIN - 0.5:
@@ -143,11 +143,11 @@ class EngineRates:
 
     @property
     def output_tokens_mean(self) -> float:
-        """Tokens of a usual answer; 0 before any."""
+        """Mean tokens of an answer; 0 before any answer."""
         return self._answer_tokens / self._answers if self._answers else 0.0
 
     def request_tokens_per_s(self, batch_max: int) -> RequestRates:
-        """Tokens/s of one request in batches up to `batch_max`; none before `STEPS_MIN`."""
+        """Return the tokens/s of one request in batches up to `batch_max`; empty before `STEPS_MIN`."""
         if self._pools:
             return RequestRates.of({1: POOLED_TOKENS_PER_S})
         line = self._between
@@ -161,7 +161,7 @@ class EngineRates:
 
 
 class FleetRates:
-    """The mean rates of one model's replicas, towards which each replica's own are drawn."""
+    """Mean rates of one model's replicas, towards which each replica's own rates are drawn."""
 
     def __init__(self, reported: Iterable[ReplicaSnapshot] = ()) -> None:
         self._reported = tuple(each for each in reported if each.has_rates and each.rate_steps and each.rate_prefills)
@@ -173,9 +173,9 @@ class FleetRates:
         self._request_tokens_per_s: dict[tuple[int, ...], tuple[float, ...]] = {}
 
     def levelled(self, seen: ReplicaSnapshot) -> ReplicaSnapshot:
-        """Return `seen` with rates in which the mean has the share that its own evidence leaves.
+        """Return `seen` with each rate mixed with the mean, as far as its own evidence is weak.
 
-        One that has not measured has the mean's; where no replica has, it stays as it is.
+        A replica without measurements gets the mean. If no replica has any, `seen` is unchanged.
         """
         if not self._reported:
             return seen
@@ -198,7 +198,7 @@ class FleetRates:
         )
 
     def _at(self, sizes: tuple[int, ...]) -> tuple[float, ...]:
-        """Return the mean tokens/s of one request at batch `sizes`, worked out once for each set of them."""
+        """Return the mean tokens/s of one request at batch `sizes`, cached for each set of sizes."""
         if sizes not in self._request_tokens_per_s:
             believed = [_believed(each.rate_steps, STEPS_DOUBTED) for each in self._reported]
             self._request_tokens_per_s[sizes] = tuple(
@@ -212,6 +212,6 @@ def _believed(evidence: float, doubted: float) -> float:
 
 
 def _mean(rates: Sequence[float], weights: Sequence[float]) -> float:
-    """Return the rate of the mean time; 0 of none."""
+    """Return the rate of the mean time; 0 for no rates."""
     seconds = sum(weight / rate for rate, weight in zip(rates, weights, strict=True))
     return sum(weights) / seconds if seconds else 0.0

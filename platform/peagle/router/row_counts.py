@@ -1,15 +1,15 @@
-"""How many rows an engine's models passed over."""
+"""Number of rows that an engine's models have computed."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """Rows that an engine's models passed over since it started, in all steps.
+    """Rows that an engine's models have computed since it started, over all steps.
 
-    `verified` are the target's: tokens of prompts, tokens of its own, drafts that it checked. `drafted` are the
-    drafter's: the same rows, and those that it drafts from. `unfitted` are those of them that vLLM laid out, for the
-    largest K whatever K was: all of them on a GPU whose kernel for it does not run, else none.
+    `verified` are the target's rows: prompt tokens, its own tokens, and drafts to verify. `drafted` are the drafter's:
+    the same rows, and those from which it drafts. `unfitted` are the drafted rows that vLLM laid out for the largest K
+    whatever the step's K: all of them on a GPU on which our layout kernel does not run, otherwise none.
     """
 
     verified: int = 0
@@ -17,7 +17,7 @@ class RowCounts:
     unfitted: int = 0
 
     def since(self, earlier: "RowCounts") -> "RowCounts":
-        """What was added after `earlier`."""
+        """Return what was added after `earlier`."""
         return RowCounts(
             self.verified - earlier.verified, self.drafted - earlier.drafted, self.unfitted - earlier.unfitted
         )

@@ -1,4 +1,4 @@
-"""What a replica knows about itself, as frozen values with units in their names."""
+"""A replica's data about itself, as frozen values with units in their names."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Self, TypeVar
 
 from peagle.router.row_counts import NO_ROWS, RowCounts
 
-# Share of the drafts that a K asks for, with fewer of which its steps are shallower ones.
+# Share of the drafts asked for by K below which a step does not count as a measurement of that K.
 _DEPTH_REACHED = 0.9
 
 Count = TypeVar("Count", int, float)
@@ -16,10 +16,10 @@ Count = TypeVar("Count", int, float)
 
 @dataclass(frozen=True, slots=True)
 class DepthTable:
-    """K for each batch size: `depths[b]` applies to a step with b scheduled requests; the last entry to any above.
+    """K for each batch size: `depths[b]` applies to a step of b scheduled requests; the last entry to larger ones.
 
-    With `by_request` it is K on average: the step's drafts, K for each request in all, go to those likeliest to be
-    right. Else each request has K.
+    With `by_request` K is an average: the step has K drafts per request in all, given to the likeliest ones. Otherwise
+    each request has K.
     """
 
     version: int
@@ -35,20 +35,19 @@ class StepCell:
     """Decode-only steps of one batch size and one K, summed since the engine started.
 
     `depth` is the K asked for. `drafted[j]` and `accepted[j]` count position j+1 (0-based index) over all drafts
-    verified in these steps. `tail_reached[j]` counts those that were drafted but cut before verification and whose
-    positions before all equalled what the target emitted there; `tail_matched[j]` how many of these equalled it, too.
+    verified in these steps. `tail_reached[j]` counts drafts cut before verification at this position, if all earlier
+    positions matched the tokens that the target emitted; `tail_matched[j]` counts those that also match here.
 
-    Some drafts are shorter than K, where a grammar allows no more of one or a request has no more room: `whole[j]`
-    counts those of exactly j+1 tokens that were all right, of which nothing is known beyond; empty if there were none
-    shorter than K.
+    A draft is shorter than K if a grammar allows no more or the request has no more room. `whole[j]` counts such drafts
+    of exactly j+1 tokens that were all accepted, so nothing is known beyond; empty if no draft was shorter than K.
 
-    `equal_right[k]` and `shared_right[k]` sum over some of the steps how many drafts were expected to be right with
-    K = k+1 for each request, and with as many drafts in all given to the likeliest; empty where that is not known.
+    `equal_right[k]` and `shared_right[k]` are sums of expected accepted drafts over some of the steps: with K = k+1 for
+    each request, and with as many drafts given to the likeliest; empty if unknown.
 
-    `ended` sums over the steps how many of their requests had ended by the time that the output came: where the next
-    step is scheduled before the last one's output is known, these are computed and get nothing. `rested` sums how many
-    of the others drafted no more, because steps had run without the drafter. `spared` sums by how many tokens clients'
-    own bounds lie below K.
+    `ended` sums over the steps the requests that had ended before the output arrived. With asynchronous scheduling the
+    next step is scheduled before the last output is known, so these are computed and get no token. `rested` sums the
+    other requests that no longer drafted, because steps had run without the drafter. `spared` sums the tokens by which
+    clients' own bounds are below K.
     """
 
     batch_size: int
@@ -70,18 +69,18 @@ class StepCell:
 
     @property
     def sequences(self) -> int:
-        """Requests that got tokens of their own, at least one each, summed over the steps."""
+        """Requests that got at least one token, summed over the steps."""
         return self.steps * self.batch_size - self.ended
 
     @property
     def reached(self) -> bool:
-        """Whether as many drafts were verified as its K asks for; else it is no measurement of that K."""
+        """Whether nearly as many drafts were verified as K asks for; otherwise this does not measure that K."""
         return sum(self.drafted) >= _DEPTH_REACHED * self.sequences * self.depth
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Decode-only steps of one batch size and one K that were timed before the engine took requests."""
+    """Timed decode-only steps of one batch size and one K, run before the engine took requests."""
 
     batch_size: int
     depth: int
@@ -93,9 +92,9 @@ class StepTime:
 class PromptCell:
     """Steps that computed prompt tokens, summed since the engine started.
 
-    One cell is of the steps with or without the drafter, in which others decoded beside the prompts or none did.
-    `seconds` are whole steps', so they hold what was decoded: `decoded` sequences, and `verified` draft tokens of
-    theirs.
+    There is one cell for each combination of `drafter`, whether the drafter ran, and `beside`, whether other requests
+    decoded in the same steps. `seconds` are of whole steps, so they include the decoding of `decoded` sequences and
+    `verified` draft tokens.
     """
 
     drafter: bool
@@ -109,14 +108,14 @@ class PromptCell:
 
 @dataclass(frozen=True, slots=True)
 class PromptStats:
-    """What an engine did with prompts, and how many tokens the requests that ended computed and got."""
+    """An engine's steps with prompts, and the tokens computed and generated for ended requests."""
 
     cells: tuple[PromptCell, ...] = ()
     ended_prompt_tokens: int = 0
     ended_output_tokens: int = 0
 
     def since(self, earlier: "PromptStats") -> "PromptStats":
-        """What was added after `earlier`."""
+        """Return what was added after `earlier`."""
         before = {(cell.drafter, cell.beside): cell for cell in earlier.cells}
         changed = (
             PromptCell(
@@ -141,10 +140,10 @@ class PromptStats:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """All cells of one engine, with the table that it applies now.
+    """All cells of one engine, with its current table.
 
-    `steps_by_graph` counts decode steps since the engine's start by what they ran as: `full`, `piecewise` or `none`; it
-    is empty without a GPU.
+    `steps_by_graph` counts decode steps since the engine's start by how they ran: `full`, `piecewise` or `none`; empty
+    without a GPU.
     """
 
     table: DepthTable
@@ -160,7 +159,7 @@ class StepStats:
 
     @property
     def drafted(self) -> int:
-        """Draft tokens that were verified."""
+        """Verified draft tokens."""
         return sum(sum(cell.drafted) for cell in self.cells)
 
     @property
@@ -169,12 +168,12 @@ class StepStats:
 
     @property
     def requested(self) -> int:
-        """Draft tokens that would have been verified, had each of the `drafting_steps` had a draft as deep as asked."""
+        """Draft tokens that would have been verified if each of the `drafting_steps` had a draft of the full K."""
         return sum(cell.depth * (cell.sequences - cell.rested) - cell.spared for cell in self.cells)
 
     @property
     def drafting_steps(self) -> int:
-        """Requests that were asked for a draft, summed over steps: those at K > 0, without the ones that rested."""
+        """Requests that were asked for a draft, summed over steps: those at K > 0, except rested ones."""
         return sum(cell.sequences - cell.rested for cell in self.cells if cell.depth)
 
     @property
@@ -187,7 +186,7 @@ class StepStats:
 
     @property
     def steps_by_depth(self) -> dict[int, int]:
-        """Decode-only steps at each K asked for."""
+        """Decode-only steps at each requested K."""
         steps: dict[int, int] = {}
         for cell in self.cells:
             steps[cell.depth] = steps.get(cell.depth, 0) + cell.steps
@@ -195,24 +194,24 @@ class StepStats:
 
     @property
     def depth_effective(self) -> float | None:
-        """Draft tokens verified per draft; None before the first."""
+        """Verified draft tokens per draft; None before the first draft."""
         return self.drafted / self.drafts if self.drafts else None
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens that the target emits for each verified draft, its own one included; None before the first."""
+        """Tokens that the target emits per verified draft, including its own; None before the first draft."""
         return 1.0 + self.accepted / self.drafts if self.drafts else None
 
     def since(self, earlier: "StepStats") -> "StepStats":
-        """What was added after `earlier`, an older reading of the same engine; cells without a new count are left out.
+        """Return what was added after `earlier`, an older reading of the same engine; omit unchanged cells.
 
-        A tail's matches count when later tokens settle them, so a cell can gain those without a new step.
+        Tail matches are counted when later tokens settle them, so a cell can gain matches without a new step.
         """
         before = {(cell.batch_size, cell.depth): cell for cell in earlier.cells}
         changed = [
             cell if then is None else _minus(cell, then)
             for cell in self.cells
-            # Most are as they were, often the very same: to see that costs a tenth of taking one from the other.
+            # Most cells are unchanged, often the same object: checking this costs a tenth of a subtraction.
             if (then := before.get((cell.batch_size, cell.depth))) is not cell and then != cell
         ]
         return StepStats(
@@ -227,16 +226,15 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What an engine added to its sums since the last report that was answered.
+    """What an engine added to its sums since its last acknowledged report.
 
     Attributes:
-        added: Counts of that time, and the table that the engine applies now.
-        reading: Number of the reading that this report ends with, from 1; 0 where readings are not numbered.
-        since: Number of the one that it begins after, the last whose report was answered; 0 for the first one's begin.
-        untried: While the engine applies a trial, the depths without it, so that a Router that was lost and comes back
-            does not take the trial for its plan; else None.
-        calibration: What was timed before the first request; told in each report, so that a Router that was lost and
-            comes back has it.
+        added: Counts since then, and the engine's current table.
+        reading: Number of the reading at the end of this report, from 1; 0 if readings are not numbered.
+        since: Number of the last acknowledged reading, after which this report begins; 0 for the engine's start.
+        untried: During a trial, the depths without it, so that a restarted Router does not mistake the trial for its
+            plan; otherwise None.
+        calibration: Steps timed before the first request; part of each report, so that a restarted Router has them.
     """
 
     added: StepStats
@@ -271,9 +269,9 @@ def _minus(cell: StepCell, before: StepCell) -> StepCell:
 
 
 class ReplicaState(StrEnum):
-    """Whether a replica takes new requests: a draining one finishes what it has, a dead one is gone.
+    """Whether a replica takes new requests. A draining replica finishes its requests; a dead one is gone.
 
-    The engine of a stalled one gives no sign of life; it may come back.
+    The engine of a stalled replica gives no sign of life, but may recover.
     """
 
     READY = "ready"
@@ -284,10 +282,10 @@ class ReplicaState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestRates:
-    """Output tokens/s that one request gets: known at a few `batch_sizes`, which rise; nowhere before any is known.
+    """Output tokens/s of one request, known at a few ascending `batch_sizes`; empty if unknown.
 
-    Between two of them the seconds for one token follow a line, as an engine's step time does (see
-    `peagle.router.rates`); beyond the first and the last, that one holds.
+    Between two of them the seconds per token are linear, as an engine's step time is (see `peagle.router.rates`).
+    Beyond the first and the last, the nearest rate applies.
     """
 
     batch_sizes: tuple[int, ...] = ()
@@ -295,12 +293,12 @@ class RequestRates:
 
     @classmethod
     def of(cls, tokens_per_s: Mapping[int, float]) -> Self:
-        """Rates by batch size."""
+        """Create the rates from a mapping by batch size."""
         sizes = tuple(sorted(tokens_per_s))
         return cls(sizes, tuple(tokens_per_s[size] for size in sizes))
 
     def at(self, batch_size: int) -> float:
-        """The rate at `batch_size`; at least one has to be known."""
+        """Return the rate at `batch_size`; at least one rate has to be known."""
         sizes, rates = self.batch_sizes, self.tokens_per_s
         above = bisect_left(sizes, batch_size)
         if above in (0, len(sizes)):
@@ -312,7 +310,7 @@ class RequestRates:
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """How deep a replica drafts, and how likely the first j + 1 drafts of its usual request are all right, at j."""
+    """A replica's depths, and at j the probability that the first j + 1 drafts of a usual request are all accepted."""
 
     table: DepthTable
     survival: tuple[float, ...]
@@ -326,25 +324,24 @@ class ReplicaSnapshot:
     """What a dispatcher weighs of one replica, as of `taken_at_s`.
 
     Attributes:
-        replica_id: The name under which requests are sent there.
-        taken_at_s: When this was true, on the reader's own clock: whoever receives a report knows its age, and every
-            hop adds its own, so that clocks of different machines are never compared.
+        replica_id: The name under which requests are sent to it.
+        taken_at_s: Time of this snapshot on the reader's own clock. Each receiver of a report knows its age and each
+            hop adds its own, so clocks of different machines are never compared.
         state: Whether it takes new requests.
         running_requests: Requests in the engine's batch.
-        waiting_requests: Requests in the engine's queue, which have no place in the batch yet.
+        waiting_requests: Requests in the engine's queue, without a place in the batch.
         queued_prompt_tokens: Prompt tokens of both that are still to be prefilled.
         max_running_requests: Places in the batch.
-        max_ongoing_requests: Running and waiting requests that it may hold together.
+        max_ongoing_requests: Maximum of running and waiting requests together.
         kv_usage_ratio: Share of the KV cache that running requests hold, 0 to 1.
-        kv_capacity_tokens: Tokens that the whole KV cache holds; 0 where that is not known.
-        prefill_tokens_per_s: Prompt tokens prefilled each second while there are any; 0 before it is known.
-        request_tokens_per_s: Output tokens each second that one request gets, under the depth plan that the replica
-            applies now.
-        rate_steps: How many recent steps `request_tokens_per_s` rests on: older ones count less, see
+        kv_capacity_tokens: Tokens that the whole KV cache holds; 0 if unknown.
+        prefill_tokens_per_s: Prompt tokens prefilled per second of prefill; 0 if unknown.
+        request_tokens_per_s: Output tokens per second of one request, under the replica's current depth plan.
+        rate_steps: Number of recent steps behind `request_tokens_per_s`; older ones count less, see
             `peagle.router.rates`.
-        rate_prefills: The same of `prefill_tokens_per_s`, in requests.
-        output_tokens_mean: Output tokens of its usual request; 0 before it is known.
-        drafts: What it drafts; None where no plan is.
+        rate_prefills: Number of recent requests behind `prefill_tokens_per_s`.
+        output_tokens_mean: Mean output tokens of its requests; 0 if unknown.
+        drafts: Its draft plan; None if unknown.
     """
 
     replica_id: str
@@ -370,7 +367,7 @@ class ReplicaSnapshot:
 
     @property
     def has_rates(self) -> bool:
-        """Whether a time to finish can be predicted here."""
+        """Whether a finish time can be predicted for this replica."""
         return self.prefill_tokens_per_s > 0 and bool(self.request_tokens_per_s.batch_sizes)
 
 
@@ -379,15 +376,15 @@ class RouteRequest:
     """What a dispatcher weighs of one request.
 
     Attributes:
-        request_id: Unique among the requests that are open.
+        request_id: Unique among the open requests.
         prompt_tokens: Length of the prompt.
-        output_tokens: Expected length of the answer, not its bound: a client's `max_tokens` is usually far above it.
-        affinity_key: Requests with the same key share their prompt's beginning, so that one replica should have them;
-            None for one that shares nothing.
+        output_tokens: Expected length of the answer, not its bound: a client's `max_tokens` is usually far larger.
+        affinity_key: Requests with the same key share the start of their prompt, so one replica should serve them;
+            None for a request that shares nothing.
         prefix_tokens: Prompt tokens shared with earlier requests of this key.
-        tried: Replicas that have failed this request already.
-        kinds: Under what earlier requests like it are known, the nearest first: its system prompt, its client.
-        right_ratio: How often a draft of it is expected to be right where those before it were; None if unknown.
+        tried: Replicas that have already failed this request.
+        kinds: Kinds of earlier similar requests, the closest first: its system prompt, its client.
+        right_ratio: Expected ratio of accepted drafts, given that those before were accepted; None if unknown.
     """
 
     request_id: str

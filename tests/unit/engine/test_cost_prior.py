@@ -174,7 +174,7 @@ def _written(content: bytes) -> Callable[[Path], None]:
         (_written(b"\xff\xfe{}"), "it is not JSON"),
         (_written(b"[" * 100_000), "it is not JSON"),
         (_written(b"[]"), "it holds a list"),
-        (_written(b"{}"), "what its layers are made of is not known"),
+        (_written(b"{}"), "its layers are unknown"),
         (_written(json.dumps({**LLAMA, "hidden_size": 1e300}).encode()), "it must be a whole number"),
         (_written(json.dumps({**LLAMA, "text_config": 5, "vocab_size": None}).encode()), "it is required"),
         (_written(b'{"model_type": "llama", "hidden_size": ' + b"9" * 10_000 + b"}"), "it is not JSON"),

@@ -1,11 +1,11 @@
-"""Which K each batch size drafts: acceptance estimate, step-cost model, and the rule that makes a plan of them.
+"""Draft depth K for each batch size: acceptance estimate, step-cost model, and the rule that turns both into a plan.
 
-One report of one replica in, its plan out:
+The rule takes one report of one replica and returns its plan:
 
     state = start(settings, fleet_prior(others, settings))
     state, plan = step(state, report, settings, now_s)
 
-`ModelDepths` does so for all replicas of a model.
+`ModelDepths` does this for all replicas of a model.
 """
 
 from peagle.router.depth.ladder import BatchRange, batch_ranges, depth_ladder

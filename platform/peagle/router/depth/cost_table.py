@@ -1,4 +1,4 @@
-"""What a step takes by batch size and K, as it was measured: the form in which measurements are kept and read."""
+"""Measured step times by batch size and K, in the form in which they are stored and read."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from peagle.router.snapshot import StepCell, StepTime
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Decode-only steps that were timed, in the order of batch size and K; each pair once."""
+    """Timed decode-only steps, ordered by batch size and K; each pair once."""
 
     times: tuple[StepTime, ...]
 
     @classmethod
     def of(cls, cells: Iterable[StepCell | StepTime], steps_min: int = 1) -> "CostTable":
-        """Of all that an engine counted, or that was timed, with at least so many steps."""
+        """Sum counted or timed steps; keep pairs with at least `steps_min` steps."""
         summed: dict[tuple[int, int], tuple[int, float]] = {}
         for cell in cells:
             steps, seconds = summed.get((cell.batch_size, cell.depth), (0, 0.0))
@@ -27,19 +27,19 @@ class CostTable:
 
     @classmethod
     def from_plain(cls, rows: Sequence[Mapping[str, Any]]) -> "CostTable":
-        """Read what `plain` has written.
+        """Read rows written by `plain`.
 
         Raises:
-            ConfigError: A row is no such one.
+            ConfigError: A row is malformed.
         """
         try:
             times = [_time_in(row) for row in rows]
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError("cost_table", repr(error), "a row is no step time", "Measure it again.") from None
+            raise ConfigError("cost_table", repr(error), "a row is not a step time", "Measure it again.") from None
         return cls.of(times)
 
     def plain(self) -> list[dict[str, Any]]:
-        """One row for each batch size and K, of plain values."""
+        """Return one row of plain values for each batch size and K."""
         return [
             {
                 "batch_size": each.batch_size,
@@ -59,10 +59,10 @@ class CostTable:
         return tuple(sorted({each.depth for each in self.times}))
 
     def step_s(self, batch_size: float, depth: float) -> float:
-        """Seconds of a step.
+        """Return the seconds of a step.
 
-        Between two batch sizes it lies on the line through both, of logarithms; between two K on that of both; beyond
-        all it is the nearest one's.
+        Interpolates between batch sizes on logarithms and between depths linearly. Outside the measured range, the
+        nearest measurement applies.
 
         Raises:
             ValueError: No step was timed.
@@ -77,7 +77,7 @@ class CostTable:
         return (1.0 - share) * self._step_s(batch_size, shallower) + share * self._step_s(batch_size, deeper)
 
     def _step_s(self, batch_size: float, depth: int | None) -> float:
-        """At one of its own K."""
+        """Return the seconds of a step at one of the measured K."""
         known = [(each.batch_size, each.seconds / each.steps) for each in self.times if each.depth == depth]
         below = [point for point in known if point[0] <= batch_size]
         above = [point for point in known if point[0] >= batch_size]

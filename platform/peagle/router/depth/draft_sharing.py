@@ -1,25 +1,26 @@
-"""Who gets a step's drafts: as many in all as K for each request would make, given to those likeliest to be right."""
+"""Shares a step's drafts among its requests: K times the batch size in all, the likeliest drafts first."""
 
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import itemgetter
 
-# Drafted beyond K for each request, so that there is a choice. On a CPU each is a row of the drafter, which costs
-# nearly half of one to verify: two more bring most of what a whole draft would.
+# Drafts beyond K for each request, so that there is a choice. On a CPU each is a row of the drafter, which costs almost
+# half as much as a row to verify. Two more yield most of the gain of a whole draft.
 _DRAFTED_BEYOND = 2
 
 
 def depth_drafted(depth: int, depth_max: int) -> int:
-    """How deep a step drafts whose next one shares out K = `depth`, where drafting is not flat in K."""
+    """Return how deep to draft if the next step shares out K = `depth` and drafting is not flat in K."""
     return min(depth + min(depth, _DRAFTED_BEYOND), depth_max)
 
 
 def shared(chances: Sequence[Sequence[float]], drafts: int) -> list[int]:
-    """How many of each request's drafts to verify: of all of them the `drafts` that are likeliest to be right.
+    """Return how many drafts of each request to verify, so that the `drafts` likeliest ones are verified.
 
     Args:
-        chances: By request, the probability that its first j + 1 drafts are all right, at index j; never rises.
-        drafts: To be verified in all; fewer where there are no more.
+        chances: For each request, the probability that its first j + 1 drafts are all accepted, at index j; never
+            rises with j.
+        drafts: Drafts to verify in all; fewer if fewer exist.
     """
     depths = [0] * len(chances)
     for _, request in _likeliest_first(chances)[:drafts]:
@@ -28,7 +29,7 @@ def shared(chances: Sequence[Sequence[float]], drafts: int) -> list[int]:
 
 
 def expected_right(chances: Sequence[Sequence[float]], depth: int, drafted: int) -> tuple[float, float]:
-    """Drafts expected to be right where each request has K = `depth`, and where as many are shared out of `drafted`.
+    """Return the expected accepted drafts with K = `depth` for each request, and with as many shared out of `drafted`.
 
     Args:
         chances: As in `shared`.
@@ -39,7 +40,7 @@ def expected_right(chances: Sequence[Sequence[float]], depth: int, drafted: int)
 
 
 def _likeliest_first(chances: Sequence[Sequence[float]]) -> list[tuple[float, int]]:
-    """Chance and request of each draft. Of drafts that are as likely, the earlier in its request's text comes first."""
+    """List the chance and request of each draft. Among equal chances, a request's earlier draft comes first."""
     every = [(chance, request) for request, each in enumerate(chances) for chance in accumulate(each, min)]
     every.sort(key=itemgetter(0), reverse=True)
     return every

@@ -1,4 +1,4 @@
-"""The depths that are tried, and the batch sizes that share one."""
+"""The depths to choose from, and the ranges of batch sizes that share one depth."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from math import sqrt
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
-    """Batch sizes `first` to `last`, which share one K and what is learned of step times; `at` stands for them all."""
+    """Batch sizes `first` to `last`, which share one K and learned step times; `at` represents all of them."""
 
     first: int
     last: int
@@ -21,7 +21,7 @@ class BatchRange:
 
 @lru_cache(maxsize=64)
 def depth_ladder(depth_max: int, floor: int = 0, ceiling: int | None = None, static: int = 0) -> tuple[int, ...]:
-    """Return 0, 1, 2, 3, 5, 7, … up to `depth_max`, and `static`, cut to the operator's bounds, which are on it."""
+    """Return 0, 1, 2, 3, 5, 7, … `depth_max` and `static`, clipped to the operator's bounds and including these."""
     top = depth_max if ceiling is None else max(0, min(ceiling, depth_max))
     bottom = max(0, min(floor, top))
     rungs = {0, 1, 2, *range(3, depth_max + 1, 2), depth_max, static}
@@ -47,6 +47,6 @@ def _lasts(batch_max: int) -> tuple[int, ...]:
 
 
 def range_index(batch_size: int, batch_max: int) -> int:
-    """Return which of `batch_ranges(batch_max)` holds `batch_size`; the nearest for one outside."""
+    """Return the index in `batch_ranges(batch_max)` of the range with `batch_size`, or of the nearest range."""
     lasts = _lasts(batch_max)
     return min(bisect_left(lasts, batch_size), len(lasts) - 1)

@@ -1,4 +1,4 @@
-"""All replicas of one model: who reports, what each one's plan is, and what operators decide about them."""
+"""The depth rule for all replicas of one model: their states, plans, and the operators' limits."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -11,12 +11,12 @@ from peagle.router.depth.view import DepthEstimate, DepthView, draft_plan, estim
 from peagle.router.snapshot import DraftPlan, PromptStats, RequestRates, StepReport
 
 FORGET_AFTER_S = 120.0
-"""A replica that has been silent for this long is gone."""
+"""Silence after which a replica counts as gone, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """When a replica was heard last, and the number of the reading that it told of."""
+    """Time of a replica's last report, and the number of the reading in it."""
 
     at_s: float
     reading: int
@@ -24,10 +24,10 @@ class _Heard:
 
 @dataclass(slots=True)
 class ModelDepths:
-    """Keeps the depth rule's state of each replica; everything that it decides comes from `step`.
+    """Keeps the depth rule's state of each replica; every decision comes from `step`.
 
-    A new replica starts from what the others have learned, be they gone. Limits of a replica win over those of the
-    model; after a loss of this object, both come back with the replicas' reports.
+    A new replica starts from what the others have learned, even if these are gone. Limits of a replica override those
+    of the model. If this object is lost, both kinds of limits come back with the replicas' reports.
     """
 
     settings: DepthSettings
@@ -40,19 +40,19 @@ class ModelDepths:
 
     @property
     def replicas(self) -> Iterable[str]:
-        """Whoever has reported lately."""
+        """Replicas that have reported recently."""
         return self._states.keys()
 
     def report(
         self, replica_id: str, report: StepReport, now_s: float, standing: StandingLimits | None = None
     ) -> DepthPlan:
-        """Take in a report; return the replica's plan.
+        """Learn from a report and return the replica's plan.
 
         Args:
-            replica_id: Who reports.
+            replica_id: The reporting replica.
             report: What its engine added to its sums.
             now_s: The caller's clock, monotonic and the same in every call.
-            standing: What the replica's last plan was made under; believed where nothing newer is known.
+            standing: The limits of the replica's last plan; used if no newer limits are known.
         """
         self._forget(now_s)
         state, heard = self._states.get(replica_id), self._heard.get(replica_id)
@@ -62,7 +62,7 @@ class ModelDepths:
         if state is None:
             state = start(settings, fleet_prior(self._states.values(), settings) or self._learned)
         if heard is not None and report.since < heard.reading:
-            # Its last answer came too late to be taken as one, so this repeats what was learned then.
+            # The last answer arrived too late to count, so this report repeats what was learned then.
             report = replace(report, added=replace(report.added, cells=(), prompts=PromptStats()))
         self._states[replica_id], plan = step(state, report, settings, now_s)
         self._heard[replica_id] = _Heard(now_s, report.reading)
@@ -78,7 +78,7 @@ class ModelDepths:
             self._limits[replica_id] = standing.replica
 
     def limit(self, limits: DepthLimits | None, replica_id: str | None = None) -> None:
-        """Set what an operator decides, for a replica or for all without limits of their own; None takes it back."""
+        """Set an operator's limits, for a replica or for all without limits of their own; None removes them."""
         if replica_id is None:
             self._model_limits, self._decided = limits, True
         elif limits is None:
@@ -87,12 +87,12 @@ class ModelDepths:
             self._limits[replica_id] = limits
 
     def view(self, replica_id: str, now_s: float) -> DepthView | None:
-        """What lies behind a replica's plan; None for one that does not report."""
+        """Show the state behind a replica's plan; None if the replica is unknown."""
         state = self._states.get(replica_id)
         return view(state, self._settings_of(replica_id), now_s) if state is not None else None
 
     def estimates(self, now_s: float) -> dict[str, DepthEstimate]:
-        """What is expected of each replica that has shown a step."""
+        """Expected performance of each replica with a measured step."""
         found = {
             replica_id: estimate(state, self._settings_of(replica_id), now_s)
             for replica_id, state in self._states.items()
@@ -100,14 +100,14 @@ class ModelDepths:
         return {replica_id: each for replica_id, each in found.items() if each is not None}
 
     def request_tokens_per_s(self, replica_id: str, now_s: float) -> RequestRates:
-        """What one request gets under the replica's plan; none where that is not known."""
+        """Tokens/s of one request under the replica's plan; empty if unknown."""
         state = self._states.get(replica_id)
         return (
             request_tokens_per_s(state, self._settings_of(replica_id), now_s) if state is not None else RequestRates()
         )
 
     def draft_plan(self, replica_id: str) -> DraftPlan | None:
-        """What a replica drafts; None where that is not known."""
+        """What a replica drafts; None if unknown."""
         state = self._states.get(replica_id)
         return draft_plan(state) if state is not None else None
 

@@ -1,4 +1,4 @@
-"""Derives a target's size from its `config.json`: what a step reads of it, and what one token computes."""
+"""Derives a target's size from its `config.json`: the weights that a step reads, and the work of one token."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import Any
 from peagle.errors import ConfigError
 from peagle.router.depth.priors import TargetSize
 
-# By `model_type`: decoders of attention and a gated MLP, or experts in its place. Others have other layers.
+# By `model_type`: decoders with attention and a gated MLP, or experts instead of it. Other types have other layers.
 _FAMILIES = frozenset(
     {"llama", "mistral", "phi3", "granite", "olmo2", "smollm3", "qwen2", "qwen3"}
     | {"gemma", "gemma2", "gemma3_text", "gemma4_text"}
     | {"gpt_oss", "mixtral", "olmoe", "granitemoe", "qwen2_moe", "qwen3_moe"}
 )
-# What some of a family's models have in their layers beside these.
+# Settings that add further layers in some models of these families.
 _MORE_KEYS = ("hidden_size_per_layer_input", "enable_moe_block", "use_double_wide_mlp")
 TIMED_ANYWAY = "Keep speculation.calibration_s above 0, and steps are timed before the first request."
 
@@ -21,13 +21,13 @@ _LAYERS_MAX, _SIZE_MAX = 10_000, 1 << 31
 
 _DTYPE_BYTES: Mapping[str, float] = {"bfloat16": 2.0, "float16": 2.0, "half": 2.0, "float32": 4.0, "float": 4.0}
 _FP8_BYTES = 1.0
-# Four bits, and a scale of eight for each 32 weights.
+# Four bits, and an eight-bit scale for every 32 weights.
 _MXFP4_BYTES = 0.53125
 
 
 @dataclass(frozen=True, slots=True)
 class _Bytes:
-    """Bytes of one weight, by where it is; the output layer is never quantized."""
+    """Bytes of one weight, by its location; the output layer is never quantized."""
 
     plain: float
     layers: float
@@ -39,16 +39,16 @@ class _Config:
     fields: Mapping[str, Any]
 
     def whole(self, *keys: str, most: int = _SIZE_MAX, default: int | None = None) -> int:
-        """Return the whole number from 1 at the first of `keys` that is there.
+        """Return the positive integer at the first of `keys` that is present.
 
-        Raises ConfigError where there is none, and no default.
+        Raises ConfigError if there is none and no default.
         """
         key = next((key for key in keys if self.fields.get(key) is not None), keys[0])
         value = self.fields.get(key)
         if value is None and default is not None:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            problem = "it is required" if value is None else f"it must be a whole number from 1 to {most}"
+            problem = "it is required" if value is None else f"it must be an integer from 1 to {most}"
             raise ConfigError(key, value, problem, TIMED_ANYWAY)
         return value
 
@@ -61,17 +61,17 @@ def target_size(
 ) -> TargetSize:
     """Derive the size of a target from its `config.json`.
 
-    The input embedding counts nowhere: a token reads one row of it. The output layer does, tied to it or not.
+    The input embedding does not count, since a token reads one row of it. The output layer counts, tied or not.
 
     Args:
         config: The file's content.
-        dtype: What the engine computes in; None or `auto` for what the file says.
-        quantization: How the engine quantizes; None for what the file says.
-        on_gpu: There vLLM serves float32 in 16 bits, unless `dtype` says otherwise.
+        dtype: The engine's dtype; None or `auto` for the file's own.
+        quantization: The engine's quantization; None for the file's own.
+        on_gpu: On a GPU vLLM serves float32 in 16 bits, unless `dtype` says otherwise.
 
     Raises:
-        ConfigError: A field is missing or odd, or the layers or the quantization are of a kind that is not known. Its
-            field is the file's, unless it begins with `engine.`.
+        ConfigError: A field is missing or invalid, or the layers or the quantization are of an unknown kind. The field
+            is the file's, unless it begins with `engine.`.
     """
     inner = config.get("text_config")
     text = {key: value for key, value in inner.items() if value is not None} if isinstance(inner, Mapping) else {}
@@ -104,16 +104,16 @@ def target_size(
 def _check_family(known: _Config) -> None:
     family = known.fields.get("model_type")
     if not isinstance(family, str) or family not in _FAMILIES:
-        raise ConfigError("model_type", family, "what its layers are made of is not known", TIMED_ANYWAY)
+        raise ConfigError("model_type", family, "its layers are unknown", TIMED_ANYWAY)
     for key in _MORE_KEYS:
         if known.has(key):
-            raise ConfigError(key, known.fields[key], "what its layers have beside is not known", TIMED_ANYWAY)
+            raise ConfigError(key, known.fields[key], "the layers that it adds are unknown", TIMED_ANYWAY)
 
 
 def _attention_parameters(known: _Config, width: int) -> int:
-    """Weights of the four projections of one layer."""
+    """Return the number of weights in the four projections of one layer."""
     heads = known.whole("num_attention_heads")
-    # Gemma's own default is another one.
+    # Gemma has a different default.
     usual = None if str(known.fields["model_type"]).startswith("gemma") else max(1, width // heads)
     of_head = known.whole("head_dim", default=usual)
     return 2 * width * of_head * (heads + known.whole("num_key_value_heads", default=heads))
@@ -125,7 +125,7 @@ def _experts(known: _Config) -> int:
 
 
 def _sparse_layers(known: _Config, layers: int) -> int:
-    """How many layers have experts in place of an MLP."""
+    """Return the number of layers with experts instead of an MLP."""
     step = known.whole("decoder_sparse_step", default=1)
     dense = known.fields.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
@@ -140,7 +140,7 @@ def _bytes(known: _Config, dtype: str | None, quantization: str | None, on_gpu: 
     name = str(dtype if chosen else own or "float32").removeprefix("torch.")
     if name not in _DTYPE_BYTES:
         raise ConfigError(
-            "engine.dtype" if chosen else "dtype", name, "how many bytes its weights take is not known", TIMED_ANYWAY
+            "engine.dtype" if chosen else "dtype", name, "the size of its weights is unknown", TIMED_ANYWAY
         )
     plain = _DTYPE_BYTES[name]
     if on_gpu and not chosen:
@@ -154,7 +154,7 @@ def _bytes(known: _Config, dtype: str | None, quantization: str | None, on_gpu: 
             return _Bytes(plain, plain, _MXFP4_BYTES)
         case other:
             field = "engine.quantization" if quantization else "quantization_config"
-            raise ConfigError(field, other, "how many bytes its weights take is not known", TIMED_ANYWAY)
+            raise ConfigError(field, other, "the size of its weights is unknown", TIMED_ANYWAY)
 
 
 def _quantization(known: _Config) -> str | None:
@@ -163,7 +163,7 @@ def _quantization(known: _Config) -> str | None:
         return None
     method = said.get("quant_method") if isinstance(said, Mapping) else None
     if not isinstance(method, str):
-        raise ConfigError("quantization_config", said, "it names no quant_method", TIMED_ANYWAY)
+        raise ConfigError("quantization_config", said, "it has no quant_method", TIMED_ANYWAY)
     return method
 
 

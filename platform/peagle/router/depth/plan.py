@@ -1,4 +1,4 @@
-"""What the rule hands out: a table of depths, and for every change what it was made of."""
+"""The rule's output: a table of depths, and a record of each change with its inputs."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -8,7 +8,7 @@ from peagle.router.snapshot import DepthTable
 
 
 class Mode(StrEnum):
-    """What governs the table."""
+    """What controls the table."""
 
     ADAPTIVE = "adaptive"
     PROBING = "probing"
@@ -34,19 +34,19 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DepthInputs:
-    """What a change was decided on.
+    """Inputs of one change.
 
     Attributes:
-        survival: Estimated probability that the first j + 1 drafts are all right, at index j.
-        evidence_drafts: Drafts that this rests on, after forgetting.
+        survival: Estimated probability that the first j + 1 drafts are all accepted, at index j.
+        evidence_drafts: Drafts behind this estimate, after forgetting.
         dispersion: Variance of reports over that of independent drafts.
         delivered_ratio: Share of accepted drafts that reach a client.
         step_s: Predicted seconds of a step, before and after the change.
-        tokens_per_s: Predicted tokens/s of the whole batch while it decodes, before and after.
-        prompt_s: Seconds that go to prompts for each output token, before and after.
-        gain_ratio: Of the two, prompts included: 0.1 is a tenth more.
-        gain_sd: Standard deviation of that.
-        measured_tokens_per_s: Of the last report at these batch sizes; None where there was none.
+        tokens_per_s: Predicted decode tokens/s of the whole batch, before and after.
+        prompt_s: Seconds spent on prompts for each output token, before and after.
+        gain_ratio: Predicted relative gain in tokens/s, prompts included: 0.1 means 10 % more.
+        gain_sd: Standard deviation of `gain_ratio`.
+        measured_tokens_per_s: From the last report at these batch sizes; None without such a report.
     """
 
     survival: tuple[float, ...]
@@ -63,7 +63,7 @@ class DepthInputs:
 
 @dataclass(frozen=True, slots=True)
 class DepthChange:
-    """One change of K for batch sizes `batch_first` to `batch_last`, at `at_s` on the caller's clock."""
+    """A change of K for batch sizes `batch_first` to `batch_last`, at `at_s` on the caller's clock."""
 
     at_s: float
     version: int
@@ -82,16 +82,16 @@ class DepthChange:
 
 @dataclass(frozen=True, slots=True)
 class DepthPlan:
-    """K for each batch size, with a version that rises with every change of it.
+    """K for each batch size. The version rises with every change.
 
     Attributes:
-        table: What the engine applies.
-        mode: What governs it.
-        reason: Why it is as it is, in a sentence for an operator.
-        changes: What this decision changed; empty where it left the table alone.
-        standing: What operators had decided.
-        untried: While a K is tried, the depths without that trial; else None. A replica that hears no more of the
-            trial goes back to them.
+        table: The table that the engine applies.
+        mode: What controls the table.
+        reason: Explanation for an operator, in one sentence.
+        changes: Changes made by this decision; empty if the table stayed the same.
+        standing: The operators' limits at that time.
+        untried: During a trial, the depths without it; otherwise None. A replica that loses contact during a trial
+            returns to these depths.
     """
 
     table: DepthTable

@@ -1,4 +1,4 @@
-"""A first guess of how long a step takes, before anything is measured. The shape is that of a roofline."""
+"""First guess of the step time before any measurement, in the form of a roofline."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Terms(NamedTuple):
-    """Seconds of one step, by what they are spent on."""
+    """Seconds of one step, by cause."""
 
     step: float
     weights: float
@@ -18,8 +18,8 @@ class Terms(NamedTuple):
     draft_sequence: float
 
 
-# How sharply a step turns from bound by memory to bound by compute: 1 adds the two up, infinity takes the larger. A
-# hard turn would leave the smaller one without influence, so that nothing could be learned of it.
+# How sharply a step turns from memory-bound to compute-bound: 1 adds both terms, infinity takes the larger. With a
+# hard turn the smaller term has no influence, so nothing could be learned about it.
 _NORM = 3.0
 
 
@@ -27,21 +27,22 @@ _NORM = 3.0
 class CostPrior:
     """Coefficients of `step + sequence·b + draft + draft_sequence·b + either(weights + experts·awake, token·n)`.
 
-    b is the batch size, n the tokens that the target computes (b times K + 1), awake the share of experts that n
-    tokens wake, 1 - (1 - active/count)^n, and either(x, y) a smooth max(x, y). The best K is then not monotone in b:
-    while experts sleep each further token wakes some, and once all are awake tokens are free up to the compute bound.
+    b is the batch size, n the number of tokens that the target computes (b times K + 1), awake the share of experts
+    that n tokens activate, 1 - (1 - active/count)^n, and either(x, y) a smooth max(x, y). So the best K is not monotone
+    in b: at first each further token activates more experts; once all are active, tokens are free up to the compute
+    bound.
 
     Attributes:
-        step_s: Every step: launches, sampling, scheduling.
-        weights_s: Reading what every token needs.
+        step_s: Fixed cost of a step: launches, sampling, scheduling.
+        weights_s: Reading the weights that every token needs.
         sequence_s: For each sequence of the batch.
-        token_s: Computing one token, and drafting one where the drafter drafts no deeper than K.
-        draft_s: The drafter's pass, whatever K is.
+        token_s: Computing one token, and drafting one if the drafter drafts only K.
+        draft_s: The drafter's pass, independent of K.
         draft_sequence_s: The drafter's pass, for each sequence.
         experts_s: Reading all experts; 0 for a dense target.
-        experts: How many there are in a layer; 0 for a dense target.
-        experts_active: How many of them one token wakes.
-        scale_sd: How far each coefficient may be off: the standard deviation of its logarithm.
+        experts: Experts in a layer; 0 for a dense target.
+        experts_active: Experts that one token activates.
+        scale_sd: Uncertainty of each coefficient: the standard deviation of its logarithm.
     """
 
     step_s: float
@@ -68,13 +69,13 @@ class CostPrior:
         )
 
     def seconds(self, scaled: Terms, batch_size: float, tokens: float, drafting: float) -> float:
-        """Return one step's seconds.
+        """Return the seconds of one step.
 
         Args:
-            scaled: The coefficients, as far as they are corrected by now.
+            scaled: The coefficients with their current corrections.
             batch_size: Sequences in the step.
             tokens: Tokens that the target computes.
-            drafting: Sequences that the drafter drafts for; 0 where it does not run.
+            drafting: Sequences that the drafter drafts for; 0 if it does not run.
         """
         memory = scaled.weights + scaled.experts * self._awake(tokens) if self.experts else scaled.weights
         either: float = (memory**_NORM + (scaled.token * tokens) ** _NORM) ** (1.0 / _NORM)
@@ -82,7 +83,7 @@ class CostPrior:
         return scaled.step + scaled.sequence * batch_size + draft + either
 
     def terms(self, scaled: Terms, batch_size: float, tokens: float, drafting: float) -> Terms:
-        """Split `seconds`, of the same arguments; memory and compute share what both of them bound."""
+        """Split `seconds` into terms; memory and compute divide the part that both of them bound."""
         experts = scaled.experts * self._awake(tokens)
         memory, compute = scaled.weights + experts, scaled.token * tokens
         either = (memory**_NORM + compute**_NORM) ** (1.0 / _NORM)
@@ -111,7 +112,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class TargetSize:
-    """A target's weights in GB (those of every token, those of all experts) and parameters active for one token."""
+    """A target's weights in GB (shared by all tokens, and of all experts) and the parameters active for one token."""
 
     dense_gb: float
     experts_gb: float
@@ -123,22 +124,22 @@ class TargetSize:
 EMBEDDED_CPU = CostPrior(
     step_s=5.3e-3, weights_s=1.8e-3, sequence_s=0.28e-3, token_s=0.30e-3, draft_s=2.9e-3, draft_sequence_s=0.1e-3
 )
-"""The embedded model, compiled, on one core with bfloat16: 7 ms without speculation at batch 1 and 24 ms at 32, 11 and
-98 with K = 7, where the drafter drafts no deeper than K. The shape is that of measured steps of 1 to 32 sequences at
-K = 0 to 7; of the cores that were tried, the quickest took 4 ms at batch 1 and the slowest 8.
-"""
+"""Prior of the embedded model, compiled, on one core in bfloat16, with a drafter that drafts only K.
+
+It predicts 7 ms without speculation at batch 1 and 24 ms at 32, and 11 and 98 ms at K = 7. The shape follows measured
+steps of 1 to 32 sequences at K = 0 to 7. Of the cores measured, the fastest took 4 ms at batch 1, the slowest 8."""
 _EMBEDDED_SIZE = TargetSize(0.022020096, 0.0, 11_010_048.0)
-# Of a head of four layers: what it reads beside what its target reads.
+# Weights that a head of four layers reads, as a share of those that its target reads.
 _HEAD_RATIO = 0.2
 
-# By Ray's names: published memory bandwidths, and dense BF16 rates with sums in 32 bits.
+# By Ray's names: published memory bandwidths, and dense BF16 rates with 32-bit accumulation.
 DEVICES: Mapping[str, Device] = MappingProxyType(
     {
         "A10": Device(0.6, 0.125),
         "A10G": Device(0.6, 0.07),
         "L4": Device(0.3, 0.121),
         "L40S": Device(0.864, 0.362),
-        "A100": Device(1.555, 0.312),  # at least: of one that does not say its memory
+        "A100": Device(1.555, 0.312),  # the name does not give the memory, so the lower bandwidth
         "A100-40G": Device(1.555, 0.312),
         "A100-80G": Device(2.039, 0.312),
         "H20": Device(4.0, 0.148),
@@ -158,7 +159,7 @@ TARGETS: Mapping[str, TargetSize] = MappingProxyType(
         "gemma-4-31b": TargetSize(62.0, 0.0, 31e9),
     }
 )
-# Whole names: one with more to it may be quantized in another way.
+# Full names only: a name with a suffix may be quantized differently.
 _REPOSITORIES: Mapping[str, str] = MappingProxyType(
     {
         "gpt-oss-120b": "gpt-oss-120b",
@@ -171,7 +172,7 @@ _REPOSITORIES: Mapping[str, str] = MappingProxyType(
 
 
 def known_target(repository: str) -> TargetSize | None:
-    """Return the size of the target in `repository`, whosever copy it is; None for one that is not known."""
+    """Return the size of the target in `repository`, under any owner; None if the model is unknown."""
     name = _REPOSITORIES.get(repository.rpartition("/")[2].lower())
     return TARGETS[name] if name is not None else None
 
@@ -182,14 +183,14 @@ _MEMORY_REACHED, _COMPUTE_REACHED = 0.7, 0.45
 def roofline_prior(target: TargetSize, device: Device, devices: int = 1) -> CostPrior:
     """Derive a prior from the sizes of a model and of the GPUs that share each of its layers.
 
-    Each of `devices` reads its part of the weights, and computes its part of a token.
+    Each of the `devices` reads its part of the weights and computes its part of a token.
     """
     bandwidth = _MEMORY_REACHED * devices * device.memory_tb_per_s * 1e12
     compute = _COMPUTE_REACHED * devices * device.compute_pflop_per_s * 1e15
     return CostPrior(
         step_s=1.6e-3,  # measured as 1.5 to 1.8 ms on a B200
         weights_s=target.dense_gb * 1e9 / bandwidth,
-        sequence_s=10e-6,  # its KV cache and the work on the host
+        sequence_s=10e-6,  # its KV cache, and work on the host
         token_s=2.0 * target.active_parameters / compute,
         draft_s=1.5e-3,
         experts_s=target.experts_gb * 1e9 / bandwidth,
@@ -201,7 +202,7 @@ def roofline_prior(target: TargetSize, device: Device, devices: int = 1) -> Cost
 def cpu_prior(target: TargetSize, cores: int = 1) -> CostPrior:
     """Scale EMBEDDED_CPU to another target.
 
-    Weights and computation follow its size, and the cores share what is more than the embedded model's.
+    Weights and computation scale with its size. The cores share the part that exceeds the embedded model's.
     """
     read = (target.dense_gb / _EMBEDDED_SIZE.dense_gb - 1.0) / cores
     computed = (target.active_parameters / _EMBEDDED_SIZE.active_parameters - 1.0) / cores

@@ -1,4 +1,4 @@
-"""What the depth rule is told: the model's bounds and priors, what an operator decides, and how calmly to act."""
+"""Inputs of the depth rule: the model's bounds and priors, the operator's limits, and how fast the rule may act."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from peagle.router.depth.priors import CostPrior
 
 @dataclass(frozen=True, slots=True)
 class DepthLimits:
-    """What an operator decides; it wins over everything that is learned.
+    """An operator's limits. They override everything that is learned.
 
     Attributes:
-        floor: No K below this.
-        ceiling: No K above this; None for the model's own.
-        pin: Exactly this K at every batch size; wins over floor and ceiling.
-        paused: The table stays as it is; learning goes on.
+        floor: Lowest K.
+        ceiling: Highest K; None for the model's own maximum.
+        pin: Exactly this K at every batch size; overrides floor and ceiling.
+        paused: The table does not change; learning continues.
     """
 
     floor: int = 0
@@ -25,9 +25,9 @@ class DepthLimits:
 
 @dataclass(frozen=True, slots=True)
 class StandingLimits:
-    """What operators had decided when a plan was made: for the model, and for the replica; None for nothing.
+    """The operators' limits when a plan was made, for the model and for the replica; None if not set.
 
-    Replicas return it with their reports, so that a Router that was lost and comes back knows it again.
+    Replicas return it with their reports, so that a restarted Router recovers it.
     """
 
     model: DepthLimits | None = None
@@ -36,9 +36,9 @@ class StandingLimits:
 
 @dataclass(frozen=True, slots=True)
 class AcceptancePrior:
-    """A first guess of acceptance, which counts as much as `drafts` observed drafts and is forgotten like them.
+    """First guess of acceptance. It counts as `drafts` observed drafts and is forgotten like them.
 
-    `conditional[j]` is the probability that draft j + 1 is right where all before it were.
+    `conditional[j]` is the probability that draft j + 1 is accepted, given that all before it were.
     """
 
     conditional: tuple[float, ...]
@@ -46,31 +46,31 @@ class AcceptancePrior:
 
     @classmethod
     def geometric(cls, depth_max: int, ratio: float = 0.7, drafts: float = 20.0) -> "AcceptancePrior":
-        """Every draft is right with probability `ratio`: published curves lie between 0.6 and 0.75."""
+        """Accept every draft with probability `ratio`. Published curves lie between 0.6 and 0.75."""
         return cls((ratio,) * depth_max, drafts)
 
 
 @dataclass(frozen=True, slots=True)
 class DepthSettings:
-    """Everything that the rule needs to know of one replica and its reports do not tell.
+    """What the rule must know about one replica that its reports do not contain.
 
     Attributes:
         depth_max: Tokens that the drafter drafts; the deepest K.
-        depth_static: The K that was configured; what a fallback returns to.
+        depth_static: The configured K; a fallback returns to it.
         batch_max: The largest batch size (`max_num_seqs`).
         cost: First guess of the step time.
         acceptance: First guess of acceptance.
-        limits: What an operator decides.
-        inter_token_s_max: A depth whose predicted step takes longer is ruled out, if any other keeps it.
-        drafter_skipped_at_zero: Whether K = 0 runs no drafter; else a step at K = 0 is expected to pay for it.
-        by_request: Whether a step's drafts are shared out among its requests: K is then one on average.
-        half_life_drafts: An observed draft counts half after this many more.
-        gain_ratio: A change must promise this much more tokens/s.
-        trials_at_once: Trials of another K in a row at a new batch size, or with other prompts;
-        trial_every_s: seconds of load there until one more may.
-        trial_s_max: A trial that has seen too little by then is given up.
-        blind_s: Without a draft for so long, what is known of acceptance may be of traffic that is gone.
-        guard_hold_s: Least and most time at the static K after the guard; each time doubles it.
+        limits: The operator's limits.
+        inter_token_s_max: Depths with a longer predicted step are excluded, unless this excludes all of them.
+        drafter_skipped_at_zero: Whether K = 0 skips the drafter; otherwise a step at K = 0 includes its cost.
+        by_request: Whether requests share a step's drafts, so that K is an average.
+        half_life_drafts: After this many further drafts, an observed draft counts half.
+        gain_ratio: Smallest predicted gain in tokens/s for a change.
+        trials_at_once: Consecutive trials of another K at a new batch size, or after a change of traffic.
+        trial_every_s: Seconds of load at a batch size that earn one further trial.
+        trial_s_max: A trial without enough evidence ends after this time.
+        blind_s: Without a draft for this long, the acceptance estimate may describe past traffic.
+        guard_hold_s: Shortest and longest time at the static K after a guard trip; each trip doubles the time.
     """
 
     depth_max: int
@@ -92,5 +92,5 @@ class DepthSettings:
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """The depths to choose from, shallowest first: within the operator's bounds, the static K among them."""
+        """Depths to choose from, shallowest first, within the operator's bounds and including the static K."""
         return depth_ladder(self.depth_max, self.limits.floor, self.limits.ceiling, self.depth_static)

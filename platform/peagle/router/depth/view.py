@@ -1,4 +1,4 @@
-"""What an operator, a dispatcher and a metric read of a replica's depth."""
+"""Read-only views of a replica's depth, for operators, dispatchers and metrics."""
 
 from dataclasses import dataclass
 from math import exp
@@ -9,15 +9,15 @@ from peagle.router.depth.rule.state import DepthState
 from peagle.router.depth.settings import DepthSettings
 from peagle.router.snapshot import DraftPlan, RequestRates
 
-# Of a normal distribution, 95 % lies within so many standard deviations.
+# Half-width of the 95 % interval of a normal distribution, in standard deviations.
 _INTERVAL_SDS = 1.96
 
 
 @dataclass(frozen=True, slots=True)
 class RangeView:
-    """Batch sizes `batch_first` to `batch_last`: their K, and by K what is predicted.
+    """K for batch sizes `batch_first` to `batch_last`, with the predictions for each K.
 
-    `measured_tokens_per_s` is of the whole batch in the last report that held these sizes; None before any.
+    `measured_tokens_per_s` covers the whole batch in the last report with these sizes; None before such a report.
     """
 
     batch_first: int
@@ -30,20 +30,20 @@ class RangeView:
 
 @dataclass(frozen=True, slots=True)
 class DepthView:
-    """All that lies behind one replica's plan.
+    """The state behind one replica's plan.
 
     Attributes:
-        plan: Table, mode and reason, as handed out last; None before the first report.
-        survival: Estimated probability that the first j + 1 drafts are all right, at index j.
-        evidence_drafts: Drafts that this rests on, after forgetting.
+        plan: The latest table, mode and reason; None before the first report.
+        survival: Estimated probability that the first j + 1 drafts are all accepted, at index j.
+        evidence_drafts: Drafts behind this estimate, after forgetting.
         dispersion: Variance of reports over that of independent drafts.
         delivered_ratio: Share of accepted drafts that reach a client.
-        goodput_ratio: Measured over predicted tokens/s, lately; None before any.
-        shifts, fallbacks: How often prompts were seen to change, and how often the guard acted.
-        probing: Whether a probe is under way.
-        calibrated_points: Batch sizes and K whose steps the replica timed before its first request.
-        ranges: By batch size.
-        log: The last changes, oldest first.
+        goodput_ratio: Recent measured over predicted tokens/s; None before any measurement.
+        shifts, fallbacks: Number of detected changes of traffic, and of guard trips.
+        probing: Whether a trial is running.
+        calibrated_points: Number of (batch size, K) pairs that the replica timed before its first request.
+        ranges: Predictions by batch size.
+        log: The latest changes, oldest first.
     """
 
     plan: DepthPlan | None
@@ -62,17 +62,17 @@ class DepthView:
 
 @dataclass(frozen=True, slots=True)
 class DepthEstimate:
-    """What is expected of one replica at the batch sizes with the most load; cheap enough for every scrape.
+    """Expected performance of one replica at its busiest batch range; cheap enough for every scrape.
 
     Attributes:
-        depth_planned: K there.
+        depth_planned: K planned at that batch range.
         plan_version: Version of the plan's table.
-        speedup_ratio: Predicted tokens/s at that K over those at K = 0, time for prompts included.
-        speedup_low, speedup_high: Its interval of 95 %; both 1 at K = 0, where nothing is compared.
-        predicted_tokens_per_s: Of the whole batch at that K while it decodes.
-        measured_tokens_per_s: Of the last report there.
-        goodput_ratio: Measured over predicted, lately; None before any.
-        depth_fallbacks: How often the guard acted.
+        speedup_ratio: Predicted tokens/s at that K over those at K = 0, including time for prompts.
+        speedup_low, speedup_high: 95 % interval of the speedup; both 1 at K = 0, where nothing is compared.
+        predicted_tokens_per_s: Predicted decode tokens/s of the whole batch at that K.
+        measured_tokens_per_s: Measured in the last report for that batch range.
+        goodput_ratio: Recent measured over predicted tokens/s; None before any measurement.
+        depth_fallbacks: Number of guard trips.
     """
 
     depth_planned: int
@@ -87,7 +87,7 @@ class DepthEstimate:
 
 
 def estimate(state: DepthState, settings: DepthSettings, now_s: float) -> DepthEstimate | None:
-    """Return what is expected of a replica; None before it has shown a step, as the prior says nothing of a machine."""
+    """Estimate a replica's performance; None before its first measured step: a prior does not know the machine."""
     if state.plan is None or state.main is None:
         return None
     forecast = state.forecast(settings, now_s)
@@ -108,7 +108,7 @@ def estimate(state: DepthState, settings: DepthSettings, now_s: float) -> DepthE
 
 
 def view(state: DepthState, settings: DepthSettings, now_s: float) -> DepthView:
-    """Show a state; costs a few hundred predictions, so it is for whoever asks, not for every report."""
+    """Show a state. Costs a few hundred predictions, so call it on demand, not for every report."""
     forecast = state.forecast(settings, now_s)
     rungs = depth_ladder(settings.depth_max, static=settings.depth_static)
     return DepthView(
@@ -138,14 +138,14 @@ def view(state: DepthState, settings: DepthSettings, now_s: float) -> DepthView:
 
 
 def draft_plan(state: DepthState) -> DraftPlan | None:
-    """Return what a replica drafts under its present plan; None before the first step was measured."""
+    """Return what a replica drafts under its current plan; None before the first measured step."""
     return DraftPlan(state.plan.table, state.acceptance.survival) if state.plan and state.cost.steps else None
 
 
 def request_tokens_per_s(state: DepthState, settings: DepthSettings, now_s: float) -> RequestRates:
-    """Predict the tokens/s of one request under the present plan, at the batch size that stands for each range.
+    """Predict the tokens/s of one request under the current plan, at the representative batch size of each range.
 
-    None before the first step was measured: the prior alone says nothing of this machine.
+    Empty before the first measured step, since the prior alone does not know the machine.
     """
     if state.plan is None or not state.cost.steps:
         return RequestRates()

@@ -1,8 +1,7 @@
-"""What an engine computes before it takes requests, so that no kernel compiles while a client waits. Pure.
+"""Computations of an engine before it takes requests, so that no kernel compiles while a client waits. Pure.
 
-On a GPU kernels compile when they are first called, once for each kind of arguments: greedy and random tokens are
-drawn by other kernels, and a batch of one, of a multiple of 16 and of another size, or a K with another power of two
-above it, are other kinds.
+On a GPU a kernel compiles at its first call, once for each kind of arguments. Greedy and random sampling use different
+kernels. A batch of one, a multiple of 16, any other size, and a K with another next power of two, are different kinds.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from enum import StrEnum
 
 
 class SamplingPath(StrEnum):
-    """How the tokens of a batch are drawn."""
+    """How the tokens of a batch are sampled."""
 
     GREEDY = "greedy"
     RANDOM = "random"
@@ -21,7 +20,7 @@ class SamplingPath(StrEnum):
     LOGPROBS = "logprobs"
     GRAMMAR = "grammar"
     MIXED = "mixed"
-    """Requests of all the others in one batch, which vLLM draws by a path of its own."""
+    """Requests of all other paths in one batch, for which vLLM has a separate path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +33,23 @@ class WarmRun:
     prompt_tokens: int
 
 
-# Short, so that the batch decodes soon. What other lengths compile, `_prompt_lengths` shows.
+# Short, so that the batch decodes soon. `_prompt_lengths` covers kernels for other lengths.
 _PROMPT_TOKENS = 16
-# From one length, or batch size, to the next.
+# Ratio between consecutive lengths, and between consecutive batch sizes.
 _LENGTH_RATIO, _SIZE_RATIO = 4, 4
-# Kernels are compiled anew for multiples of it.
+# Kernels compile separately for multiples of this size.
 _ALIGNED_SIZE = 16
 
 
 def warm_runs(
     rungs: Sequence[int], batch_max: int, prompt_tokens_max: int, without: Sequence[SamplingPath] = ()
 ) -> tuple[WarmRun, ...]:
-    """Every rung at a spread of batch sizes through every sampling path, behind prompts of a spread of lengths.
+    """Plan every rung, batch size and sampling path, and prompts of several lengths.
 
-    K falls within a run, and 0 is last: requests that have decoded at K = 0 may draft no more.
+    K falls within a run and 0 comes last, since requests that have decoded at K = 0 may not draft again.
 
     Args:
-        rungs: K, each that the engine may be asked for.
+        rungs: Every K that the engine may be asked for.
         batch_max: The largest batch (`max_num_seqs`).
         prompt_tokens_max: The longest prompt that one step computes.
         without: Paths that the engine does not have.
@@ -63,13 +62,13 @@ def warm_runs(
         WarmRun(batch_size, path, falling, prompt_tokens)
         for batch_size in warm_batch_sizes(batch_max)
         for path in paths
-        if path is not SamplingPath.MIXED or batch_size > 1  # one request is no mixture
+        if path is not SamplingPath.MIXED or batch_size > 1  # one request cannot be a mixture
     ]
     return tuple(runs)
 
 
 def warm_batch_sizes(batch_max: int) -> tuple[int, ...]:
-    """1, 2, 8, 16, 32, 128, …, `batch_max`."""
+    """Return 1, 2, 8, 16, 32, 128, …, `batch_max`."""
     sizes = {1, batch_max}
     if batch_max >= _ALIGNED_SIZE:
         sizes.add(_ALIGNED_SIZE)
@@ -81,12 +80,12 @@ def warm_batch_sizes(batch_max: int) -> tuple[int, ...]:
 
 
 def path_of(run: WarmRun, number: int, paths: Sequence[SamplingPath]) -> SamplingPath:
-    """The path of request `number` of a run; `paths` are those that a mixed one is of."""
+    """Return the path of request `number` of a run; a mixed run cycles through `paths`."""
     return paths[number % len(paths)] if run.path is SamplingPath.MIXED else run.path
 
 
 def _prompt_lengths(longest: int) -> tuple[int, ...]:
-    """1, 4, 16, …, `longest`."""
+    """Return 1, 4, 16, …, `longest`."""
     lengths = {1, longest}
     length = _LENGTH_RATIO
     while length < longest:

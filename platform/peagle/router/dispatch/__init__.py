@@ -1,7 +1,7 @@
-"""Which replica takes a request, by one of the policies of the table: by default the one expected to finish it first.
+"""Chooses the replica for a request, by a policy of the table; the default expects the earliest finish.
 
-A process keeps one `Dispatcher` for each model. It is told who is in the fleet and what they report, and answers each
-request with `Route` or `Shed`, both of which say why and what was weighed. `decide` is the rule itself.
+A process keeps one `Dispatcher` for each model. The dispatcher is told the members of the fleet and their reports. It
+answers each request with `Route` or `Shed`; both hold the reason and what was weighed. `decide` is the rule itself.
 """
 
 from peagle.router.dispatch.board import Board, DispatcherReport, FleetNews

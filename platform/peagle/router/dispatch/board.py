@@ -1,4 +1,4 @@
-"""What the Router keeps for a model's dispatchers: each replica's newest snapshot, and who else dispatches."""
+"""The Router's data for a model's dispatchers: each replica's newest snapshot, and the number of dispatchers."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,19 +11,19 @@ from peagle.router.snapshot import ReplicaSnapshot
 REPLICA_GONE_AFTER_S = 30.0
 DISPATCHER_GONE_AFTER_S = 5.0
 BUSY_FOR_S = 30.0
-"""Requests that come at one moment come to all dispatchers, and none has told of its own yet: one that did not count
-the others would send all to whichever replica seemed fastest."""
+"""How long a dispatcher counts as busy after its last open request. A burst reaches all dispatchers before any of them
+has reported its requests. A dispatcher that did not count the others would send all to the fastest replica."""
 RATES_EVERY_S = 0.5
-"""How often the fleet's mean rates are worked out: as often as a replica reports."""
+"""Interval between updates of the fleet's mean rates; a replica reports at the same interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class DispatcherReport:
-    """What a dispatcher says of itself when it asks.
+    """A dispatcher's report, sent when it asks for news.
 
     Attributes:
-        dispatcher_id: A name of its own.
-        open_requests: Requests that it has sent and that are not over.
+        dispatcher_id: Its unique name.
+        open_requests: Requests that it has sent and that have not ended.
     """
 
     dispatcher_id: str
@@ -32,11 +32,11 @@ class DispatcherReport:
 
 @dataclass(frozen=True, slots=True)
 class FleetNews:
-    """The answer: every replica's newest snapshot, with rates that are drawn towards the fleet's as far as they rest on
-    little. Their `taken_at_s` count from this answer, so none is above 0.
+    """The answer: every replica's newest snapshot. Rates with little evidence are drawn towards the fleet's mean. Each
+    `taken_at_s` is relative to this answer, so none is above 0.
 
-    `dispatchers` have had requests open lately, the one that asks included. `right_ratios` are how often drafts are
-    right, by kind of request.
+    `dispatchers` counts those with open requests lately, including the one that asks. `right_ratios` are the ratios of
+    accepted drafts, by kind of request.
     """
 
     dispatchers: int
@@ -44,13 +44,13 @@ class FleetNews:
     right_ratios: Mapping[int, float] = field(default_factory=dict)
 
     def received(self, now_s: float) -> tuple[ReplicaSnapshot, ...]:
-        """Return the snapshots on the clock of the reader, who received this at `now_s`."""
+        """Return the snapshots on the clock of the reader, which received this at `now_s`."""
         return tuple(replace(each, taken_at_s=now_s + each.taken_at_s) for each in self.snapshots)
 
 
 @dataclass(slots=True)
 class Board:
-    """One model's replicas and dispatchers. Times are seconds on one monotonic clock of the caller's."""
+    """One model's replicas and dispatchers. Times are seconds on one monotonic clock of the caller."""
 
     _reported: dict[str, ReplicaSnapshot] = field(default_factory=dict)
     _levelled: dict[str, ReplicaSnapshot] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Board:
     _right_ratios: Mapping[int, float] = field(default_factory=dict)
 
     def report(self, snapshot: ReplicaSnapshot, now_s: float, ended: Iterable[EndedDrafts] = ()) -> None:
-        """Take a replica's snapshot, just received, and what was drafted for requests that have ended there."""
+        """Store a snapshot just received from a replica, and the drafts of requests that have ended there."""
         self._drafts.add(ended, now_s)
         self._reported[snapshot.replica_id] = snapshot
         if now_s - self._rates_at_s >= RATES_EVERY_S:
@@ -71,7 +71,7 @@ class Board:
         self._levelled[snapshot.replica_id] = replace(self._rates.levelled(snapshot), taken_at_s=now_s)
 
     def news(self, dispatcher: DispatcherReport, now_s: float) -> FleetNews:
-        """Take a dispatcher's report; answer with what it needs to decide."""
+        """Store a dispatcher's report; return what it needs to decide."""
         self._forget(now_s)
         self._heard_at_s[dispatcher.dispatcher_id] = now_s
         if dispatcher.open_requests:

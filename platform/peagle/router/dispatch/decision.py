@@ -1,4 +1,4 @@
-"""Which replica takes a request: a pure function of the request, the fleet, what is in flight, the time and a draw."""
+"""Chooses the replica for a request: a pure function of request, fleet, requests in flight, time and random bits."""
 
 import math
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from peagle.router.dispatch.policy import Candidate, Exclusion, HomeUse, Policy,
 from peagle.router.dispatch.scorers import wait_s
 from peagle.router.snapshot import ReplicaSnapshot, RouteRequest
 
-# What a client is told where nothing tells how long it would have to wait, and the bounds of what it is told.
+# Retry-After when the waiting time is unknown, and the bounds of any Retry-After.
 RETRY_AFTER_UNKNOWN_S = 5.0
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 1.0, 60.0
 
@@ -23,12 +23,12 @@ class Limits:
     """Bounds of one decision.
 
     Attributes:
-        handful: Candidates weighed against each other: the prefix's home and random ones. More would be worse: every
-            dispatcher reads the same reports, so the more each looks at, the more of them choose the same replica.
-        probed: Replicas looked at, a handful at a time, before the request is shed.
-        stale_after_s: Age at which a report is no longer believed: four reports missed.
-        home_load_ratio: A home keeps its prefixes up to this multiple of the mean load, of all dispatchers together.
-        home_free_requests: Load up to which it keeps them whatever the mean: on an idle fleet the mean says nothing.
+        handful: Candidates weighed against each other: the prefix's home and random replicas. More would be worse:
+            all dispatchers read the same reports, so with more candidates more of them choose the same replica.
+        probed: Replicas examined, a handful at a time, before the request is shed.
+        stale_after_s: Age at which a report is no longer believed: four missed reports.
+        home_load_ratio: A home keeps its prefixes up to this multiple of the mean load over all dispatchers.
+        home_free_requests: Load up to which it keeps them regardless of the mean, which says little on an idle fleet.
     """
 
     handful: int = 3
@@ -42,7 +42,7 @@ LIMITS = Limits()
 
 
 class ShedReason(StrEnum):
-    """Why none was: the one, of all reasons, that is the most likely to pass soon."""
+    """Why no replica was chosen: of all reasons found, the one likeliest to pass soon."""
 
     FULL = "full"
     DRAINING = "draining"
@@ -54,14 +54,13 @@ class ShedReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Send it to `replica_id`.
+    """Send the request to `replica_id`.
 
     Attributes:
-        replica_id: Which.
-        reason: The policy's own; `home` where that is also the replica its prefix belongs to; `least-in-flight` where
-            reports were stale; `queued` where no candidate had room and this one is the best of them.
-        weighed: Every replica looked at. Costs are in the unit of the policy, but open requests under
-            `least-in-flight`.
+        replica_id: The chosen replica.
+        reason: The policy's own reason; `home` if this is also the home of the request's prefix; `least-in-flight` if
+            reports were stale; `queued` if no candidate had room and this is the best of them.
+        weighed: Every replica examined. Costs are in the policy's unit, or open requests under `least-in-flight`.
     """
 
     replica_id: str
@@ -70,7 +69,7 @@ class Route:
 
     @property
     def ranked(self) -> tuple[str, ...]:
-        """All that could take it: the chosen one, then the others, cheapest first."""
+        """All replicas that could take the request: the chosen one, then the others, cheapest first."""
         others = [each for each in self.weighed if each.excluded is None and each.replica_id != self.replica_id]
         others.sort(key=lambda each: each.cost)
         return (self.replica_id, *(each.replica_id for each in others))
@@ -78,7 +77,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Shed:
-    """Nothing can take it now; `retry_after_s` is what a client that cannot queue either should wait."""
+    """No replica can take the request now; a client that cannot queue should retry after `retry_after_s`."""
 
     reason: ShedReason
     retry_after_s: float
@@ -87,7 +86,7 @@ class Shed:
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What every step of one decision reads."""
+    """Inputs shared by all steps of one decision."""
 
     request: RouteRequest
     fleet: Fleet
@@ -106,16 +105,16 @@ def decide(
     policy: Policy = SOONEST,
     limits: Limits = LIMITS,
 ) -> Route | Shed:
-    """Choose a replica for `request`. Reads its arguments, changes none; looks at no more than a few replicas.
+    """Choose a replica for `request`. Changes no argument; examines only a few replicas.
 
     Args:
-        request: What is to be sent.
+        request: The request to send.
         fleet: The replicas, with their reports.
-        in_flight: What this dispatcher has sent itself.
+        in_flight: Requests that this dispatcher has sent.
         now_s: The time, on the clock of the reports and of `in_flight`.
         draw: At least 64 random bits, new for every decision: dispatchers that share them would herd.
-        policy: How candidates are judged.
-        limits: How many, and how old a report may be.
+        policy: How candidates are compared.
+        limits: Number of candidates, and maximum age of a report.
     """
     decision = _Decision(request, fleet, in_flight, now_s, policy, limits)
     home = _home(decision)
@@ -136,16 +135,16 @@ def decide(
 
 
 def _home(decision: _Decision) -> Candidate | None:
-    """Return the replica that the request's prefix belongs to: the first of its homes that may take more."""
+    """Return the home of the request's prefix: the first of its homes that may take more."""
     request, in_flight, limits = decision.request, decision.in_flight, decision.limits
     if request.affinity_key is None or decision.policy.homes is HomeUse.NONE or not decision.fleet.replica_ids:
         return None
-    # The others follow the same rule. Each alone may have so few in flight that a home would never be full.
-    everyone = decision.fleet.dispatchers
-    mean = (everyone * in_flight.open_requests + 1) / len(decision.fleet.replica_ids)
+    # Other dispatchers follow the same rule. Each alone may have too few requests in flight to fill a home.
+    dispatchers = decision.fleet.dispatchers
+    mean = (dispatchers * in_flight.open_requests + 1) / len(decision.fleet.replica_ids)
     bound = max(limits.home_free_requests, math.ceil(limits.home_load_ratio * mean))
     for replica_id in decision.fleet.homes.of_key(request.affinity_key):
-        if everyone * in_flight.to(replica_id).open_requests < bound:
+        if dispatchers * in_flight.to(replica_id).open_requests < bound:
             candidate = _look(decision, replica_id, is_home=True)
             if decision.policy.exclusion(request, candidate) is None:
                 return candidate
@@ -165,7 +164,7 @@ def _handfuls(decision: _Decision, home: Candidate | None, draw: int) -> Iterato
 
 
 def _walk(count: int, draw: int) -> Iterator[int]:
-    """Yield 0..count-1 in random order: a shuffle that is only done as far as it is read, while `draw` lasts."""
+    """Yield 0..count-1 in random order: a lazy shuffle, random while the bits of `draw` last."""
     moved: dict[int, int] = {}
     for last in range(count - 1, -1, -1):
         draw, place = divmod(draw, last + 1)
@@ -174,45 +173,45 @@ def _walk(count: int, draw: int) -> Iterator[int]:
 
 
 def _look(decision: _Decision, replica_id: str, is_home: bool = False) -> Candidate:
-    """Put together what is known of one replica, for this request."""
+    """Collect what is known about one replica for this request."""
     request, fleet = decision.request, decision.fleet
     seen, sent = fleet.snapshots.get(replica_id), decision.in_flight.to(replica_id)
-    # A home is taken to have its prefix: if no other dispatcher has sent it there, this request does, and warms it.
+    # A home counts as holding its prefix. If no dispatcher has sent it there yet, this request warms the cache.
     has_prefix = is_home or request.affinity_key in sent.prefixes
     cached = min(request.prefix_tokens, request.prompt_tokens) if has_prefix else 0
     age_s = math.inf if seen is None else decision.now_s - seen.taken_at_s
     if seen is None or age_s > decision.limits.stale_after_s:
         mine = sent.open_requests
         return Candidate(replica_id, seen, False, mine, mine, mine, 0.0, math.inf, cached)
-    # The others' requests since the report are not known; they follow the same rule, so they are as many as our own,
-    # and so are those that ended.
-    everyone, since = fleet.dispatchers, len(sent.unseen) - sent.ended_requests
+    # Other dispatchers' requests since the report are unknown. They follow the same rule, so assume that each sent and
+    # ended as many as this one.
+    dispatchers, since = fleet.dispatchers, len(sent.unseen) - sent.ended_requests
     free = math.inf
     if seen.kv_capacity_tokens:
-        free = seen.kv_capacity_tokens * (1.0 - seen.kv_usage_ratio) - everyone * sent.unseen_kv_tokens
+        free = seen.kv_capacity_tokens * (1.0 - seen.kv_usage_ratio) - dispatchers * sent.unseen_kv_tokens
     return Candidate(
         replica_id,
         seen,
         seen.has_rates or not decision.policy.needs_rates,
         sent.open_requests,
         max(sent.open_requests, seen.requests + since),
-        # Our own are there at least: the others may be silent, and none of theirs have ended.
-        max(sent.open_requests, seen.requests + everyone * since),
-        _queued_prompt_tokens(seen, sent, everyone, decision.now_s),
+        # At least this dispatcher's own: the others may have sent nothing, and none of theirs may have ended.
+        max(sent.open_requests, seen.requests + dispatchers * since),
+        _queued_prompt_tokens(seen, sent, dispatchers, decision.now_s),
         free,
         cached,
     )
 
 
-def _queued_prompt_tokens(seen: ReplicaSnapshot, sent: Sent, everyone: int, now_s: float) -> float:
-    """What is still to be prefilled: the queue of the report, and what was sent to it since, drain as time passes.
+def _queued_prompt_tokens(seen: ReplicaSnapshot, sent: Sent, dispatchers: int, now_s: float) -> float:
+    """Return the prompt tokens still to be prefilled: the reported queue and later requests, drained over time.
 
-    Sent by sent, because a replica that had nothing to do cannot have worked ahead.
+    Computed request by request, because an idle replica cannot have worked ahead.
     """
     queued, at_s = float(seen.queued_prompt_tokens), seen.taken_at_s
     for request in sent.unseen.values():
         passed_s = max(0.0, request.sent_at_s - at_s)
-        queued = max(0.0, queued - passed_s * seen.prefill_tokens_per_s) + everyone * request.prompt_tokens
+        queued = max(0.0, queued - passed_s * seen.prefill_tokens_per_s) + dispatchers * request.prompt_tokens
         at_s += passed_s
     return max(0.0, queued - max(0.0, now_s - at_s) * seen.prefill_tokens_per_s)
 
@@ -232,7 +231,7 @@ def _route(
 
 
 def _shed(decision: _Decision, ruled_out: list[tuple[Candidate, Exclusion]]) -> Shed:
-    """Name the most hopeful reason, and the shortest queue as the time to wait."""
+    """Return the reason likeliest to pass soon, with the shortest queue as the time to wait."""
     found = {reason for _, reason in ruled_out}
     reason = next((ShedReason(kind) for kind in Exclusion if kind in found), ShedReason.NO_REPLICAS)
     full = [candidate for candidate, why in ruled_out if why is Exclusion.FULL and candidate.is_current]

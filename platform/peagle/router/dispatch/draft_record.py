@@ -1,25 +1,25 @@
-"""How often drafts were right for requests of the same kind: what is expected of a request before it starts.
+"""Acceptance of drafts by kind of request: what to expect of a request before it starts.
 
-Requests of one system prompt, or else of one client, are of a kind. What is learned is one ratio for each kind: how
-often a draft is right where those before it were. It does not depend on K, so that kinds can be compared that were
-served by replicas of different K.
+Requests of one system prompt, or else of one client, are of one kind. The record learns one ratio for each kind: how
+often a draft is accepted, given that those before it were. It does not depend on K, so kinds can be compared even if
+replicas with different K served them.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 KINDS_MAX = 1024
-"""Kinds remembered; past that, the one that ended longest ago is forgotten."""
+"""Kinds remembered; beyond that, the kind that ended longest ago is forgotten."""
 HALF_LIFE_S = 60.0
-"""Forgotten over this time. A kind that is served at K = 0 shows no drafts, so it is soon unknown and tried anew."""
+"""Half-life of the record. A kind served at K = 0 shows no drafts, so it soon becomes unknown and is tried again."""
 DRAFTS_MIN, DRAFTS_MAX = 50.0, 4000.0
-"""Fewer drafts tell nothing; more count no more, so that a kind that changes is followed."""
+"""Fewer drafts are not enough evidence; more do not count, so that a kind that changes is followed."""
 _HALVINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class EndedDrafts:
-    """Requests of one kind that ended: their drafts, the tokens of these that were verified, and those accepted."""
+    """Ended requests of one kind: their drafts, the draft tokens verified, and those accepted."""
 
     kind: int
     drafts: int
@@ -41,7 +41,7 @@ class _Sums:
 
 @dataclass(slots=True)
 class DraftRecord:
-    """What ended requests tell of their kinds. Times are seconds on one monotonic clock of the caller's."""
+    """Sums over ended requests by kind. Times are seconds on one monotonic clock of the caller."""
 
     _kinds: dict[int, _Sums] = field(default_factory=dict)
 
@@ -56,13 +56,13 @@ class DraftRecord:
             del self._kinds[next(iter(self._kinds))]
 
     def known(self, now_s: float) -> dict[int, float]:
-        """By kind, how often a draft is right where those before it were; little known kinds are left out."""
+        """Return for each kind the ratio of accepted drafts, given that those before were; omit kinds with few."""
         faded = {kind: sums.faded(now_s) for kind, sums in self._kinds.items()}
         return {kind: _right_ratio(sums) for kind, sums in faded.items() if sums.drafts >= DRAFTS_MIN}
 
 
 def tokens_expected(right_ratio: float, depth: float) -> float:
-    """Tokens of a step with a draft of `depth`, the target's own included; between two depths they follow a line."""
+    """Return the tokens of a step with a draft of `depth`, including the target's own; linear between depths."""
     tokens, reached = 1.0, 1.0
     while depth > 0.0:
         reached *= right_ratio
@@ -72,7 +72,7 @@ def tokens_expected(right_ratio: float, depth: float) -> float:
 
 
 def _right_ratio(sums: _Sums) -> float:
-    """The ratio with which drafts of their mean depth would have as many accepted, halving by halving."""
+    """Find by bisection the ratio at which drafts of their mean depth have as many accepted as observed."""
     depth, tokens = sums.drafted / sums.drafts, 1.0 + sums.accepted / sums.drafts
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):

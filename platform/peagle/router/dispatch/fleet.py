@@ -1,4 +1,4 @@
-"""The fleet as one dispatcher sees it: a frozen value, so that a decision never meets a half-applied change."""
+"""The fleet as one dispatcher sees it: an immutable value, so a decision never sees a partial update."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,13 +10,13 @@ from peagle.router.snapshot import ReplicaSnapshot
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fleet:
-    """One model's replicas. Every change returns a new fleet that shares what has not changed.
+    """One model's replicas. Every change returns a new fleet that shares the unchanged parts.
 
     Attributes:
-        replica_ids: Every replica that may be sent to, reported or not.
-        snapshots: What is known of them, by id; a replica that has not reported has none.
-        homes: Which of them each prefix belongs to.
-        dispatchers: How many processes send to them, this one included.
+        replica_ids: Every replica that may receive requests, reported or not.
+        snapshots: The last report of each, by id; absent for a replica that has not reported.
+        homes: The home of each prefix.
+        dispatchers: Number of processes that send to these replicas, including this one.
     """
 
     replica_ids: tuple[str, ...]
@@ -26,12 +26,12 @@ class Fleet:
 
     @classmethod
     def of(cls, replica_ids: Iterable[str] = ()) -> Self:
-        """Return a fleet of which nothing is known but who is in it."""
+        """Return a fleet without any reports."""
         ids = tuple(dict.fromkeys(replica_ids))
         return cls(ids, {}, Homes.of(ids))
 
     def with_members(self, replica_ids: Iterable[str]) -> Self:
-        """Return the fleet of exactly `replica_ids`; snapshots of those that stay are kept."""
+        """Return the fleet of exactly `replica_ids`; snapshots of members that stay are kept."""
         ids = tuple(dict.fromkeys(replica_ids))
         before, after = set(self.replica_ids), set(ids)
         if before == after:
@@ -41,9 +41,9 @@ class Fleet:
         return replace(self, replica_ids=ids, snapshots=kept, homes=homes)
 
     def reported(self, snapshots: Iterable[ReplicaSnapshot]) -> Self:
-        """Return the fleet with newer snapshots of its members; older ones and strangers change nothing.
+        """Return the fleet with newer snapshots of its members; older ones and other replicas change nothing.
 
-        It copies the table of snapshots once, so reports of many replicas belong in one call.
+        Copies the table of snapshots once, so pass reports of many replicas in one call.
         """
         members, known = set(self.replica_ids), dict(self.snapshots)
         for new in snapshots:

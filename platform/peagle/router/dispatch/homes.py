@@ -1,8 +1,8 @@
-"""Which replicas a prefix or session belongs to, so that every dispatcher sends it to the same warm cache.
+"""Assigns prefixes and sessions to replicas, so that every dispatcher sends them to the same warm cache.
 
-Keys fall into a fixed number of slots; each slot ranks the replicas by rendezvous hashing and keeps the first few. A
-decision then reads one row, however large the fleet; the ranking is only worked out when a replica joins or leaves,
-and a leaving replica moves nothing but the slots it was home to.
+Keys fall into a fixed number of slots. Each slot ranks the replicas by rendezvous hashing and keeps the first few. A
+decision reads one row, however large the fleet. The ranking is only computed when a replica joins or leaves, and a
+leaving replica moves only the slots whose home it was.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-# Functions import numpy themselves: it takes longer to load than all that a command line needs of this package.
+# Functions import numpy themselves: it takes longer to load than everything else that the CLI needs from this package.
 Words: TypeAlias = "npt.NDArray[np.uint64]"
 
-# Many enough that a replica of a hundred is home to 41 ± 6 of them; a power of two.
+# Many enough that each of 100 replicas is home to 41 ± 6 of them; a power of two.
 SLOTS = 4096
-# The home of a slot, and those that step in, in this order, where it is busy or away.
+# The home of a slot, and the replicas that replace it, in this order, while it is busy or absent.
 HOMES = 3
 
 # Rows ranked at a time: keeps the working memory of a thousand replicas under ten megabytes.
@@ -27,18 +27,18 @@ _ROWS_AT_ONCE = 512
 
 
 def affinity_key(text: str | bytes) -> int:
-    """Return the key of a session's name or of a prompt's beginning: the same 64 bits in every process."""
+    """Return the key of a session name or of the start of a prompt: the same 64 bits in every process."""
     data = text.encode() if isinstance(text, str) else text
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Homes:
-    """The first `HOMES` replicas of every slot. A change returns a new one."""
+    """The first `HOMES` replicas of every slot. A change returns a new object."""
 
     _names: Mapping[int, str]
     _seeds: Words  # [SLOTS, HOMES]: each replica's hash, best first; 0 where there are fewer replicas
-    _weights: Words  # [SLOTS, HOMES]: what each drew in that slot
+    _weights: Words  # [SLOTS, HOMES]: the weight of each replica in that slot
 
     @classmethod
     def of(cls, replica_ids: Iterable[str]) -> Self:
@@ -56,14 +56,14 @@ class Homes:
         staying = {seed: name for seed, name in self._names.items() if seed not in gone}
         new = {affinity_key(replica_id): replica_id for replica_id in joined}
         seeds, weights = self._seeds.copy(), self._weights.copy()
-        bereft = np.flatnonzero(np.isin(seeds, _words(gone)).any(axis=1)) if gone else np.empty(0, dtype=np.intp)
-        seeds[bereft] = weights[bereft] = 0
-        _enter(seeds, weights, bereft, _words(staying))
+        orphaned = np.flatnonzero(np.isin(seeds, _words(gone)).any(axis=1)) if gone else np.empty(0, dtype=np.intp)
+        seeds[orphaned] = weights[orphaned] = 0
+        _enter(seeds, weights, orphaned, _words(staying))
         _enter(seeds, weights, np.arange(SLOTS), _words(new.keys() - staying.keys()))
         return type(self)(staying | new, seeds, weights)
 
     def of_key(self, key: int) -> list[str]:
-        """Return the replicas that `key` belongs to, its home first; fewer than `HOMES` in a smaller fleet."""
+        """Return the homes of `key`, the first choice first; fewer than `HOMES` in a smaller fleet."""
         return [self._names[seed] for seed in self._seeds[key % SLOTS].tolist() if seed]
 
 
@@ -74,7 +74,7 @@ def _words(values: Iterable[int]) -> Words:
 
 
 def _enter(seeds: Words, weights: Words, slots: "npt.NDArray[np.intp]", newcomers: Words) -> None:
-    """Let `newcomers` compete for the rows `slots` of `seeds` and `weights`, in place."""
+    """Enter `newcomers` in the rows `slots` of `seeds` and `weights`, in place, where their weights are larger."""
     import numpy as np
 
     if not newcomers.size:

@@ -1,4 +1,4 @@
-"""What one dispatcher has sent itself: the part of a replica's load that its last report cannot show yet."""
+"""Requests sent by one dispatcher: the part of a replica's load that its last report cannot show yet."""
 
 from collections import deque
 from collections.abc import Collection
@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 
 from peagle.router.snapshot import RouteRequest
 
-# A request sent this long before a report may still have been on its way when the report was written.
+# A request sent less than this before a report may have arrived after it, in seconds.
 ARRIVAL_S = 0.05
-# Prefixes remembered for each replica; past that, its cache has most likely dropped the oldest.
+# Prefixes remembered for each replica; beyond that, its cache has most likely dropped the oldest.
 PREFIXES_REMEMBERED = 256
-# Ends are remembered for longer than any report is believed.
+# How long ends are remembered: longer than any report is believed.
 ENDS_REMEMBERED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """A request on its way or being answered: what it adds to prefill and what it takes of the KV cache."""
+    """A request in transit or being answered, with its prefill work and KV cache use."""
 
     replica_id: str
     sent_at_s: float
@@ -26,14 +26,14 @@ class OpenRequest:
 
 @dataclass(slots=True)
 class Sent:
-    """What was sent to one replica, against its last report.
+    """Requests sent to one replica, compared with its last report.
 
     Attributes:
-        open_requests: How many are open.
-        unseen: Those of them that the report does not hold, by id, in the order in which they were sent.
-        unseen_kv_tokens: What these take of its KV cache, in all.
-        ended_requests: How many that the report holds have ended since, as far as that is certain.
-        prefixes: What was sent there lately begins with these, the latest last.
+        open_requests: Number of open requests.
+        unseen: Open requests not in the report, by id, in the order in which they were sent.
+        unseen_kv_tokens: Their KV cache use in all.
+        ended_requests: Requests in the report that have certainly ended since.
+        prefixes: Prefixes of requests sent there lately, the latest last.
     """
 
     open_requests: int = 0
@@ -53,7 +53,7 @@ class InFlight:
         self._open: dict[str, dict[str, OpenRequest]] = {}
         self._where: dict[str, str] = {}
         self._sent: dict[str, Sent] = {}
-        # When requests were sent and when they ended, of those that ended lately.
+        # When requests were sent and when they ended, for those that ended lately.
         self._ends: dict[str, deque[tuple[float, float]]] = {}
         self._reported_at_s: dict[str, float] = {}
 
@@ -62,7 +62,7 @@ class InFlight:
         return len(self._where)
 
     def to(self, replica_id: str) -> Sent:
-        """Return what was sent to `replica_id`, to be read and not changed."""
+        """Return the requests sent to `replica_id`, read-only."""
         return self._sent.get(replica_id, _NOTHING)
 
     def where(self, request_id: str) -> str | None:
@@ -70,7 +70,7 @@ class InFlight:
         return self._where.get(request_id)
 
     def started(self, request: RouteRequest, replica_id: str, now_s: float) -> None:
-        """Note that `request` goes to `replica_id`, instead of where it went before if it is open already."""
+        """Record that `request` goes to `replica_id`, instead of an earlier replica if it is already open."""
         self.forgotten(request.request_id)
         sent = self._sent.setdefault(replica_id, Sent())
         cached = _remember(sent.prefixes, request)
@@ -83,13 +83,13 @@ class InFlight:
         self._see(sent, request.request_id, new)
 
     def forgotten(self, request_id: str) -> None:
-        """Note that a request was not sent after all, or goes elsewhere; an unknown one changes nothing."""
+        """Record that a request was not sent after all, or goes elsewhere; an unknown id changes nothing."""
         self._drop(request_id, None)
 
     def ended(self, request_id: str, now_s: float, at: str | None = None) -> None:
-        """Note that a request is over, however it ended; an unknown one changes nothing.
+        """Record that a request has ended, however it ended; an unknown id changes nothing.
 
-        With `at`, only if that is where it is open: the end of a failed attempt may come after the next has begun.
+        With `at`, only if it is open there: the end of a failed attempt may arrive after the next has begun.
         """
         if (over := self._drop(request_id, at)) is not None:
             ends = self._ends.setdefault(over.replica_id, deque())
@@ -99,7 +99,7 @@ class InFlight:
             self._count_ends(over.replica_id)
 
     def reported(self, replica_id: str, taken_at_s: float) -> None:
-        """Count from now on only what came after a report taken at `taken_at_s`; the same one again changes nothing."""
+        """Compare with a report taken at `taken_at_s` from now on; the same report again changes nothing."""
         self._reported_at_s[replica_id] = taken_at_s
         sent = self._sent.get(replica_id)
         if sent is None:
@@ -111,7 +111,7 @@ class InFlight:
         self._count_ends(replica_id)
 
     def retain(self, replica_ids: Collection[str]) -> None:
-        """Forget every replica but `replica_ids`, with all that was open there."""
+        """Forget every replica except `replica_ids`, with its open requests."""
         for replica_id in self._sent.keys() - replica_ids:
             del self._sent[replica_id]
             self._ends.pop(replica_id, None)
@@ -134,7 +134,7 @@ class InFlight:
 
     def _count_ends(self, replica_id: str) -> None:
         at_s = self._reported_at_s.get(replica_id, float("inf"))
-        # One that ended as the report was taken may be missing in it already.
+        # A request that ended as the report was taken may already be missing from it.
         self._sent[replica_id].ended_requests = sum(
             sent_at_s <= at_s - ARRIVAL_S and ended_at_s > at_s + ARRIVAL_S
             for sent_at_s, ended_at_s in self._ends.get(replica_id, ())
@@ -147,7 +147,7 @@ class InFlight:
 
 
 def _remember(prefixes: dict[int, None], request: RouteRequest) -> int:
-    """Note the prefix as the latest; return how many prompt tokens it saves there."""
+    """Store the prefix as the latest; return how many prompt tokens it saves at that replica."""
     if request.affinity_key is None:
         return 0
     known = request.affinity_key in prefixes

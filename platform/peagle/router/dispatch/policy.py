@@ -1,4 +1,4 @@
-"""What a dispatch policy is: filters rule out, scorers add up a cost, a picker takes one."""
+"""Defines a dispatch policy: filters exclude candidates, scorers add up a cost, a picker chooses."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,14 +13,14 @@ class Candidate:
     """One replica as a decision sees it: its last report, and what this dispatcher knows beyond it.
 
     Attributes:
-        replica_id: Which.
+        replica_id: The replica.
         snapshot: Its last report; None before the first.
-        is_current: Whether the report is fresh, and has rates where the policy needs them.
-        open_requests: Open requests there that this dispatcher sent.
-        known_requests: Requests there for all this dispatcher knows: reported or sent by it since, and not ended.
-        requests: All requests there, where since the report the other dispatchers' have come and gone as its own.
+        is_current: Whether the report is fresh, and has rates if the policy needs them.
+        open_requests: Open requests at the replica that this dispatcher sent.
+        known_requests: Requests known to be there: reported, or sent by this dispatcher since, and not ended.
+        requests: Estimate of all requests there, if the other dispatchers sent and ended as many as this one.
         queued_prompt_tokens: Prompt tokens to be prefilled before this request's.
-        free_kv_tokens: Room in its KV cache; infinite where that is not known.
+        free_kv_tokens: Room in its KV cache; infinite if unknown.
         cached_tokens: Leading prompt tokens of this request that it most likely has cached.
     """
 
@@ -36,7 +36,7 @@ class Candidate:
 
 
 class Exclusion(StrEnum):
-    """Why a replica cannot take a request, from the most to the least likely to pass soon."""
+    """Why a replica cannot take a request, in order from the likeliest to pass soon."""
 
     FULL = "full"
     DRAINING = "draining"
@@ -46,7 +46,7 @@ class Exclusion(StrEnum):
 
 
 class RouteReason(StrEnum):
-    """Why a replica was chosen, where it was not by the policy's own reason."""
+    """Why a replica was chosen, if not by the policy's own reason."""
 
     HOME = "home"
     LEAST_IN_FLIGHT = "least-in-flight"
@@ -54,18 +54,18 @@ class RouteReason(StrEnum):
 
 
 class HomeUse(Enum):
-    """What a policy makes of the home of a request's prefix, as long as the home may take more."""
+    """How a policy uses the home of a request's prefix while the home may take more."""
 
     NONE = "none"
     WEIGHED = "weighed"
-    """It is one of the candidates."""
+    """The home is one of the candidates."""
     FIRST = "first"
-    """It is taken, whatever the costs, unless only others have room."""
+    """The home is chosen whatever the costs, unless only other candidates have room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """One candidate's part in a decision: what it was ruled out for, or the terms that its cost is the sum of."""
+    """One candidate's part in a decision: why it was excluded, or the terms of its cost."""
 
     replica_id: str
     cost: float
@@ -80,28 +80,28 @@ Fit = Callable[[RouteRequest, Candidate], bool]
 """Returns whether the candidate could start the request without waiting for room."""
 
 Scorer = Callable[[RouteRequest, Candidate], float]
-"""Returns a cost of at least 0, in the unit that the scorer's name ends in; NaN and less count as infinite."""
+"""Returns a cost of at least 0, in the unit at the end of the scorer's name; NaN and negative costs are infinite."""
 
 Picker = Callable[[Sequence[Weighed]], Weighed]
-"""Returns one of at least one candidates, which come in random order behind the prefix's home."""
+"""Returns one of the candidates, of which there is at least one; they are in random order after the prefix's home."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One way to dispatch. Costs are summed, so all scorers of a set share one unit.
+    """A way to dispatch. Costs are summed, so all scorers of a set share one unit.
 
     Attributes:
-        name: Under which deployment files, measurements and reports know it.
+        name: Its name in deployment files, measurements and reports.
         description: Which replica it takes, in a phrase.
-        reason: What a decision by `scorers` says of itself.
-        homes: What becomes of the home of a request's prefix.
+        reason: Reason of a decision made by `scorers`.
+        homes: How it uses the home of a request's prefix.
         needs_rates: Whether `scorers` predict times: then a report without rates is not current.
-        filters: Rule a candidate out; the first to object is the reason given.
-        fits: A candidate that fails one is taken only where no other candidate is left.
-        scorers: The cost, by name, of candidates whose reports are all current.
-        fallback: The cost where one is not: it must not look at reports.
-        picker: Takes one of the weighed candidates.
-        by_kind: Whether it weighs what earlier requests of the same kind had accepted, which replicas then note.
+        filters: Exclude a candidate; the first to object gives the reason.
+        fits: A candidate that fails one of these is chosen only if no candidate passes.
+        scorers: Terms of the cost, by name, if all candidates' reports are current.
+        fallback: Terms of the cost if any report is not current; must not read reports.
+        picker: Chooses one of the weighed candidates.
+        by_kind: Whether it uses the acceptance of earlier requests of the same kind, which replicas then record.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Policy:
 
     @property
     def reasons(self) -> frozenset[str]:
-        """Every reason that a route by this policy may have."""
+        """Every reason that a route of this policy may have."""
         shared = set(RouteReason) - ({RouteReason.HOME} if self.homes is HomeUse.NONE else set())
         return frozenset({self.reason, *shared})
 
@@ -132,7 +132,7 @@ class Policy:
         return all(fits(request, candidate) for fits in self.fits)
 
     def weigh(self, request: RouteRequest, candidate: Candidate, by_report: bool) -> Weighed:
-        """Return the candidate with its cost, by `scorers` or by `fallback`."""
+        """Return the candidate with its cost, from `scorers` or `fallback`."""
         scorers = self.scorers if by_report else self.fallback
         terms = {name: _cost(scorer(request, candidate)) for name, scorer in scorers.items()}
         return Weighed(candidate.replica_id, sum(terms.values()), terms)

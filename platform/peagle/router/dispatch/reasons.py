@@ -1,16 +1,16 @@
-"""Every reason that a decision may be counted by: the values of a metric's label."""
+"""Every reason by which a decision may be counted: the values of a metric's label."""
 
 from peagle.router.dispatch.decision import ShedReason
 from peagle.router.dispatch.policies import POLICIES
 
 FAILED = "failed"
-"""Where no decision could be made, and the request went to any replica."""
+"""No decision could be made, and the request went to any replica."""
 TURN = "turn"
-"""Where it was a request's turn to get a place that was found for another client's."""
+"""The request got a place, found for another client, because it was its turn."""
 
 
 def of_waiting(reason: ShedReason) -> str:
-    """What a request is counted by for which no replica had a place at once."""
+    """Return the reason for a request that has to wait because no replica has a place."""
     return f"wait-{reason}"
 
 
@@ -19,4 +19,4 @@ DECISION_REASONS = frozenset(
     | {of_waiting(reason) for reason in ShedReason}
     | {FAILED, TURN}
 )
-"""Of every policy in the table, of waiting, of turns, and of no decision."""
+"""Reasons of every policy in the table, of waiting, of turns, and of failed decisions."""

@@ -1,4 +1,4 @@
-"""Costs of a request at a replica, in the unit that each name ends in, and the pickers: shared by policies."""
+"""Shared by policies: costs of a request at a replica, in the unit at the end of each name, and pickers."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from peagle.router.snapshot import DraftPlan, ReplicaSnapshot, RouteRequest
 
 
 def wait_s(request: RouteRequest, candidate: Candidate) -> float:
-    """Return the seconds until prefill starts: behind queued prompts, or behind those who wait for a place."""
+    """Return the seconds until prefill starts, behind queued prompts or requests that wait for a place."""
     seen = candidate.snapshot
     if seen is None or not seen.has_rates:
         return math.inf
@@ -23,7 +23,7 @@ def wait_s(request: RouteRequest, candidate: Candidate) -> float:
 
 
 def prefill_s(request: RouteRequest, candidate: Candidate) -> float:
-    """Return the seconds to prefill what of the prompt is not cached there."""
+    """Return the seconds to prefill the uncached part of the prompt."""
     if candidate.snapshot is None:
         return math.inf
     return _seconds(request.prompt_tokens - candidate.cached_tokens, candidate.snapshot.prefill_tokens_per_s)
@@ -32,9 +32,9 @@ def prefill_s(request: RouteRequest, candidate: Candidate) -> float:
 def decode_s(request: RouteRequest, candidate: Candidate) -> float:
     """Return the seconds to generate the answer with this request in the batch, under the replica's depth plan.
 
-    Today's batch lasts as long as the requests in it, which have half of a usual answer still to give. What comes
-    after is not known, so beyond that only the replica's own speed counts: a long answer must not make today's
-    differences look as if they lasted for ever, and send every long request to the same few replicas.
+    The current batch lasts as long as its requests, which on average have half an answer left. The load after that is
+    unknown, so only the replica's own speed counts for the rest. Otherwise a long answer would extend today's
+    differences forever and send every long request to the same few replicas.
     """
     seen = candidate.snapshot
     if seen is None:
@@ -43,7 +43,7 @@ def decode_s(request: RouteRequest, candidate: Candidate) -> float:
 
 
 def decode_by_acceptance_s(request: RouteRequest, candidate: Candidate) -> float:
-    """Return the same, with the tokens that the request's own acceptance gives it at the replica's depths."""
+    """Return the same, with the tokens/s that the request's own acceptance yields at the replica's depths."""
     seen = candidate.snapshot
     if seen is None:
         return math.inf
@@ -54,7 +54,7 @@ def decode_by_acceptance_s(request: RouteRequest, candidate: Candidate) -> float
 
 
 def _decode_parts_s(request: RouteRequest, candidate: Candidate, seen: ReplicaSnapshot) -> tuple[float, float]:
-    """Seconds with today's batch, and after it."""
+    """Return the seconds in the current batch, and after it."""
     now = min(request.output_tokens, seen.output_tokens_mean / 2) if seen.output_tokens_mean else request.output_tokens
     alone_s = _seconds(request.output_tokens - now, seen.request_tokens_per_s.at(1))
     return _seconds(now, seen.request_tokens_per_s.at(_batch(candidate, seen))), alone_s
@@ -65,18 +65,18 @@ def _batch(candidate: Candidate, seen: ReplicaSnapshot) -> int:
 
 
 def _own_pace(right_ratio: float, drafts: DraftPlan, batch_size: int) -> float:
-    """Tokens of a step for a request of this acceptance, over those of the replica's usual request."""
+    """Return the tokens of a step at this request's acceptance, over those of the replica's usual request."""
     depth = drafts.depth_at(batch_size)
     return tokens_expected(right_ratio, depth) / (1.0 + sum(drafts.survival[:depth]))
 
 
 def in_flight_requests(request: RouteRequest, candidate: Candidate) -> float:
-    """Return how many open requests this dispatcher has there: needs no report."""
+    """Return how many open requests this dispatcher has at the replica; needs no report."""
     return candidate.open_requests
 
 
 def least_cost(weighed: Sequence[Weighed]) -> Weighed:
-    """Take the cheapest; the first of equals, which chance has put there."""
+    """Return the cheapest candidate; among equals the first, since their order is random."""
     return min(weighed, key=lambda each: each.cost)
 
 

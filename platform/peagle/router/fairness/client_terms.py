@@ -1,4 +1,4 @@
-"""Whom a request counts for."""
+"""The client of a request, with its weight, class and limits."""
 
 from dataclasses import astuple, dataclass
 from enum import StrEnum
@@ -7,7 +7,7 @@ WEIGHT_MIN, WEIGHT_MAX = 0.01, 1000.0
 
 
 class ClientClass(StrEnum):
-    """What a client waits for its answers as: somebody does, or nobody."""
+    """Whether a person waits for a client's answers, or a batch job."""
 
     INTERACTIVE = "interactive"
     BATCH = "batch"
@@ -15,13 +15,13 @@ class ClientClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that one client may ask for; None is no limit.
+    """The limits of one client; None for no limit.
 
     Attributes:
-        requests_per_minute: Requests admitted in a minute, on average; after a quiet minute so many at once.
+        requests_per_minute: Requests admitted per minute on average; after an idle minute, as many at once.
         tokens_per_minute: Tokens of prompts and answers, in the same way.
-        requests_at_once: Requests that are not answered to the end.
-        tokens_waiting: Tokens expected of requests whose answer has not begun.
+        requests_at_once: Requests that have not been answered completely.
+        tokens_waiting: Expected tokens of requests whose answer has not begun.
     """
 
     requests_per_minute: int | None = None
@@ -33,13 +33,13 @@ class Limits:
         return any(limit is not None for limit in astuple(self))
 
     def share(self, count: int) -> "Limits":
-        """The part of one of `count` processes that cannot ask each other; a limit is at least 1."""
+        """Return one process's share of the limits if `count` processes cannot coordinate; each is at least 1."""
         return Limits(*(None if limit is None else max(1, limit // count) for limit in astuple(self)))
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """An API key's owner. `weight` is its share beside others', 1 for most."""
+    """The owner of an API key. `weight` is its share relative to other clients, usually 1."""
 
     name: str
     weight: float = 1.0
@@ -48,4 +48,4 @@ class Client:
 
 
 ANONYMOUS = Client("anonymous")
-"""Everybody, where no keys are asked for."""
+"""The client of all requests if no API keys are required."""

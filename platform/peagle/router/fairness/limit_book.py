@@ -1,8 +1,8 @@
-"""Whether a client's next request is within its limits.
+"""Decides whether a client's next request is within its limits.
 
-One book decides for all ingress processes, so a limit is exact whichever of them a request comes to. A process tells
-with each report what is open there, so that a book which was lost knows it again, and how far expected tokens were
-wrong. Times are seconds on one monotonic clock of the caller's.
+One book decides for all ingress processes, so a limit is exact whichever process receives a request. With each report
+a process states its open requests, so that a restarted book recovers them, and corrects its earlier token estimates.
+Times are seconds on one monotonic clock of the caller.
 """
 
 import math
@@ -13,13 +13,13 @@ from peagle.router.fairness.client_terms import Limits
 from peagle.router.fairness.rate_bucket import Bucket
 
 GONE_AFTER_S = 5.0
-"""A process that has told nothing for so long has nothing open any more."""
+"""Silence after which a process counts as having nothing open, in seconds."""
 FORGET_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """What a client's limits by the minute left; None without such a limit."""
+    """What remains of a client's limits per minute; None without such a limit."""
 
     requests: float | None = None
     tokens: float | None = None
@@ -31,13 +31,13 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request that wants to be admitted.
+    """A request that asks for admission.
 
     Attributes:
-        client: Its name.
-        limits: Its limits, as the process that asks knows them.
-        tokens: Expected of prompt and answers together.
-        known: The levels that the process heard last, for a book that has not heard of the client.
+        client: Its client's name.
+        limits: The client's limits, as the asking process knows them.
+        tokens: Expected tokens of prompt and answers together.
+        known: The levels that the process last heard, for a book that does not know the client.
     """
 
     client: str
@@ -48,7 +48,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A client's requests in one process that were admitted: how many are open, and the tokens of those that wait."""
+    """A client's admitted requests in one process: the number open, and the tokens of those that wait."""
 
     requests: int = 0
     waiting_tokens: int = 0
@@ -56,14 +56,14 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class LimitReport:
-    """What an ingress process tells and asks.
+    """An ingress process's report and questions.
 
     Attributes:
         ingress: Its name.
-        held: What is open there, by client; clients with nothing open are left out.
-        returned: Tokens that were expected and not used, by client, since its last report; negative where more were.
+        held: Its open requests, by client; clients without any are left out.
+        returned: Tokens expected but not used since its last report, by client; negative if more were used.
         asks: In the order of their arrival.
-        admitted: Requests that the process admitted by itself, by client, since its last report that was heard; their
+        admitted: Requests that the process admitted on its own since its last acknowledged report, by client; their
             tokens are in `returned`.
     """
 
@@ -76,14 +76,14 @@ class LimitReport:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Which limit is in the way.
+    """The limit that refuses a request.
 
     Attributes:
         limit: Its name in the keys file.
-        value: What it is set to.
-        needed: What the request would have taken of it.
-        retry_after_s: When there is enough; infinite where the request alone is beyond the limit, and None where that
-            depends on other requests.
+        value: Its value.
+        needed: What the request needs of it.
+        retry_after_s: When enough is available; infinite if the request alone exceeds the limit, None if it depends on
+            other requests.
     """
 
     limit: str
@@ -94,7 +94,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to one `Ask`: admitted unless there is a refusal; `levels` are those after it."""
+    """The answer to one `Ask`: admitted unless there is a refusal; `levels` are those afterwards."""
 
     refusal: Refusal | None
     levels: Levels
@@ -102,7 +102,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class LimitAnswer:
-    """What a process hears: how many processes tell of themselves, and the verdicts in the order of its asks."""
+    """The answer to a process: the number of reporting processes, and the verdicts in the order of its asks."""
 
     ingresses: int
     verdicts: tuple[Verdict, ...]
@@ -122,7 +122,7 @@ class _Account:
 
 @dataclass(slots=True)
 class LimitBook:
-    """The accounts of all clients that have limits."""
+    """The accounts of all clients with limits."""
 
     _accounts: dict[str, _Account] = field(default_factory=dict)
     _held: dict[str, dict[str, Held]] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class LimitBook:
     _forgot_at_s: float = -math.inf
 
     def exchange(self, report: LimitReport, now_s: float) -> LimitAnswer:
-        """Take a process's report; answer what it asks."""
+        """Take in a process's report; answer its asks."""
         self._forget(now_s)
         self._heard_at_s[report.ingress] = now_s
         self._held[report.ingress] = dict(report.held)
@@ -158,7 +158,7 @@ class LimitBook:
         return Verdict(refusal, account.levels())
 
     def _account(self, ask: Ask, now_s: float) -> _Account:
-        """The client's account, filled until now and under the limits that the ask names."""
+        """Return the client's account, refilled until now, under the limits of the ask."""
         account = self._accounts.get(ask.client)
         if account is None:
             account = self._accounts[ask.client] = _Account(ask.limits, None, None)

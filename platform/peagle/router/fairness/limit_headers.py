@@ -1,4 +1,4 @@
-"""OpenAI's headers of limits by the minute: the limit, what is left of it, and when all of it is free again."""
+"""OpenAI's rate-limit headers: the limit, what remains of it, and when it is completely free again."""
 
 import math
 
@@ -11,7 +11,7 @@ NAMES = tuple(f"x-ratelimit-{part}-{kind}" for kind in KINDS for part in ("limit
 
 
 def limit_headers(limits: Limits, levels: Levels, age_s: float) -> dict[str, str]:
-    """The headers of an answer to a client, whose levels were as given `age_s` ago; those of limits that it has."""
+    """Return the headers for a client whose levels were as given `age_s` ago, for the limits that it has."""
     headers = {}
     for kind in KINDS:
         per_minute, level = getattr(limits, f"{kind}_per_minute"), getattr(levels, kind)
@@ -25,7 +25,7 @@ def limit_headers(limits: Limits, levels: Levels, age_s: float) -> dict[str, str
 
 
 def duration(seconds: float) -> str:
-    """A time as OpenAI writes it: `20ms`, `1.5s`, `6m0s`; rounded up to a millisecond."""
+    """Return a duration in OpenAI's format, rounded up to a millisecond: `20ms`, `1.5s`, `6m0s`."""
     ms = math.ceil(round(seconds * 1000, 3))
     if ms < 1000:
         return f"{ms}ms" if ms else "0s"

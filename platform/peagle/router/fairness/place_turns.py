@@ -1,9 +1,9 @@
-"""Whose request gets the next place of a model's replicas, while several clients' requests wait for one.
+"""Decides which client's request gets the next free place of a model's replicas.
 
-Start-time fair queueing, as for the tokens of steps. Each flow has a virtual time: the tokens expected of its requests
-that got a place, divided by its pace. The flow whose time is earliest goes next; within a flow, the request that came
-first. A flow that begins to wait starts at the time of the request that was served last, so its first request is next,
-however many others wait. Nothing is saved up, and once nobody waits all times are forgotten.
+Start-time fair queueing, as for the tokens of steps. Each flow has a virtual time: the expected tokens of its requests
+that got a place, divided by its pace. The flow with the earliest time is next; within a flow, the request that came
+first. A flow that begins to wait starts at the time of the last served request, so its first request is next, however
+many others wait. Unused time is not saved up. Once no request waits, all times are forgotten.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from peagle.router.fairness.step_sharing import Flow
 
 
 class PlaceTurns:
-    """The requests of one model that wait in one process."""
+    """The waiting requests of one model in one process."""
 
     def __init__(self) -> None:
         self._now = 0.0  # the virtual time of the latest request that got a place
@@ -22,12 +22,12 @@ class PlaceTurns:
         self._flows: dict[str, Flow] = {}
 
     def enter(self, request_id: str, flow: Flow, tokens: int, again: bool = False) -> None:
-        """Let a request wait.
+        """Add a waiting request.
 
         Args:
-            request_id: Unique among those that wait.
-            flow: Whose it is.
-            tokens: Expected of its prompt and all its answers; at least 1.
+            request_id: Unique among the waiting requests.
+            flow: Its flow.
+            tokens: Expected tokens of its prompt and all its answers; at least 1.
             again: Whether it had a place and lost it. It goes first within its flow, which gets its tokens back.
         """
         mine = self._waiting.get(flow, {})
@@ -40,7 +40,7 @@ class PlaceTurns:
         self._flows[request_id] = flow
 
     def admit(self, request_id: str) -> None:
-        """Note that a request has a place; one that does not wait changes nothing."""
+        """Record that a request has a place; a request that does not wait changes nothing."""
         if (flow := self._flows.get(request_id)) is None:
             return
         self._now = max(self._now, self._times[flow])
@@ -48,7 +48,7 @@ class PlaceTurns:
         self.leave(request_id)
 
     def leave(self, request_id: str) -> None:
-        """Note that a request does not wait any more; again, it changes nothing."""
+        """Record that a request no longer waits; a second call changes nothing."""
         if (flow := self._flows.pop(request_id, None)) is None:
             return
         del self._waiting[flow][request_id]
@@ -59,9 +59,9 @@ class PlaceTurns:
             self._times.clear()
 
     def in_order(self) -> Iterator[str]:
-        """Yield the waiting requests in the order in which they get places, if none comes meanwhile."""
+        """Yield the waiting requests in the order in which they get places, if no others arrive."""
         queues = {flow: iter(waiting.items()) for flow, waiting in self._waiting.items()}
-        # At the same time the flow with fewer requests goes first, such as one that begins to ask.
+        # At equal times the flow with fewer requests goes first, such as a flow that has just begun.
         heap = [
             (self._times[flow], flow.is_batch, len(self._waiting[flow]), place, flow)
             for place, flow in enumerate(queues)
@@ -75,5 +75,5 @@ class PlaceTurns:
                 yield request_id
 
     def are_of_one_flow(self, *request_ids: str) -> bool:
-        """Whether none of these requests takes another flow's turn."""
+        """Return whether these requests belong to one flow, so that none takes another flow's turn."""
         return len({self._flows.get(request_id) for request_id in request_ids}) == 1

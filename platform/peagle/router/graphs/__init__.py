@@ -1,4 +1,4 @@
-"""Full CUDA graphs for decode steps of any depth: which ones an engine captures, and which one a step takes.
+"""Full CUDA graphs for decode steps of any depth: which graphs an engine captures, and which one a step uses.
 
 plan = plan_graphs(GraphLimits(ladder, max_num_seqs, tokens_max), support, budget, GraphCost())
 table = GraphTable(plan.graphs, support, query_max, plan.sizes)

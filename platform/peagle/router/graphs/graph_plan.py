@@ -1,24 +1,24 @@
-"""Which full CUDA graphs to capture: one for each K of the ladder at a spread of batch sizes, within a budget."""
+"""Plans the full CUDA graphs to capture: every K of the ladder at a spread of batch sizes, within a budget."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peagle.router.graphs.graph_shapes import Graph, GraphSupport
 
-# Batch sizes to each doubling, from the closest spread to the widest: at most 1/8, 1/4 and 1/2 are added to a step.
-# More would cost large steps about what their graphs save.
+# Batch sizes per doubling, from the densest spread to the sparsest: padding adds at most 1/8, 1/4 and 1/2 to a step.
+# With more padding, large steps would lose about what their graphs save.
 SPREADS = (8, 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphCost:
-    """What capturing costs.
+    """Cost of capturing.
 
     Attributes:
-        graph_s: Seconds for a graph. One H200 captured 66 of a 32-layer target in 8 s.
-        graph_gib: Memory of a graph's own. Not measured: an allowance.
-        token_gib: Memory for each token of the largest graph, which all graphs share. FlashAttention 3 keeps up to 32
-            partial results of each token and head: half a MiB at 32 heads of 128.
+        graph_s: Seconds per graph. One H200 captured 66 of a 32-layer target in 8 s.
+        graph_gib: Memory of one graph. Not measured: an allowance.
+        token_gib: Memory per token of the largest graph, shared by all graphs. FlashAttention 3 keeps up to 32 partial
+            results per token and head: half a MiB at 32 heads of 128.
     """
 
     graph_s: float = 0.12
@@ -28,7 +28,7 @@ class GraphCost:
 
 @dataclass(frozen=True, slots=True)
 class GraphBudget:
-    """The most that graphs may add to an engine's start and take of its memory."""
+    """The most seconds that graphs may add to an engine's start, and the most memory they may take."""
 
     seconds: float
     gib: float
@@ -39,7 +39,7 @@ class GraphBudget:
 
 @dataclass(frozen=True, slots=True)
 class GraphLimits:
-    """What an engine serves: the rungs of its ladder, requests at once, and the most tokens that a graph may have."""
+    """Bounds of an engine: the rungs of its ladder, `max_num_seqs`, and the most tokens of a graph."""
 
     ladder: tuple[int, ...]
     max_num_seqs: int
@@ -47,13 +47,13 @@ class GraphLimits:
 
     @property
     def query_max(self) -> int:
-        """Tokens of a request with a whole draft."""
+        """Tokens of a request with a full draft."""
         return self.ladder[-1] + 1
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Batches of K = `depth` with `first` to `last` requests have no full graph."""
+    """Batches of `first` to `last` requests at K = `depth` have no full graph."""
 
     depth: int
     first: int
@@ -65,16 +65,16 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """What to capture.
+    """The graphs to capture.
 
     Attributes:
-        graphs: The full ones, in the order in which to capture them: should the budget turn out too small, those
-            of small batches are there, which save most.
-        sizes: Token counts, ascending, for piecewise graphs of steps with prompts and of the drafter.
-        spread: Batch sizes to each doubling.
-        seconds: What it is expected to take.
-        gib: The memory that it is expected to take.
-        left_out: Batches that are served without a full graph.
+        graphs: Full graphs in the order of capture. If the budget turns out too small, those of small batches exist,
+            which save most.
+        sizes: Token counts, ascending, of piecewise graphs for steps with prompts and for the drafter.
+        spread: Batch sizes per doubling.
+        seconds: Expected time to capture.
+        gib: Expected memory.
+        left_out: Batches without a full graph.
     """
 
     graphs: tuple[Graph, ...]
@@ -88,13 +88,13 @@ class GraphPlan:
         most = max(self.sizes, default=0)
         left_out = f"; left out: {', '.join(map(str, self.left_out))}" if self.left_out else ""
         return (
-            f"{len(self.graphs)} full ones for decode steps and {len(self.sizes)} sizes of piecewise ones, up to "
+            f"{len(self.graphs)} full graphs for decode steps and {len(self.sizes)} sizes of piecewise graphs, up to "
             f"{most} tokens, expected to take {self.seconds:.0f} s and {self.gib:.1f} GiB{left_out}"
         )
 
 
 def batch_sizes(max_num_seqs: int, spread: int) -> tuple[int, ...]:
-    """Return batch sizes from 1 to `max_num_seqs`, `spread` of them to each doubling, as far as there are as many."""
+    """Return batch sizes from 1 to `max_num_seqs`, `spread` per doubling if there are as many."""
     sizes = [1]
     while sizes[-1] < max_num_seqs:
         step = max(1, (1 << (sizes[-1].bit_length() - 1)) // spread)
@@ -103,10 +103,10 @@ def batch_sizes(max_num_seqs: int, spread: int) -> tuple[int, ...]:
 
 
 def plan_graphs(limits: GraphLimits, support: GraphSupport, budget: GraphBudget, cost: GraphCost) -> GraphPlan:
-    """Choose the closest spread of batch sizes that the budget allows.
+    """Choose the densest spread of batch sizes within the budget.
 
-    Where it does not even allow the widest, graphs with the most tokens are left out: their steps take longest, so the
-    launches that a graph saves count least.
+    If even the sparsest exceeds it, drop the graphs with the most tokens: their steps take longest, so the launches
+    that a graph saves matter least.
     """
     plan = None
     for spread in SPREADS:
@@ -131,9 +131,9 @@ def _plan(
 
 
 def _captured(limits: GraphLimits, support: GraphSupport, spread: int, tokens_max: int) -> tuple[Graph, ...]:
-    """All graphs of a spread: the largest, whose memory others reuse, and then those of wider spreads first.
+    """Return all graphs of a spread: first the largest, whose memory others reuse, then those of sparser spreads.
 
-    Of each spread the smallest come first, which save most.
+    Within each spread the smallest come first, because they save most.
     """
     if support < GraphSupport.UNIFORM_BATCH:
         return ()
@@ -150,9 +150,9 @@ def _captured(limits: GraphLimits, support: GraphSupport, spread: int, tokens_ma
 
 
 def _graph(requests: int, query_len: int, query_max: int, support: GraphSupport) -> Graph:
-    """One graph of a rung. Where a backend takes any mix, it takes requests with more drafts than the others, too.
+    """Return one graph of a rung. If the backend replays any mix, some requests may have more drafts than others.
 
-    Not the graph of K = 0, though: backends have a kernel for single tokens, which takes nothing else.
+    This excludes the graph of K = 0: backends have a kernel for single tokens that takes nothing else.
     """
     tokens = requests * query_len
     takes_more = support == GraphSupport.ALWAYS and query_len > 1
@@ -160,19 +160,19 @@ def _graph(requests: int, query_len: int, query_max: int, support: GraphSupport)
 
 
 def _piecewise_sizes(limits: GraphLimits, spread: int) -> tuple[int, ...]:
-    # Multiples of a whole draft's query length: vLLM rounds others up to these.
+    # Multiples of a full draft's query length, because vLLM rounds other sizes up to these.
     requests_max = max(1, limits.tokens_max // limits.query_max)
     sizes = (requests * limits.query_max for requests in batch_sizes(requests_max, spread))
     return tuple(size for size in sizes if size <= limits.tokens_max)
 
 
 def left_out(limits: GraphLimits, graphs: Sequence[Graph]) -> tuple[LeftOut, ...]:
-    """Name the batches of one K for all requests that none of `graphs` covers."""
+    """Return the uniform batches of each K that none of `graphs` covers."""
     missing = []
     for depth in limits.ladder:
         covered = max(
             (
-                # But for single tokens, any graph that takes as long requests does as well as the rung's own.
+                # Except for single tokens, any graph that allows requests this long will do, not only the rung's own.
                 min(graph.requests, graph.tokens // (depth + 1))
                 for graph in graphs
                 if graph.query_len == depth + 1 or (depth and graph.query_max > max(depth, graph.query_len))

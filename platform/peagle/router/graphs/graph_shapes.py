@@ -1,7 +1,7 @@
-"""Full CUDA graphs of decode steps, and the one that a step takes.
+"""Full CUDA graphs of decode steps, and the graph that a step uses.
 
-A full graph replays a whole pass of the target for a fixed number of requests and tokens. A step that has fewer of
-either is padded up to them. How much more a graph covers depends on the attention backend that is captured in it.
+A full graph replays a whole pass of the target for a fixed number of requests and tokens. A step with fewer of either
+is padded. What else a graph covers depends on the attention backend captured in it.
 """
 
 from bisect import bisect_left
@@ -11,7 +11,7 @@ from enum import IntEnum, StrEnum
 
 
 class GraphSupport(IntEnum):
-    """What a backend's captured attention may be replayed with; values and order are vLLM's."""
+    """What the backend's captured attention can replay; values and order are vLLM's."""
 
     NEVER = 0
     SINGLE_TOKENS = 1
@@ -20,7 +20,7 @@ class GraphSupport(IntEnum):
 
 
 class GraphKind(StrEnum):
-    """How a step runs: as one graph, as pieces between which attention is launched, or launch by launch."""
+    """How a step runs: as one graph, as pieces with attention launched between them, or as single launches."""
 
     FULL = "full"
     PIECEWISE = "piecewise"
@@ -30,17 +30,17 @@ class GraphKind(StrEnum):
 class Uncovered(StrEnum):
     """Why a step has no full graph."""
 
-    BACKEND = "the attention backend replays no batch of drafts"
+    BACKEND = "the attention backend cannot replay a batch with drafts"
     PROMPT = "a request computes more than its draft"
     REQUESTS = "it has more requests than any graph"
-    TOKENS = "it has more tokens than any graph for as many requests"
-    MIXED = "its requests verify different numbers of drafts, which the attention backend does not replay"
+    TOKENS = "it has more tokens than any graph with enough requests"
+    MIXED = "its requests verify different numbers of drafts, which the attention backend cannot replay"
     OFF_LADDER = "no graph is captured for its K"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Graph:
-    """Room for `tokens` of `requests`, none of which has more than `query_max`; in the order of their cost."""
+    """Room for `tokens` tokens of `requests` requests, each with at most `query_max`; ordered by cost."""
 
     tokens: int
     requests: int
@@ -48,18 +48,18 @@ class Graph:
 
     @property
     def query_len(self) -> int:
-        """Tokens of each request in the batch that it is captured with."""
+        """Tokens of each request in the batch that is captured."""
         return self.tokens // self.requests
 
 
 @dataclass(frozen=True, slots=True)
 class GraphChoice:
-    """What a step runs as.
+    """How a step runs.
 
     Attributes:
-        kind: With or without a full graph.
-        graph: The full graph that it is padded to.
-        tokens: How many it computes, with padding.
+        kind: Full graph, piecewise, or none.
+        graph: The full graph to which it is padded.
+        tokens: Number of tokens that it computes, including padding.
         uncovered: Why it has no full graph.
     """
 
@@ -70,13 +70,13 @@ class GraphChoice:
 
 
 class GraphTable:
-    """The graphs of one engine, by what they cover.
+    """The graphs of one engine, indexed by what they cover.
 
     Args:
-        graphs: The full ones.
-        support: What its attention backends can do, the least of them.
-        query_max: Tokens of a request with a whole draft.
-        piecewise_sizes: Token counts, ascending, that have piecewise graphs.
+        graphs: The full graphs.
+        support: What its attention backends can replay; the weakest counts.
+        query_max: Tokens of a request with a full draft.
+        piecewise_sizes: Token counts with piecewise graphs, ascending.
     """
 
     def __init__(
@@ -88,18 +88,18 @@ class GraphTable:
         self._piecewise_sizes = tuple(piecewise_sizes)
         self._tokens = [graph.tokens for graph in self.graphs]
         self._requests_max = max((graph.requests for graph in self.graphs), default=0)
-        # A uniform batch takes graphs of its own query length alone.
+        # A uniform batch only uses graphs of its own query length.
         self._by_query_len: dict[int, list[Graph]] = {}
         for graph in self.graphs:
             self._by_query_len.setdefault(graph.query_len, []).append(graph)
 
     def choose(self, requests: int, tokens: int, query_max: int) -> GraphChoice:
-        """What a step runs as whose `requests` have `tokens` in all, `query_max` at most.
+        """Choose how to run a step of `requests` requests with `tokens` tokens in all, at most `query_max` each.
 
-        The graph with the least padding is taken: first the fewest tokens, then the fewest requests.
+        Takes the graph with the least padding: first the fewest tokens, then the fewest requests.
         """
         graph = self._uniform(requests, query_max) if tokens == requests * query_max else None
-        # A step of single tokens takes no graph that was captured for more: FlashAttention 3 lays it out otherwise.
+        # A step of single tokens cannot use a graph captured for more: FlashAttention 3 uses another layout.
         if self.support == GraphSupport.ALWAYS and query_max > 1 and (graph is None or graph.tokens > tokens):
             graph = self._mixed(requests, tokens, query_max) or graph
         if graph is not None:
@@ -111,7 +111,7 @@ class GraphTable:
         return GraphChoice(GraphKind.NONE, None, tokens, uncovered=uncovered)
 
     def _uniform(self, requests: int, query_len: int) -> Graph | None:
-        """The smallest graph that is captured with this query length."""
+        """Return the smallest graph captured with this query length."""
         graphs = self._by_query_len.get(query_len, ())
         return next((graph for graph in graphs if graph.requests >= requests), None)
 

@@ -75,8 +75,8 @@ def test_the_graphs_that_a_gpu_s_engine_captures_are_told(deployment_file: Write
     ((outcome, detail),) = graphs_told(deployment_file, "engine: {max_num_seqs: 128}")
     assert outcome == "ok"
     assert detail == (
-        "144 full ones for decode steps and 27 sizes of piecewise ones, up to 1792 tokens, expected to take 21 s and "
-        "2.6 GiB"
+        "144 full graphs for decode steps and 27 sizes of piecewise graphs, up to 1792 tokens, expected to take 21 s "
+        "and 2.6 GiB"
     )
 
 

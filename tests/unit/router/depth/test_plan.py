@@ -222,7 +222,7 @@ def test_an_inter_token_target_rules_out_depths_whose_step_is_too_long() -> None
     ("cell", "words"),
     [
         (replace(good_cell(), accepted=(101, 0, 0, 0, 0, 0, 0)), "more drafts accepted than drafted"),
-        (replace(good_cell(), steps=-1), "below zero"),
+        (replace(good_cell(), steps=-1), "negative counts"),
         (replace(good_cell(), drafted=(1, 1)), "counts 2 positions, not 7"),
         (
             replace(good_cell(steps=2000, depth=1), tail_reached=(0, *(1000,) * 6), tail_matched=(0, *(1900,) * 6)),

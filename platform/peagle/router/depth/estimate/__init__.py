@@ -1,1 +1,1 @@
-"""What is learned of a replica: acceptance, step time, prompt cost, and the forecast that they make."""
+"""Learned estimates of a replica: acceptance, step time, prompt cost, and the forecast built from them."""

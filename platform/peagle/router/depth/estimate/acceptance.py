@@ -1,8 +1,8 @@
-"""How likely the first j drafts are all right, from counts that stay unbiased while K varies.
+"""Probability that the first j drafts are all accepted, estimated without bias while K varies.
 
-A draft that is verified to depth K says nothing of deeper positions, like a patient who leaves a study: so each
-position is counted among the drafts that reached it (Kaplan and Meier's estimate), and a product of these conditional
-ratios can never rise with the position. Cut tails, where the engine scores them, continue the drafts that reached the
+A draft verified to depth K says nothing about deeper positions, like a patient who leaves a study. So each position is
+counted among the drafts that reached it (the Kaplan-Meier estimator), and the product of these conditional ratios never
+rises with the position. Tails cut before verification, where the engine scores them, extend the drafts that reached the
 cut.
 """
 
@@ -15,24 +15,24 @@ from operator import mul
 from peagle.router.depth.settings import AcceptancePrior
 from peagle.router.snapshot import StepCell
 
-# Counted for the prior at each position for ever, so that a position that nothing reached has a value.
+# Drafts that the prior keeps at each position forever, so that a position never reached has a value.
 _PRIOR_KEPT = 4.0
-# A report deviates if it lies this many standard deviations off, by the scatter of earlier reports; two in a row on
-# the same side are a shift: the prompts are others now, and the past is dropped but for this many drafts.
+# A report deviates at this many standard deviations, by the scatter of earlier reports. Two in a row on the same side
+# are a shift: the prompts have changed, and the past is dropped except for this many drafts.
 _DEVIATIONS = 3.5
 _SHIFT_REPORTS = 2
 _KEPT_DRAFTS = 10.0
-# Below this variance (of accepted drafts) a report is too small to tell.
+# Below this variance (of accepted drafts) a report is too small to judge.
 _VARIANCE_MIN = 3.0
-# Reports scatter more than independent drafts would, since prompts differ; by how much is learned within these bounds.
+# Reports scatter more than independent drafts, since prompts differ. The excess is learned within these bounds.
 _DISPERSION_START, _DISPERSION_MAX, _DISPERSION_GAIN = 2.0, 6.0, 0.05
-# After this long without a draft the past counts no more than so many drafts: traffic may have changed unseen.
+# After this many seconds without a draft, the past counts at most this many drafts: traffic may have changed unseen.
 _GAP_S, _GAP_DRAFTS = 3.0, 40.0
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """By position: drafts that reached it, and those of them that were right there. Fractions, since they fade."""
+    """By position: drafts that reached it, and those accepted there. Fractions, since they fade."""
 
     at_risk: tuple[float, ...]
     survived: tuple[float, ...]
@@ -49,7 +49,7 @@ class Counts:
         return Counts(tuple(x * factor for x in self.at_risk), tuple(x * factor for x in self.survived))
 
     def capped(self, drafts: float) -> "Counts":
-        """The same ratios at the weight of at most `drafts` drafts."""
+        """Return the same ratios at the weight of at most `drafts` drafts."""
         return self if self.drafts <= drafts else self.scaled(drafts / self.drafts)
 
     def __add__(self, other: "Counts") -> "Counts":
@@ -61,15 +61,15 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """The estimate.
+    """The acceptance estimate.
 
     Attributes:
         counts: Evidence, forgotten by draft count.
-        prior: What holds where there is none.
+        prior: Ratios where there is no evidence.
         dispersion: Variance of reports over that of independent drafts.
         seen_s: When the last draft was counted; None before the first.
-        suspect: Counts of the last reports, if they deviated; `suspect_sign` is the side, `suspect_reports` how many.
-        shifts: How often the past was dropped.
+        suspect: Sum of the last reports, if they deviated; `suspect_sign` is the side, `suspect_reports` their number.
+        shifts: Number of times the past was dropped.
     """
 
     counts: Counts
@@ -83,7 +83,7 @@ class Acceptance:
 
     @classmethod
     def start(cls, prior: AcceptancePrior) -> "Acceptance":
-        """Begin with nothing but a prior, which is forgotten like any evidence."""
+        """Begin with a prior alone, which is forgotten like any evidence."""
         survival = tuple(accumulate(prior.conditional, mul))
         reached = (1.0, *survival[:-1])
         counts = Counts(tuple(prior.drafts * x for x in reached), tuple(prior.drafts * x for x in survival))
@@ -91,7 +91,7 @@ class Acceptance:
 
     @property
     def conditional(self) -> tuple[float, ...]:
-        """Probability that a draft is right where all before it were, by position."""
+        """Probability that a draft is accepted, given that all before it were, by position."""
         return tuple(
             min(1.0, (right + _PRIOR_KEPT * prior) / (reached + _PRIOR_KEPT))
             for right, reached, prior in zip(
@@ -101,7 +101,7 @@ class Acceptance:
 
     @property
     def survival(self) -> tuple[float, ...]:
-        """Probability that the first j + 1 drafts are all right, at index j; never rises."""
+        """Probability that the first j + 1 drafts are all accepted, at index j; never rises."""
         return tuple(accumulate(self.conditional, mul))
 
     @property
@@ -149,9 +149,9 @@ def observe(state: Acceptance, added: Counts, half_life_drafts: float, now_s: fl
 
 
 def _deviation(state: Acceptance, added: Counts) -> float | None:
-    """Accepted drafts against those expected of the drafts that reached each position, in standard deviations.
+    """Return accepted drafts minus those expected, in standard deviations; None with too little evidence.
 
-    This is the log-rank statistic: it compares like with like whatever the depths were. None for too little evidence.
+    This is the log-rank statistic: it compares at each position the drafts that reached it, so the depths may differ.
     """
     excess = variance = 0.0
     for c, known, reached, right in zip(
@@ -163,7 +163,7 @@ def _deviation(state: Acceptance, added: Counts) -> float | None:
 
 
 def counts_of(cells: Iterable[StepCell], depth_max: int) -> Counts:
-    """Turn what an engine's sums gained since the last report into drafts at risk and right, by position."""
+    """Turn the counts added since the last report into drafts at risk and accepted, by position."""
     at_risk, survived = [0.0] * depth_max, [0.0] * depth_max
     for cell in cells:
         _add_verified(cell, at_risk, survived)
@@ -178,8 +178,8 @@ def _add_verified(cell: StepCell, at_risk: list[float], survived: list[float]) -
             break
         at_risk[position] += reached
         survived[position] += accepted
-        # A draft that ended here says nothing of what would have come. Those that a grammar cut are the wrong ones more
-        # often than others are, so the share that goes on is not the same of both.
+        # A draft that ended here says nothing about later positions. Drafts cut by a grammar are rejected more often
+        # than others, so the share that continues differs between the two.
         reached = accepted - (cell.whole[position] if cell.whole else 0)
 
 
@@ -190,7 +190,7 @@ def _add_tail(cell: StepCell, at_risk: list[float], survived: list[float]) -> No
 
 
 def pooled(states: Iterable[Acceptance], fallback: AcceptancePrior, drafts: float) -> AcceptancePrior:
-    """Return what a fleet has seen of one model as the prior of a new replica, worth `drafts` drafts."""
+    """Return a fleet's evidence about one model as the prior of a new replica, with the weight of `drafts` drafts."""
     total = Acceptance.start(replace(fallback, drafts=_PRIOR_KEPT))
     for state in states:
         total = replace(total, counts=total.counts + state.counts)

@@ -1,20 +1,20 @@
-"""Where the load is: the batch range that a replica spends its time in."""
+"""Where the load is: the batch range in which a replica spends most time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# Time is forgotten over this time; another range must have so much more. A load that swings between two neighbours
-# stays with one of them, one that leaps is followed at once.
+# Half-lives of the two sums of time, and the lead that another range needs. A load that swings between two neighbours
+# stays with one of them; a larger jump is followed at once.
 _HALF_LIFE_S, _BESIDE_HALF_LIFE_S, _LEAD = 1.0, 4.0, 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Seconds of steps by batch range, forgotten soon and less soon.
+    """Seconds of steps by batch range, with a short and a long half-life.
 
     Attributes:
-        main: The range where the load is; None before the first step.
-        seen_s: When a step was counted last.
+        main: The range with the load; None before the first step.
+        seen_s: When a step was last counted.
     """
 
     main: int | None = None

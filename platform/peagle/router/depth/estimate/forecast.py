@@ -1,4 +1,4 @@
-"""What each depth would yield now: tokens/s, step time, and how sure the comparison of two depths is."""
+"""Predicts for each depth its tokens/s and step time, and how certain a comparison of two depths is."""
 
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -15,9 +15,9 @@ from peagle.router.depth.settings import DepthSettings
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The logarithm of one depth's tokens/s over another's, prompts included, and its standard deviation.
+    """Logarithm of one depth's tokens/s over another's, prompts included, and its standard deviation.
 
-    `seconds_sd` is the part that is due to step times.
+    `seconds_sd` is the part that comes from step times.
     """
 
     log_ratio: float
@@ -26,14 +26,14 @@ class Gain:
 
     @property
     def ratio(self) -> float:
-        """0.1 for a tenth more."""
+        """0.1 means a tenth more."""
         return exp(self.log_ratio) - 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Predictions at one moment. `delivered_ratio` is the share of accepted drafts that reach a client: an answer's
-    end cuts the rest off."""
+    """Predictions at one moment. `delivered_ratio` is the share of accepted drafts that reach a client; the end of an
+    answer cuts off the rest."""
 
     acceptance: Acceptance
     cost: StepCost
@@ -65,15 +65,15 @@ class Forecast:
             object.__setattr__(self, name, value)
 
     def step_s(self, index: int, depth: int) -> float:
-        """Seconds of one step of batch range `index` at `depth`."""
+        """Return the seconds of one step of batch range `index` at `depth`."""
         return exp(self._log_step_s(index, depth))
 
     def tokens(self, index: int, depth: int) -> float:
-        """Tokens that a client gets from one sequence's step of batch range `index`."""
+        """Return the tokens that a client gets from one step of one sequence in batch range `index`."""
         return 1.0 + self.delivered_ratio * self.right_drafts(index, depth)
 
     def right_drafts(self, index: int, depth: int) -> float:
-        """Drafts of one sequence's step that the target accepts."""
+        """Return the drafts that the target accepts in one step of one sequence."""
         return self._sums[depth] * self._shared(index, depth)
 
     def log_tokens_per_s(self, index: int, depth: int) -> float:
@@ -88,18 +88,18 @@ class Forecast:
         return exp(self.log_tokens_per_s(index, depth))
 
     def prompt_s(self, depth: int) -> float:
-        """Seconds that go to prompts for each output token."""
+        """Return the seconds spent on prompts for each output token."""
         return self._prompts_s[self._drafts(depth)]
 
     def log_yield(self, index: int, depth: int) -> float:
-        """The logarithm of tokens/s in the long run, with the time that goes to prompts: what a depth is chosen by.
+        """Return the logarithm of long-run tokens/s, including time for prompts; depths are chosen by it.
 
-        Decoding alone would tell nothing of what the drafter costs over prompts.
+        Decode steps alone do not show what the drafter costs on prompts.
         """
         return -log(exp(-self.log_tokens_per_s(index, depth)) + self.prompt_s(depth))
 
     def gain(self, index: int, before: int, after: int) -> Gain:
-        """What changing from depth `before` to `after` yields; what is common to both cancels in its deviation."""
+        """Return the gain of changing from `before` to `after`; common uncertainty cancels in its deviation."""
         log_ratio = self.log_yield(index, after) - self.log_yield(index, before)
         if before == after:
             return Gain(0.0, 0.0, 0.0)
@@ -121,7 +121,7 @@ class Forecast:
 
     @property
     def shares_drafts(self) -> bool:
-        """Whether drafts are shared out by request. A K that an operator has pinned is one for each."""
+        """Whether drafts are shared among requests. A K pinned by an operator applies to each request."""
         return self.settings.by_request and self.settings.limits.pin is None
 
     def _shared(self, index: int, depth: int) -> float:
@@ -130,7 +130,7 @@ class Forecast:
         return self.sharing.gain_ratio(self.ranges[index].at, depth)
 
     def _tokens_variance(self, index: int, before: int, after: int) -> float:
-        """By the slope of log(tokens) in each conditional probability: S_i to S_K all scale with it."""
+        """Propagate the variance of each conditional probability, by the slope of log(tokens) in it."""
         total = 0.0
         shares = [
             (self.delivered_ratio * self._shared(index, depth) / self.tokens(index, depth), self._sums[depth], depth)

@@ -1,4 +1,4 @@
-"""What prompts cost beside decoding, with a drafter that runs over them and without: drafting pays only for both."""
+"""Cost of prompts, with a drafter that runs over them and without. Drafting must pay for prompts and decoding."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 from peagle.router.depth.estimate.step_cost import Load, StepCost
 from peagle.router.snapshot import PromptCell, PromptStats
 
-# Seconds are forgotten over so many prompt tokens; the mix of requests over so many output tokens.
+# Half-life of seconds in prompt tokens, and of the request mix in output tokens.
 _PROMPT_HALF_LIFE, _OUTPUT_HALF_LIFE = 20_000.0, 5_000.0
-# First guesses, and how many prompt tokens they count as: a token's seconds are those of verifying one, and the drafter
-# adds this share of what the target takes.
+# First guesses and their weight in prompt tokens: a token takes as long as verifying one, and the drafter adds this
+# share of the target's time.
 _GUESS_TOKENS, _GUESS_SHARE, _SHARE_TOKENS = 500.0, 0.25, 4_000.0
 _SHARE_MAX = 1.0
 
 Kind = tuple[bool, bool]
-"""Whether the drafter ran, and whether others decoded beside the prompts."""
+"""Whether the drafter ran, and whether other requests decoded in the same steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Prompt tokens and what they took; both fade."""
+    """Prompt tokens and their seconds; both fade."""
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -31,11 +31,11 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class PromptCost:
-    """Learned from steps with prompts, on the clock of a machine without drift.
+    """Learned from steps with prompts, with the machine's drift removed.
 
     Attributes:
-        seen: By kind of step.
-        prompt_tokens, output_tokens: Of requests that ended, prompt tokens found in a cache left out; both fade.
+        seen: Tokens and seconds by kind of step.
+        prompt_tokens, output_tokens: Of ended requests, without cached prompt tokens; both fade.
     """
 
     seen: Mapping[Kind, Seconds] = field(default_factory=dict)
@@ -44,14 +44,15 @@ class PromptCost:
 
     @property
     def prompt_ratio(self) -> float:
-        """Prompt tokens for each output token; 0 before any request ended."""
+        """Prompt tokens for each output token; 0 before any request has ended."""
         return self.prompt_tokens / self.output_tokens if self.output_tokens else 0.0
 
     @property
     def drafter_share(self) -> float:
-        """What the drafter adds, as a share of what the target takes.
+        """Time that the drafter adds, as a share of the target's time.
 
-        Like is compared with like: a prompt is cheaper beside others that decode, as they share the weights' way.
+        Only steps of the same kind are compared: prompts are cheaper in steps that also decode, which read the weights
+        anyway.
         """
         weight, share = _SHARE_TOKENS, _SHARE_TOKENS * _GUESS_SHARE
         for beside in (False, True):
@@ -63,7 +64,7 @@ class PromptCost:
         return share / weight
 
     def seconds(self, cost: StepCost, drafts: bool) -> float:
-        """Seconds of prompts for each output token."""
+        """Return the seconds spent on prompts for each output token."""
         if not self.prompt_ratio:
             return 0.0
         added = self.drafter_share
@@ -74,7 +75,7 @@ class PromptCost:
 
 
 def observe(state: PromptCost, added: PromptStats, cost: StepCost) -> PromptCost:
-    """Learn from one report; `cost` says what of a step was spent on the sequences that decoded beside the prompts."""
+    """Learn from one report; `cost` estimates the time of the sequences that decoded in the same steps."""
     kept = 0.5 ** (added.ended_output_tokens / _OUTPUT_HALF_LIFE)
     return PromptCost(
         _observed(state.seen, added.cells, cost),
@@ -94,7 +95,7 @@ def _observed(state: Mapping[Kind, Seconds], cells: Iterable[PromptCell], cost: 
 
 
 def _decoding_s(cell: PromptCell, cost: StepCost) -> float:
-    """Seconds that a mean step would have taken without its prompts."""
+    """Return the seconds that a mean step would take without its prompts."""
     if not cell.decoded:
         return 0.0
     batch_size = cell.decoded / cell.steps

@@ -1,19 +1,19 @@
-"""What it is worth to share a step's drafts out among its requests, instead of giving K to each."""
+"""Gain of sharing a step's drafts among its requests, compared with K for each request."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from peagle.router.snapshot import StepCell
 
-# Forgotten over so many drafts that would be right at the deepest K. Begins as if so many had gained nothing.
+# Half-life, in drafts accepted at the deepest K; and the number of drafts that count as shared without gain at first.
 _HALF_LIFE_DRAFTS, _PRIOR_DRAFTS = 1000.0, 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Drafts that an engine expected to be right, by K - 1: with K for each request, and with as many shared out.
+    """Expected accepted drafts, by K - 1: with K for each request, and with as many drafts shared out.
 
-    Batches of one are not among them: there is nobody to share with.
+    Batches of one request are excluded, since they have nothing to share.
     """
 
     equal: tuple[float, ...]
@@ -24,7 +24,7 @@ class Sharing:
         return cls((0.0,) * depth_max, (0.0,) * depth_max)
 
     def gain_ratio(self, batch_size: int, depth: int) -> float:
-        """Right drafts with sharing over those without: 1 for no gain."""
+        """Return the accepted drafts with sharing over those without: 1 for no gain."""
         if depth == 0 or batch_size < 2:
             return 1.0
         return (self.shared[depth - 1] + _PRIOR_DRAFTS) / (self.equal[depth - 1] + _PRIOR_DRAFTS)

@@ -1,11 +1,11 @@
-"""How long a step takes at a batch size and a K, learned online over a prior.
+"""Step time by batch size and K, learned online over a prior.
 
-log seconds = drift + log(roofline with scaled coefficients) + residual of the cell, followed by a Kalman filter:
+log seconds = drift + log(roofline with scaled coefficients) + residual of the cell, tracked by a Kalman filter:
 
-- *Drift* is common to every cell and quick: a machine that slows down slows everything, so cells that were measured at
-  different times stay comparable, and it cancels where two depths are compared.
-- The *coefficients* carry what is learned at one batch size and K over to others, by the physics of the prior.
-- *Residuals* hold whatever the prior's shape cannot: graph sizes, tiles, an expert layer that routes unevenly.
+- *Drift* is common to all cells and fast. A machine that slows down slows every cell, so cells measured at different
+  times stay comparable, and drift cancels when two depths are compared.
+- The *coefficients* carry lessons from one batch size and K to others, through the physics of the prior.
+- *Residuals* hold what the prior's shape cannot: graph sizes, tiles, an expert layer with uneven routing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,24 +18,24 @@ from peagle.router.depth.ladder import range_index
 from peagle.router.depth.priors import CostPrior, Terms
 from peagle.router.snapshot import StepCell, StepTime
 
-# Standard deviations of logarithms. Drift: at the start, and of its walk over one second.
+# Standard deviations of logarithms. Drift: at the start, and of its random walk over one second.
 _DRIFT_SD, _DRIFT_WALK_SD = 0.5, 0.03
-# What a sequence costs follows the length of its context, which may double within a minute.
+# The cost of a sequence grows with its context, which may double within a minute.
 _SEQUENCE, _SEQUENCE_WALK_SD = 1 + Terms._fields.index("sequence"), 0.01
 _TOKEN = 1 + Terms._fields.index("token")
-# A cell's residual before it is measured, and of its walk over one second until it is no better known than that.
+# A cell's residual before any measurement, and of its walk over one second up to that initial uncertainty.
 _RESIDUAL_SD, _RESIDUAL_WALK_SD = 0.08, 0.003
-# One step, and what remains however many steps are averaged.
+# Noise of one step, and the part that remains however many steps are averaged.
 _STEP_SD, _REPORT_SD = 0.1, 0.015
-# An innovation beyond this many standard deviations is cut to it, and the drift is free to follow at the next.
+# An innovation beyond this many standard deviations is clipped, and the drift may follow in the next report.
 _OUTLIER_SDS = 3.0
 _DT_S_MAX = 60.0
-# Calibration: passes of the filter, and how far serving may differ from what was timed: contexts may be ten times as
-# long; sampling and whatever else the machine then does change less.
+# Calibration: passes of the filter, and how much serving may differ from the timed steps. Contexts may be ten times as
+# long; sampling and other work on the machine vary less.
 _PASSES, _SERVED_SD, _SERVED_SEQUENCE_SD = 2, 0.1, 1.0
-# What else the machine does moves a point that was timed for so many seconds by so much; less, the longer it was.
+# Other work on the machine shifts a timed point by this much if it took this many seconds; less, the longer it took.
 _BUSY_SD, _BUSY_S = 0.06, 0.25
-# The cells with the most steps tell nearly everything of a report; the rest are left out, to bound the work.
+# Cells with the most steps hold nearly all information of a report; others are skipped, to bound the work.
 _CELLS_MAX = 6
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -45,7 +45,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """What a cell's logarithm of step time is above the rest of the model; `variance` as of `seen_s`."""
+    """A cell's log step time minus the rest of the model; `variance` is as of `seen_s`."""
 
     mean: float
     variance: float
@@ -56,7 +56,7 @@ class Residual:
 
 
 class Load(NamedTuple):
-    """What one step computes: sequences, tokens that the target computes, sequences that are drafted for."""
+    """Work of one step: sequences, tokens that the target computes, sequences that the drafter drafts for."""
 
     batch_size: float
     tokens: float
@@ -65,15 +65,15 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The model.
+    """The step-time model.
 
     Attributes:
-        prior: What it started from.
+        prior: Its starting point.
         scales: The drift, then the logarithm of each coefficient's correction.
-        covariance: Of `scales`.
+        covariance: Covariance of `scales`.
         residuals: By batch range and K, where measured.
         updated_s: When it last learned.
-        steps: How many it has learned from.
+        steps: Number of steps that it has learned from.
     """
 
     prior: CostPrior
@@ -92,26 +92,26 @@ class StepCost:
 
     @property
     def coefficients(self) -> Terms:
-        """The prior's coefficients, as corrected by now, without the drift."""
+        """The prior's coefficients with their current corrections, without the drift."""
         return Terms(*(c * exp(s) for c, s in zip(self.prior.coefficients, self.scales[1:], strict=True)))
 
     def log_step_s(self, coefficients: Terms, load: Load, key: Key | None) -> float:
-        """Predict; `coefficients` is this model's own property, computed once for many predictions."""
+        """Predict the log step time; `coefficients` is this model's property, computed once for many predictions."""
         seconds = self.prior.seconds(coefficients, *load)
         residual = self._residual(key)[0] if key is not None else 0.0
         return self.scales[0] + log(seconds) + residual
 
     @property
     def drift(self) -> float:
-        """How much longer everything takes now than on the machine that the coefficients are of."""
+        """How many times longer a step takes now than the coefficients predict."""
         return exp(self.scales[0])
 
     def step_s(self, load: Load) -> float:
-        """Predict the seconds of a step that is of no cell."""
+        """Predict the seconds of a step that belongs to no cell."""
         return exp(self.log_step_s(self.coefficients, load, None))
 
     def shares(self, coefficients: Terms, load: Load) -> tuple[float, ...]:
-        """Sensitivity of a prediction to `scales`: 1 for the drift, then each term's share of the step."""
+        """Return the sensitivity of a prediction to `scales`: 1 for the drift, then each term's share of the step."""
         terms = self.prior.terms(coefficients, *load)
         seconds = sum(terms)
         return (1.0, *(term / seconds for term in terms))
@@ -122,13 +122,13 @@ class StepCost:
         return likeness**2 * known + (1.0 - likeness**2) * _RESIDUAL_SD**2
 
     def measured(self, key: Key) -> bool:
-        """Whether a step of that cell was ever learned from."""
+        """Return whether any step of that cell has been learned."""
         return key[1] in self.residuals.get(key[0], ())
 
     def _residual(self, key: Key) -> tuple[float, float, Residual | None]:
-        """A cell's residual, how like it the cell is that this is taken from, and that one's own.
+        """Return a cell's residual, its likeness to the cell that this comes from, and that cell's own residual.
 
-        A cell that was not measured takes after the nearest K that was, at the same batch sizes; less, the further off.
+        An unmeasured cell takes after the nearest measured K at the same batch sizes; less, the more K differs.
         """
         index, depth = key
         near = self.residuals.get(index)
@@ -141,14 +141,14 @@ class StepCost:
         return likeness * near[nearest].mean, likeness, near[nearest]
 
     def spread(self, weights: tuple[float, ...]) -> float:
-        """Variance of a weighted sum of `scales`."""
+        """Return the variance of a weighted sum of `scales`."""
         return max(0.0, _dot(weights, _times(self.covariance, weights)))
 
 
 def load_of(cell: StepCell, drafter_skipped_at_zero: bool) -> Load:
-    """The mean step of a cell, by what was really verified; a drafter that is never skipped runs for all sequences.
+    """Return the mean step of a cell, by the drafts really verified. A drafter that is never skipped runs every step.
 
-    Sequences that have ended are computed like the others, with drafts that are counted nowhere.
+    Sequences that have ended are computed like the others, with drafts that are not counted.
     """
     each = cell.batch_size / max(1, cell.sequences)
     drafted = sum(cell.drafted) * each
@@ -175,11 +175,11 @@ def observe(
 def calibrated(
     state: StepCost, times: Sequence[StepTime], batch_max: int, drafter_skipped_at_zero: bool, now_s: float
 ) -> StepCost:
-    """Learn from what was timed before the first request; nobody has been served by these steps.
+    """Learn from the steps timed before the first request, which served no client.
 
-    A prior of another machine may be off by a multiple, for which single surprises are not followed: so the drift first
-    takes in what all have in common, and each pass begins from the coefficients that the one before it came to, since
-    the filter's slopes hold only near by.
+    The prior of another machine may be off by a large factor, and the filter clips large surprises. So the drift first
+    takes up the median error. Each pass then starts from the coefficients of the previous one, since the filter's
+    slopes hold only locally.
     """
     usable = [(each, _load_of_time(each, drafter_skipped_at_zero)) for each in times if each.steps and each.seconds > 0]
     if not usable:
@@ -199,12 +199,12 @@ def calibrated(
 
 
 def _with_residuals(state: StepCost, times: Sequence[tuple[StepTime, Load]], batch_max: int, now_s: float) -> StepCost:
-    """Take the residuals anew, from what the coefficients leave in the end, as far as it is more than noise."""
+    """Recompute the residuals: the part of each time that the final coefficients leave unexplained, beyond noise."""
     coefficients = state.coefficients
     left = [log(each.seconds / each.steps) - state.log_step_s(coefficients, load, None) for each, load in times]
     noises = [_STEP_SD**2 / each.steps + _BUSY_SD**2 * min(1.0, _BUSY_S / each.seconds) for each, _ in times]
     variance = max(_RESIDUAL_SD**2 / 4.0, (sum(error**2 for error in left) - sum(noises)) / len(left))
-    # What a fleet has learned at other points stays.
+    # Residuals that a fleet has learned at other points stay.
     residuals = {index: dict(by_depth) for index, by_depth in state.residuals.items()}
     for (each, _), error, noise in zip(times, left, noises, strict=True):
         gain = variance / (variance + noise)
@@ -214,7 +214,7 @@ def _with_residuals(state: StepCost, times: Sequence[tuple[StepTime, Load]], bat
 
 
 def _load_of_time(each: StepTime, drafter_skipped_at_zero: bool) -> Load:
-    """What a timed step computed."""
+    """Return the load of a timed step."""
     drafting = each.batch_size if each.depth or not drafter_skipped_at_zero else 0
     return Load(each.batch_size, each.batch_size * (each.depth + 1), drafting)
 
@@ -245,12 +245,12 @@ def _learn(state: StepCost, step_s: float, steps: int, load: Load, key: Key | No
 
 
 def cell_key(cell: StepCell, batch_max: int) -> Key | None:
-    """Which residual a cell measures; None where its drafts did not reach the K asked for."""
+    """Return the cell whose residual is measured; None if the drafts did not reach the requested K."""
     return (range_index(cell.batch_size, batch_max), cell.depth) if cell.reached else None
 
 
 def relearned(state: StepCost) -> StepCost:
-    """The same model for another machine of the same kind: the values stay, as a guess that is open again."""
+    """Return the model for another machine of the same kind: the same values, with the initial uncertainty."""
     residuals = {
         index: {
             depth: Residual(kept.mean, max(kept.variance, _RESIDUAL_SD**2 / 4.0), kept.seen_s)
@@ -266,7 +266,7 @@ def _drifted(state: StepCost, variance: float) -> StepCost:
 
 
 def _widened(state: StepCost, index: int, variance: float, most: float) -> StepCost:
-    """One of the scales becomes less known by `variance`, up to `most`."""
+    """Raise the variance of one scale by `variance`, up to `most`."""
     if variance <= 0.0:
         return state
     rows = list(state.covariance)

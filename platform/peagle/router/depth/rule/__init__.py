@@ -1,1 +1,1 @@
-"""When K changes: the tuner and what it is made of."""
+"""Decides when K changes: the tuner and its parts."""

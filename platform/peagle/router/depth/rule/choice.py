@@ -1,14 +1,14 @@
-"""Which depth a batch range should have: the one that promises the most tokens/s, if that is sure enough."""
+"""Chooses the depth of a batch range: the most tokens/s, if the gain is certain enough."""
 
 from dataclasses import dataclass
 from math import log1p
 
 from peagle.router.depth.estimate.forecast import Forecast, Gain
 
-# A depth that an inter-token target rules out comes back only if it keeps this much distance.
+# A depth excluded by an inter-token target returns only when its step stays below this share of the target.
 _LATENCY_MARGIN = 0.95
-# A change must promise the least gain by so many standard deviations; more for a deeper one, of which acceptance and
-# cost are known less.
+# A change must exceed the minimum gain by this many standard deviations; by more for a deeper K, whose acceptance and
+# cost are less certain.
 SURE_SDS, SURE_SDS_DEEPER = 0.1, 0.25
 
 
@@ -17,9 +17,9 @@ class Wish:
     """A depth worth changing to.
 
     Attributes:
-        depth: That one.
-        gain: What it promises.
-        forced: Whether the present depth breaks the inter-token target.
+        depth: The new depth.
+        gain: Its predicted gain.
+        forced: Whether the current depth breaks the inter-token target.
     """
 
     depth: int
@@ -28,9 +28,9 @@ class Wish:
 
 
 def allowed_depths(forecast: Forecast, index: int, present: int) -> tuple[int, ...]:
-    """Return the rungs within the operator's bounds whose step keeps the inter-token target.
+    """Return the rungs within the operator's bounds whose step meets the inter-token target.
 
-    If none keeps it, the one with the quickest step is left.
+    If no rung meets it, return the rung with the fastest step.
     """
     settings = forecast.settings
     rungs = settings.rungs
@@ -43,9 +43,9 @@ def allowed_depths(forecast: Forecast, index: int, present: int) -> tuple[int, .
 
 
 def wish(forecast: Forecast, index: int, present: int) -> Wish | None:
-    """Return the depth worth changing to; None if the present one is as good.
+    """Return the depth worth changing to; None if the current depth is as good.
 
-    Of the depths that are surely better, the one that promises the most: a neighbour that is no better hides none.
+    Considers every depth that is certainly better, so a neighbour without gain does not hide a better rung beyond it.
     """
     rungs = allowed_depths(forecast, index, present)
     best, forced = max(rungs, key=lambda rung: forecast.log_yield(index, rung)), present not in rungs
@@ -64,17 +64,17 @@ def wish(forecast: Forecast, index: int, present: int) -> Wish | None:
 
 
 def together(forecast: Forecast, depths: tuple[int, ...], main: int | None) -> tuple[int, ...]:
-    """Return the depths as handed out: the ranges on both sides of the load, `main`, draft if it does, and else do not.
+    """Return the depths to publish: the neighbours of the loaded range `main` draft only if it does.
 
-    Where the drafter is skipped, one step at K = 0 ends the drafts of all who run: a load that goes back and forth
-    between a range that drafts and one that does not would pay for drafts and seldom have any.
+    If the drafter is skipped, one step at K = 0 ends drafting for all running requests. A load that alternates between
+    a range that drafts and a range that does not would pay for drafts and rarely have any.
     """
     if main is None or not forecast.settings.drafter_skipped_at_zero:
         return depths
     handed_out = list(depths)
     for index in (main - 1, main + 1):
         if 0 <= index < len(depths) and (depths[index] > 0) != (depths[main] > 0):
-            # No deeper than the inter-token target allows there.
+            # No deeper than the inter-token target allows in that range.
             allowed = allowed_depths(forecast, index, depths[index])
             handed_out[index] = max((rung for rung in allowed if rung <= depths[main]), default=depths[index])
     return tuple(handed_out)

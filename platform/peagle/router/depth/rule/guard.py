@@ -1,4 +1,4 @@
-"""Notices that what the rule sees cannot be true, or does not come true; then the configured static K is safer."""
+"""Detects impossible reports and failed predictions; then the configured static K is safer."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -11,22 +11,22 @@ from peagle.router.depth.ladder import range_index
 from peagle.router.depth.settings import DepthSettings
 from peagle.router.snapshot import StepCell, StepStats
 
-# Goodput under this share of its prediction is a failed prediction, if it is so by more than chance (standard errors)
-# over the reports of so many seconds, of which there must be enough.
+# Goodput below this share of its prediction is a failed prediction, if the difference exceeds chance (in standard
+# errors) over a time window in seconds, with at least a minimum of measured seconds.
 _GOODPUT_RATIO, _GOODPUT_ERRORS, _GOODPUT_MEMORY_S, _GOODPUT_S_MIN = 0.97, 3.0, 60.0, 15.0
-# No report counts as further off than this factor: a load never seen before is predicted badly once, then learned.
+# No report counts as further off than this factor: a new load is predicted badly once, then learned.
 _REPORT_BOUND = 2.0
-# After a change of K, acceptance of the first position must not be under this share of that before, by more than
-# chance. It is looked at over the next drafts, from the least number to the most, until it is plain either way, and for
-# so many seconds: what comes later is no fault of the change, but of other prompts.
+# After a change of K, first-position acceptance must not fall below this share of its earlier value by more than
+# chance. The comparison takes between the minimum and maximum number of drafts, until it is conclusive, and at most
+# this many seconds: a later fall comes from other prompts, not from the change.
 _FIRST_RATIO, _FIRST_ERRORS, _FIRST_DRAFTS, _FIRST_S = 0.5, 3.0, (300, 2000), 30.0
-# What the comparison needs: drafts behind the estimate before, and in the last report, if that is to count.
+# Minimum drafts for the comparison: behind the earlier estimate, and in the last report for it to count.
 _FIRST_DRAFTS_BEFORE, _FIRST_DRAFTS_LATEST = 100, 20
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """First-position acceptance since a change of K: a wrong cut shows there at once, since K cannot change it."""
+    """First-position acceptance since a change of K. K cannot change it, so a wrong cut shows there at once."""
 
     before: float
     started_s: float
@@ -36,9 +36,9 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Measured over predicted tokens/s, weighted with the seconds of each report and forgotten over time.
+    """Measured over predicted tokens/s, weighted by the seconds of each report and forgotten over time.
 
-    `ratios` and `squares` are sums of it and of its square; `seconds` and `seconds_squared` of the weights.
+    `ratios` and `squares` are weighted sums of the ratio and its square; `seconds`, `seconds_squared` of the weights.
     """
 
     seconds: float = 0.0
@@ -48,12 +48,12 @@ class Goodput:
 
     @property
     def ratio(self) -> float | None:
-        """The mean; None while nothing was measured."""
+        """Mean ratio; None before any measurement."""
         return self.ratios / self.seconds if self.seconds > 0 else None
 
     @property
     def error(self) -> float:
-        """The mean's standard error."""
+        """Standard error of the mean."""
         if self.seconds <= 0:
             return inf
         mean = self.ratios / self.seconds
@@ -72,15 +72,15 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What the guard remembers.
+    """The guard's state.
 
     Attributes:
-        watch: Under way after a change.
+        hold_s: Duration of the next hold.
+        watch: The comparison running after a change of K.
         goodput: How well predictions came true.
-        reason: Why the static K applies; None while the guard is content.
+        reason: Why the static K applies; None while the guard has not tripped.
         until_s: When the rule may try again.
-        hold_s: How long the next hold lasts.
-        trips: How often it has acted.
+        trips: Number of times it has tripped.
     """
 
     hold_s: float
@@ -98,9 +98,9 @@ class Guard:
         return replace(self, reason=None)
 
     def watching(self, before: Acceptance, cells: tuple[StepCell, ...], now_s: float) -> "Guard":
-        """Start to compare after a change of K, if there is enough to compare with and no comparison is under way.
+        """Start a comparison after a change of K, if none is running and there is enough evidence before the change.
 
-        The last report counts if it was worse than the estimate: prompts that change by themselves are no fault of K.
+        The last report counts if it was worse than the estimate, since prompts may change without a change of K.
         """
         if self.watch is not None or before.counts.drafts < _FIRST_DRAFTS_BEFORE:
             return self
@@ -110,12 +110,12 @@ class Guard:
 
 
 def impossible(added: StepStats, depth_max: int) -> str | None:
-    """Say what no true report can hold: then none of it is learned from."""
+    """Return what makes a report impossible; nothing in such a report is learned. None if it is plausible."""
     prompts = added.prompts
     if min(prompts.ended_prompt_tokens, prompts.ended_output_tokens) < 0 or any(
         min(cell.steps, cell.seconds, cell.prompt_tokens, cell.decoded, cell.verified) < 0 for cell in prompts.cells
     ):
-        return "a report holds counts of prompts below zero"
+        return "a report holds negative counts of prompts"
     for cell in added.cells:
         if any(
             len(counts) != depth_max for counts in (cell.drafted, cell.accepted, cell.tail_reached, cell.tail_matched)
@@ -125,7 +125,7 @@ def impossible(added: StepStats, depth_max: int) -> str | None:
             min(cell.steps, cell.sequences, cell.tokens, cell.drafts, *cell.drafted, *cell.accepted) < 0
             or cell.seconds < 0
         ):
-            return "a report holds counts below zero"
+            return "a report holds negative counts"
         if any(right > all_ for right, all_ in zip(cell.accepted, cell.drafted, strict=True)):
             return "a report has more drafts accepted than drafted"
         if any(right > reached for right, reached in zip(cell.tail_matched, cell.tail_reached, strict=True)) or any(
@@ -136,9 +136,9 @@ def impossible(added: StepStats, depth_max: int) -> str | None:
 
 
 def examine(guard: Guard, before: Forecast, after: Acceptance, cells: tuple[StepCell, ...]) -> tuple[Guard, str | None]:
-    """Compare the report `cells` with the forecast made `before` it; `after` is the acceptance estimate with it.
+    """Compare the report `cells` with the forecast made `before` it; `after` is the acceptance estimate including it.
 
-    Returns what to remember, and what is wrong, if anything.
+    Returns the new state, and the problem if there is one.
     """
     guard = _with_goodput(_with_first(guard, cells, before.now_s), before, cells)
     watch = guard.watch
@@ -168,7 +168,7 @@ def _with_first(guard: Guard, cells: tuple[StepCell, ...], now_s: float) -> Guar
 
 
 def _first_drafts(cells: tuple[StepCell, ...]) -> tuple[int, int]:
-    """First positions, and those that were right: also of drafts cut to nothing, which are the less likely ones."""
+    """Count first positions and accepted ones, including drafts cut to zero, which are the less likely ones."""
     return (
         sum(cell.drafted[0] + cell.tail_reached[0] for cell in cells),
         sum(cell.accepted[0] + cell.tail_matched[0] for cell in cells),
@@ -176,7 +176,7 @@ def _first_drafts(cells: tuple[StepCell, ...]) -> tuple[int, int]:
 
 
 def _with_goodput(guard: Guard, before: Forecast, cells: tuple[StepCell, ...]) -> Guard:
-    """Add one report. What is predicted is what was really drafted, so that it fails only where the model does."""
+    """Add one report. The prediction uses the verified drafts, so it fails only if the model does."""
     coefficients = before.cost.coefficients
     seconds = predicted_s = tokens = predicted_tokens = 0.0
     for cell in cells:

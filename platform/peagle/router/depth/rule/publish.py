@@ -1,4 +1,4 @@
-"""Turns depths by batch range into a versioned table, with a record of every change."""
+"""Turns depths by batch range into a versioned table and records every change."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,14 +15,14 @@ from peagle.router.snapshot import DepthTable
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why a batch range changes: a kind, words, and the depth before where the table does not show it any more."""
+    """Why a batch range changes: cause, text, and the previous depth if the table no longer shows it."""
 
     cause: Cause
     detail: str
     before: int | None = None
 
 
-WITH_THE_LOAD = Why(Cause.LOAD, "to draft, or not, as where the load is")
+WITH_THE_LOAD = Why(Cause.LOAD, "drafting switched on or off, as in the loaded batch range")
 
 Causes = Mapping[int, Why]
 """By batch range."""
@@ -31,7 +31,7 @@ Causes = Mapping[int, Why]
 def publish_uniform(
     state: DepthState, depth: int, mode: Mode, reason: str, cause: Cause, forecast: Forecast, applied: DepthTable
 ) -> tuple[DepthState, DepthPlan]:
-    """Hand out one K for every batch size; the ranges keep their own for later."""
+    """Publish one K for every batch size; the ranges keep their own K for later."""
     depths = (depth,) * len(forecast.ranges)
     causes = dict.fromkeys(range(len(depths)), Why(cause, reason))
     return publish(replace(state, trial=None), depths, mode, reason, causes, forecast, applied)
@@ -46,9 +46,9 @@ def publish(
     forecast: Forecast,
     applied: DepthTable,
 ) -> tuple[DepthState, DepthPlan]:
-    """Hand out `depths`, one for each batch range.
+    """Publish `depths`, one for each batch range.
 
-    The version rises with every change, and above any that the replica has from elsewhere.
+    The version rises with every change, and exceeds any version that the replica has from another Router.
     """
     assert state.plan is not None
     batch_max, held = forecast.settings.batch_max, state.plan.table
@@ -68,7 +68,7 @@ def publish(
 
 
 def inputs_of(state: DepthState, forecast: Forecast, index: int, before: int, after: int) -> DepthInputs:
-    """Collect what speaks for `after` instead of `before` at batch range `index`."""
+    """Collect the evidence for `after` over `before` at batch range `index`."""
     gain = forecast.gain(index, before, after)
     return DepthInputs(
         survival=forecast.survival,
@@ -87,15 +87,15 @@ def inputs_of(state: DepthState, forecast: Forecast, index: int, before: int, af
 def _changes(
     state: DepthState, held: DepthTable, table: DepthTable, causes: Causes, forecast: Forecast
 ) -> tuple[DepthChange, ...]:
-    """One record for each run of batch ranges that change alike."""
+    """Return one record for each run of batch ranges with the same change."""
     back = state.plan is not None and state.plan.mode in (Mode.PINNED, Mode.PAUSED, Mode.FALLBACK)
-    resumed = Why(Cause.RESUMED, "back to what is learned") if back else None
-    limits = Why(Cause.LIMITS, "an operator's bounds")
+    resumed = Why(Cause.RESUMED, "back to the learned depths") if back else None
+    limits = Why(Cause.LIMITS, "an operator's limits")
 
     def kind(index: int) -> tuple[int, int, Why]:
         at = forecast.ranges[index].at
         before = held.depth_at(at)
-        # What stays within the bounds and has no cause of its own need no longer do as others do.
+        # A range within the bounds and without a cause of its own no longer has to follow the loaded range.
         why = causes.get(index) or resumed or (WITH_THE_LOAD if before in forecast.settings.rungs else limits)
         return before if why.before is None else why.before, table.depth_at(at), why
 
@@ -123,7 +123,7 @@ def _changes(
 
 @lru_cache(maxsize=256)
 def by_batch_size(depths: tuple[int, ...], batch_max: int) -> tuple[int, ...]:
-    """Return K by batch size from K by batch range; no step has a batch of 0, so that entry repeats the one of 1."""
+    """Return K by batch size from K by batch range. No step has a batch of 0; its entry repeats that of 1."""
     ranges = batch_ranges(batch_max)
     spread = (k for batches, k in zip(ranges, depths, strict=True) for k in [k] * (batches.last - batches.first + 1))
     return (depths[0], *spread)

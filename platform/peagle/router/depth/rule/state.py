@@ -1,4 +1,4 @@
-"""What the rule knows of one replica, and how it learns from a report."""
+"""State of the depth rule for one replica, and how it learns from a report."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,18 +18,18 @@ from peagle.router.depth.settings import AcceptancePrior, DepthSettings
 from peagle.router.snapshot import PromptStats, StepCell, StepTime
 
 LOG_MAX = 64
-"""Changes that a state remembers."""
+"""Changes kept in the log."""
 
 _FLEET_DRAFTS = 50.0
-# What trials of K = 0 may take of the time, and the most that is saved up for them.
+# Share of time for trials of K = 0, and the most seconds that may be saved up for them.
 _OFF_RATIO, _OFF_S_MAX = 0.005, 1.0
-# Delivered drafts are forgotten over this time, and begin as if so many had all been delivered.
+# Half-life of delivered drafts, and the number that count as delivered at the start.
 _DELIVERY_HALF_LIFE_S, _DELIVERY_PRIOR = 60.0, 50.0
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Accepted drafts, and those of them that reached a client; an answer's end cuts off the rest of its last step."""
+    """Accepted drafts, and those that reached a client: the end of an answer cuts off the rest of its last step."""
 
     accepted: float = _DELIVERY_PRIOR
     delivered: float = _DELIVERY_PRIOR
@@ -51,7 +51,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class FleetPrior:
-    """What the replicas of one model have learned together, for one that is new."""
+    """What the replicas of one model have learned together, as the start of a new replica."""
 
     acceptance: AcceptancePrior
     cost: StepCost
@@ -60,21 +60,22 @@ class FleetPrior:
 
 @dataclass(frozen=True, slots=True)
 class DepthState:
-    """Everything that the rule carries from one report of a replica to the next. A value: nothing changes it in place.
+    """Everything that the rule keeps between two reports of a replica. Immutable.
 
     Attributes:
-        acceptance, cost, delivery, prompts, sharing: What is learned.
-        guard: Whether to trust it.
-        depths: By batch range, as `batch_ranges` lists them: its K, trials aside.
-        trials_left, tried: By batch range, how many may start now, and which depths had one with these prompts.
-        off_s: Seconds of requests that may go without drafts where the plan drafts: a share of the time, less what
-            trials of K = 0 have taken, and the requests that draft no more after them.
-        trial: The one under way.
+        acceptance, cost, delivery, prompts, sharing: Learned estimates.
+        guard: Whether to trust them.
+        depths: K by batch range, in the order of `batch_ranges`, without trials.
+        trials_left, tried: By batch range, how many trials may start now, and which depths were tried since traffic
+            last changed.
+        off_s: Request-seconds that may run without drafts where the plan drafts: a share of the time, less the time
+            of trials at K = 0 and of requests that stopped drafting because of them.
+        trial: The running trial.
         busy: Where the load is.
-        measured: Tokens/s of the last report at each batch range that has had one.
-        calibration: What the replica had timed before its first request.
-        plan: What was handed out last; None before the first.
-        reported_s: When the last usable report came; `reports` counts them.
+        measured: Tokens/s of the last report for each batch range that was measured.
+        calibration: Step times that the replica measured before its first request.
+        plan: The last published plan; None before the first.
+        reported_s: Time of the last usable report; `reports` counts them.
         log: The last `LOG_MAX` changes, oldest first.
     """
 
@@ -99,7 +100,7 @@ class DepthState:
 
     @property
     def main(self) -> int | None:
-        """The batch range where the load is; None before the first step."""
+        """The batch range with the load; None before the first step."""
         return self.busy.main
 
     def forecast(self, settings: DepthSettings, now_s: float) -> Forecast:
@@ -122,10 +123,10 @@ def start(settings: DepthSettings, fleet: FleetPrior | None = None) -> DepthStat
 
 
 def fleet_prior(states: Iterable[DepthState], settings: DepthSettings) -> FleetPrior | None:
-    """Return what a model's replicas have learned together; None while there is nothing.
+    """Return what a model's replicas have learned together; None if there is nothing.
 
-    Acceptance is pooled, as it is the model's and its traffic's. Step times and prompts' are those of the most
-    experienced replica, as machines differ; the new one finds its own by and by.
+    Acceptance is pooled, since it belongs to the model and its traffic. Step and prompt times are those of the most
+    experienced replica, since machines differ; the new replica corrects them over time.
     """
     usable = [state for state in states if state.guard.reason is None and state.cost.steps]
     if not usable:
@@ -136,19 +137,19 @@ def fleet_prior(states: Iterable[DepthState], settings: DepthSettings) -> FleetP
 
 
 def calibrate(state: DepthState, times: tuple[StepTime, ...], settings: DepthSettings, now_s: float) -> DepthState:
-    """Take in what the replica timed before its first request."""
+    """Learn from the steps that the replica timed before its first request."""
     skipped = settings.drafter_skipped_at_zero
     cost = step_cost.calibrated(state.cost, times, settings.batch_max, skipped, now_s)
     return replace(state, cost=cost, calibration=times)
 
 
 def learn_prompts(state: DepthState, added: PromptStats) -> DepthState:
-    """Take in what one report says of prompts."""
+    """Learn from the prompts of one report."""
     return replace(state, prompts=prompt_cost.observe(state.prompts, added, state.cost))
 
 
 def learn(state: DepthState, cells: tuple[StepCell, ...], settings: DepthSettings, now_s: float) -> DepthState:
-    """Take in the cells of one report."""
+    """Learn from the cells of one report."""
     elapsed_s = max(0.0, now_s - state.reported_s) if state.reported_s is not None else 0.0
     counts = acceptance.counts_of(cells, settings.depth_max)
     learned = acceptance.observe(state.acceptance, counts, settings.half_life_drafts, now_s)
@@ -159,11 +160,11 @@ def learn(state: DepthState, cells: tuple[StepCell, ...], settings: DepthSetting
         seconds[index] = seconds.get(index, 0.0) + cell.seconds
         tokens[index] = tokens.get(index, 0) + cell.tokens
     measured = {index: tokens[index] / seconds[index] for index in seconds if seconds[index] > 0}
-    # Where prompts have changed, what the last trials found no longer counts.
-    anew = learned.shifts != state.acceptance.shifts
+    # After a change of traffic, results of earlier trials no longer count.
+    shifted = learned.shifts != state.acceptance.shifts
     trials_left = tuple(
         settings.trials_at_once
-        if anew
+        if shifted
         else min(max(left, 1.0), left + seconds.get(index, 0.0) / settings.trial_every_s)
         for index, left in enumerate(state.trials_left)
     )
@@ -174,7 +175,7 @@ def learn(state: DepthState, cells: tuple[StepCell, ...], settings: DepthSetting
         delivery=state.delivery.observe(cells, elapsed_s),
         sharing=state.sharing.observe(cells),
         trials_left=trials_left,
-        tried=(frozenset[int](),) * len(trials_left) if anew else state.tried,
+        tried=(frozenset[int](),) * len(trials_left) if shifted else state.tried,
         off_s=_off_s(state, cells, settings),
         busy=state.busy.observe({index: seconds[index] for index in measured}, now_s),
         measured={**state.measured, **measured},
@@ -192,7 +193,7 @@ def _off_s(state: DepthState, cells: tuple[StepCell, ...], settings: DepthSettin
 
 
 def unlearned(state: DepthState, settings: DepthSettings, now_s: float) -> DepthState:
-    """The state without what was learned, which the guard no longer trusts; the ranges start from the static K."""
+    """Return the state without the estimates that the guard distrusts; the ranges start from the static K."""
     fresh = calibrate(start(settings), state.calibration, settings, now_s)
     return replace(
         fresh,

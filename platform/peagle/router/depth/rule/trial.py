@@ -1,8 +1,7 @@
-"""Short visits to another depth where the load is, to learn what reports at the present one cannot tell.
+"""Short trials of another depth where the load is, to learn what reports at the current depth cannot show.
 
-At K = 0 nothing is drafted, so nothing would ever show that drafting pays again; and a depth whose step is not known
-well may be better than it seems. A trial lasts for a report or two, and the rule then chooses as ever.
-"""
+At K = 0 nothing is drafted, so reports never show that drafting would pay again. And a depth with an uncertain step
+time may be better than predicted. A trial lasts one or two reports; then the rule chooses as usual."""
 
 from dataclasses import dataclass, replace
 from math import log1p
@@ -13,29 +12,29 @@ from peagle.router.depth.rule.choice import allowed_depths
 from peagle.router.depth.settings import DepthSettings
 from peagle.router.snapshot import PromptStats, StepCell
 
-# What a trial must have seen before it ends by itself.
+# Steps and drafts that a trial must observe before it ends.
 _STEPS_ENOUGH, _DRAFTS_ENOUGH = 12, 60
-# A depth is worth a trial if it might be better, so many standard deviations above what is expected: more of them for
-# one whose step was never timed.
+# A depth is worth a trial if it might be better at this many standard deviations above its expected value; more of
+# them if its step was never timed.
 _HOPE_SDS, _HOPE_SDS_FIRST = 1.5, 2.0
-# K = 0 is also tried where its step is known no better than so, as what speculation gains is told of it, once so many
-# seconds may be spent on it.
+# K = 0 is also tried if its step time is less certain than this, since the reported speedup depends on it, once this
+# many seconds may be spent on it.
 _OFF_SD, _OFF_S = 0.06, 0.5
-# No depth is tried in hope before the estimate rests on so many drafts; before that, anything may seem possible.
+# No optimistic trial before the estimate rests on this many drafts; before that, almost any depth might be better.
 _EVIDENCE_DRAFTS = 200.0
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A trial under way in batch range `index`.
+    """A running trial in batch range `index`.
 
     Attributes:
-        depth: K in the meantime.
+        depth: K during the trial.
         started_s: When it began.
-        timed: Whether a step at its depth had been timed at these batch sizes before.
-        steps, drafts: Seen so far at its depth.
-        drafted_s: When the first draft was seen, at whatever batch size;
-        waited_s: seconds of steps until then.
+        timed: Whether a step at its depth and batch sizes had been timed before.
+        steps, drafts: Observed so far at its depth.
+        drafted_s: When the first draft was observed, at any batch size.
+        waited_s: Seconds of steps until then.
     """
 
     index: int
@@ -48,7 +47,7 @@ class Trial:
     waited_s: float = 0.0
 
     def saw(self, cells: tuple[StepCell, ...], prompts: PromptStats, batches: BatchRange, now_s: float) -> "Trial":
-        """Take in a report. Where requests come and go with nearly every step, only steps with prompts show drafts."""
+        """Observe a report. If the batch changes at nearly every step, only steps with prompts show drafts."""
         mine = [cell for cell in cells if cell.depth == self.depth and batches.first <= cell.batch_size <= batches.last]
         seconds = sum(cell.seconds for cell in cells) + sum(each.seconds for each in prompts.cells)
         drafted_s = self.drafted_s
@@ -64,13 +63,13 @@ class Trial:
 
     @property
     def saw_enough(self) -> bool:
-        """Whether to end it; a step that had been timed before need not be again."""
+        """Whether it may end; steps that had been timed before need not be timed again."""
         steps = self.timed or self.steps >= _STEPS_ENOUGH
         return steps and (self.drafts >= _DRAFTS_ENOUGH or self.depth == 0)
 
     def has_lasted(self, present: int, settings: DepthSettings, now_s: float) -> bool:
-        """Whether to give up. From K = 0 only those who come can draft, and until one has come a trial costs little:
-        so it waits for the first draft, which answers that are long and end together may hold off for long.
+        """Whether to give up. From K = 0 only new requests draft, and until one arrives a trial costs little. So it
+        waits for the first draft, which may take long while long answers run.
         """
         if present > 0:
             return now_s - self.started_s >= settings.trial_s_max
@@ -82,9 +81,10 @@ class Trial:
 def next_trial(
     forecast: Forecast, index: int, present: int, off_s: float, tried: frozenset[int] = frozenset()
 ) -> Trial | None:
-    """Return the trial to start from K = `present` where the load is; None if no depth has a chance to be better.
+    """Return the trial to start from K = `present` where the load is; None if no depth may be better.
 
-    `off_s` may be spent without drafts, to see what no speculation would give; depths in `tried` are left out of hope.
+    `off_s` seconds may be spent without drafts, to measure a step without speculation. Optimistic trials exclude the
+    depths in `tried`.
     """
     rungs = [rung for rung in allowed_depths(forecast, index, present) if rung != present]
     if present == 0 and _is_blind(forecast):
@@ -96,7 +96,7 @@ def next_trial(
     hopes = {}
     for rung in rungs:
         gain = forecast.gain(index, present, rung)
-        # What is accepted shows at any K that drafts.
+        # Acceptance is observed at any K above 0.
         sds = _HOPE_SDS if forecast.cost.measured((index, rung)) else _HOPE_SDS_FIRST
         hopes[rung] = gain.log_ratio + sds * (gain.seconds_sd if present else gain.sd)
     best = max(hopes, key=hopes.__getitem__, default=None)
@@ -112,6 +112,6 @@ def _trial(forecast: Forecast, index: int, depth: int) -> Trial:
 
 
 def _is_blind(forecast: Forecast) -> bool:
-    """Whether no draft has been seen lately, so that the estimate tells of traffic that may be gone."""
+    """Return whether no draft was observed lately, so that the estimate may describe past traffic."""
     seen_s = forecast.acceptance.seen_s
     return seen_s is None or forecast.now_s - seen_s >= forecast.settings.blind_s

@@ -1,4 +1,4 @@
-"""The rule itself: one report of one replica in, its plan out. Replica, simulator and tests call the same function."""
+"""The depth rule: takes one report of one replica, returns its plan. Replica, simulator and tests all call it."""
 
 from dataclasses import replace
 from typing import TypeVar
@@ -14,24 +14,24 @@ from peagle.router.depth.rule.trial import Trial, next_trial
 from peagle.router.depth.settings import DepthSettings
 from peagle.router.snapshot import DepthTable, PromptStats, StepCell, StepReport
 
-# Batch ranges without load follow their wish in every so many reports.
+# Batch ranges without load are reconsidered once in this many reports.
 _TURNS = 3
 
 Item = TypeVar("Item")
 
 
 def step(state: DepthState, report: StepReport, settings: DepthSettings, now_s: float) -> tuple[DepthState, DepthPlan]:
-    """Decide the depths of one replica. One that is silent gets no plan, and keeps the last.
+    """Decide the depths of one replica. A silent replica gets no new plan and keeps its last.
 
     Args:
-        state: What the last call returned, or `start(...)`.
-        report: What the replica says.
+        state: The result of the last call, or `start(...)`.
+        report: The replica's report.
         settings: May change between calls; limits take effect at once.
         now_s: The caller's clock, monotonic and the same in every call.
 
     Returns:
-        What to pass next time, and the plan to apply. Its version rises only if its depths change, and is above the
-        one that the replica applies.
+        The state for the next call, and the plan to apply. The plan's version rises only if its depths change, and
+        then exceeds the version that the replica applies.
     """
     if state.plan is None:
         state = calibrate(_adopted(state, report, settings), report.calibration, settings, now_s)
@@ -51,7 +51,7 @@ def step(state: DepthState, report: StepReport, settings: DepthSettings, now_s: 
     if wrong and governed_by_rule and state.guard.reason is None:
         tripped = replace(state, guard=state.guard.tripped(wrong, settings, now_s))
         static, reason = _static(settings), _until(wrong, settings, tripped.guard.until_s - now_s)
-        # Logged with what the guard went by, which the rule begins without from here on.
+        # Log the evidence that the guard used; the rule continues without it.
         told, plan = publish_uniform(
             _within_limits(tripped, settings),
             static,
@@ -78,7 +78,7 @@ def _decide(
     now_s: float,
     applied: DepthTable,
 ) -> tuple[DepthState, DepthPlan]:
-    """Choose by what governs: an operator's pin or pause, the guard, or what is learned."""
+    """Choose by what controls the table: an operator's pin or pause, the guard, or the learned estimates."""
     forecast = state.forecast(settings, now_s)
     if settings.limits.pin is not None:
         pin = min(max(settings.limits.pin, 0), settings.depth_max)
@@ -91,14 +91,14 @@ def _decide(
         return publish_uniform(state, _static(settings), Mode.FALLBACK, reason, Cause.GUARD, forecast, applied)
     causes: dict[int, Why] = {}
     state, ended = _watch_trial(state, forecast, cells, prompts, causes)
-    # A Router that was lost and comes back does not change a replica's table by its first report, on a guess.
+    # A restarted Router must not change a replica's table at its first report, on a guess.
     adopted = state.reports == 1 and applied.version > 0
     if (cells or prompts.cells) and not adopted:
         loaded = {range_index(cell.batch_size, settings.batch_max) for cell in cells}
         state = _move(state, forecast, loaded, ended, causes)
         state = _start_trial(state, forecast, loaded, causes)
     tried = state.depths
-    mode, reason = Mode.ADAPTIVE, "the depths that promise the most tokens/s"
+    mode, reason = Mode.ADAPTIVE, "the depths with the most predicted tokens/s"
     if state.trial is not None:
         tried = _with(tried, state.trial.index, state.trial.depth)
         mode, reason = Mode.PROBING, f"trying K = {state.trial.depth} at batch {forecast.ranges[state.trial.index]}"
@@ -117,7 +117,7 @@ def _decide(
 
 
 def _paused(state: DepthState, forecast: Forecast) -> tuple[DepthState, tuple[int, ...]]:
-    """The table as it is, within the operator's bounds; a probe is no table to stay at."""
+    """Return the current table within the operator's bounds; without a running trial."""
     assert state.plan is not None
     untried = state.plan.untried
     table = state.plan.table if untried is None else replace(state.plan.table, depths=untried)
@@ -128,23 +128,23 @@ def _paused(state: DepthState, forecast: Forecast) -> tuple[DepthState, tuple[in
 
 
 def _holds(change: DepthChange, index: int | None, forecast: Forecast) -> bool:
-    """Whether a change reaches the batch sizes where the load is."""
+    """Return whether a change affects the batch sizes where the load is."""
     return index is not None and change.batch_first <= forecast.ranges[index].at <= change.batch_last
 
 
 def _watch_trial(
     state: DepthState, forecast: Forecast, cells: tuple[StepCell, ...], prompts: PromptStats, causes: dict[int, Why]
 ) -> tuple[DepthState, Trial | None]:
-    """Look on, or end the trial, which is then returned: the rule chooses with what it brought."""
+    """Observe the trial, or end it. A trial that ends is returned, so that the rule can use its result."""
     if state.trial is None:
         return state, None
     index = state.trial.index
     trial = state.trial.saw(cells, prompts, forecast.ranges[index], forecast.now_s)
     if state.main != index:
-        # Nothing more to be learned here, and nothing against the depth.
-        causes[index] = Why(Cause.PROBE_REVERTED, "the load has moved on")
+        # The trial can learn nothing more in this range, and nothing speaks against its depth.
+        causes[index] = Why(Cause.PROBE_REVERTED, "the load has moved to other batch sizes")
     elif trial.saw_enough or trial.has_lasted(state.depths[index], forecast.settings, forecast.now_s):
-        said = "it is not better" if trial.saw_enough else "too little was drafted to tell"
+        said = "it is not better" if trial.saw_enough else "too few drafts to tell"
         causes[index] = Why(Cause.PROBE_REVERTED, said)
     else:
         return replace(state, trial=trial), None
@@ -154,10 +154,10 @@ def _watch_trial(
 def _move(
     state: DepthState, forecast: Forecast, loaded: set[int], ended: Trial | None, causes: dict[int, Why]
 ) -> DepthState:
-    """Give every batch range that is not on trial the depth that it should have."""
+    """Give every batch range without a running trial its best depth."""
     depths, trials_left = list(state.depths), list(state.trials_left)
     for index, before in enumerate(depths):
-        # Where the load is, every report counts; elsewhere ranges take turns, which bounds the work.
+        # Ranges with load are reconsidered in every report; the others take turns, which bounds the work.
         idle = index not in loaded and (index + state.reports) % _TURNS
         if idle or (state.trial is not None and state.trial.index == index):
             continue
@@ -165,18 +165,18 @@ def _move(
             continue
         depths[index] = wished.depth
         if wished.depth == 0:
-            # Nothing more is seen of acceptance from here on, so it is looked at again soon.
+            # At K = 0 acceptance is no longer observed, so schedule a trial soon.
             trials_left[index] = max(1.0, trials_left[index])
         causes[index] = Why(Cause.GAIN, f"{wished.gain.ratio:.1%} more tokens/s predicted at K = {wished.depth}")
         if wished.forced:
             causes[index] = Why(Cause.LATENCY, "the step takes longer than the inter-token target")
         elif ended is not None and ended.index == index:
-            causes[index] = Why(Cause.PROBE_ADOPTED, "it proved better while it was tried", before=before)
+            causes[index] = Why(Cause.PROBE_ADOPTED, "it proved better in the trial", before=before)
     return replace(state, depths=tuple(depths), trials_left=tuple(trials_left))
 
 
 def _start_trial(state: DepthState, forecast: Forecast, loaded: set[int], causes: dict[int, Why]) -> DepthState:
-    """Try another depth where the load is, if one is worth it."""
+    """Start a trial of another depth where the load is, if one is worthwhile."""
     index = state.main
     if state.trial is not None or index not in loaded or index is None or index in causes:
         return state
@@ -184,13 +184,13 @@ def _start_trial(state: DepthState, forecast: Forecast, loaded: set[int], causes
     if left < 1.0:
         return state
     if (trial := next_trial(forecast, index, present, state.off_s, tried)) is None:
-        # What was tried already may be again, but at leisure.
+        # A depth that was tried already may be tried again, but less often.
         trial, left = next_trial(forecast, index, present, state.off_s), 1.0
     if trial is None:
         return state
-    # To K = 0 and from it they are dear: who runs at K = 0 drafts no more, and only those who come will.
+    # Trials to and from K = 0 are expensive: requests that run at K = 0 stop drafting, and only new ones draft.
     left = max(0.0, left - (1.0 if present else 2.0)) if trial.depth else 0.0
-    causes[index] = Why(Cause.PROBE, f"to see what K = {trial.depth} yields")
+    causes[index] = Why(Cause.PROBE, f"trial of K = {trial.depth}")
     return replace(
         state,
         trial=trial,
@@ -200,11 +200,11 @@ def _start_trial(state: DepthState, forecast: Forecast, loaded: set[int], causes
 
 
 def _adopted(state: DepthState, report: StepReport, settings: DepthSettings) -> DepthState:
-    """Start from what the replica applies now, trials aside: a tuner that was lost and comes back changes no plan."""
+    """Start from the replica's current table, without trials, so that a restarted tuner changes no plan."""
     table = report.added.table
     own = table if report.untried is None else replace(table, depths=report.untried)
     depths = tuple(_on_ladder(own.depth_at(batches.at), settings) for batches in batch_ranges(settings.batch_max))
-    plan = DepthPlan(table, Mode.ADAPTIVE, "as the replica had it")
+    plan = DepthPlan(table, Mode.ADAPTIVE, "the replica's previous plan")
     return replace(state, depths=depths, plan=plan)
 
 
@@ -215,7 +215,7 @@ def _within_limits(state: DepthState, settings: DepthSettings) -> DepthState:
 
 
 def _on_ladder(depth: int, settings: DepthSettings) -> int:
-    """The deepest rung within the operator's bounds that is not above `depth`, or the lowest."""
+    """Return the deepest rung within the operator's bounds that is at most `depth`, or else the lowest rung."""
     rungs = settings.rungs
     return max((rung for rung in rungs if rung <= depth), default=rungs[0])
 

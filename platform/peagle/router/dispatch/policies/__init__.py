@@ -1,4 +1,4 @@
-"""The one table of dispatch policies. A new one is a file here and its row below; nothing else names it."""
+"""The table of dispatch policies. A new policy is a file here and a row below; nothing else names it."""
 
 from collections.abc import Mapping
 

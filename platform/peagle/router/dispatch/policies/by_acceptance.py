@@ -1,7 +1,7 @@
-"""As `soonest`, by what is known of the request's own acceptance: requests that differ in it come apart by themselves.
+"""Like `soonest`, with the expected acceptance of the request, so that requests separate by acceptance.
 
-A replica that drafts deep is quick for a request whose drafts are right, and slow for one whose are not. So each goes
-where it is served better, and the depth rule of each replica then finds the K of its own kind.
+A replica with a large K is fast for a request with high acceptance and slow for one with low acceptance. So each goes
+where it is served faster, and the depth rule of each replica finds the K for the requests that it gets.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from peagle.router.dispatch.scorers import decode_by_acceptance_s, prefill_s, wa
 BY_ACCEPTANCE = replace(
     SOONEST,
     name="by-acceptance",
-    description="as soonest, by how often drafts were right for earlier requests of its system prompt or client",
+    description="like soonest, with the acceptance of earlier requests of the same system prompt or client",
     reason="by-acceptance",
     scorers={"wait_s": wait_s, "prefill_s": prefill_s, "decode_by_acceptance_s": decode_by_acceptance_s},
     by_kind=True,

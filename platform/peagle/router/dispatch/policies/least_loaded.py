@@ -1,27 +1,27 @@
-"""The replica with the fewest requests, its cache the emptiest among equals; prefixes have no home."""
+"""The replica with the fewest requests, then the emptiest KV cache; prefixes have no home."""
 
 from peagle.router.dispatch.filters import kv_room, not_full, not_tried, ready
 from peagle.router.dispatch.policy import Candidate, HomeUse, Policy
 from peagle.router.dispatch.scorers import in_flight_requests, least_cost
 from peagle.router.snapshot import RouteRequest
 
-# A full cache costs less than one request, so that it decides only between equal counts.
+# A full cache costs less than one request, so it only decides between equal counts.
 _FULL_CACHE_REQUESTS = 0.5
 
 
 def load_requests(request: RouteRequest, candidate: Candidate) -> float:
-    """Return the requests there: reported, and sent since."""
+    """Return the requests at the replica: reported, and sent since."""
     return candidate.requests
 
 
 def kv_usage_requests(request: RouteRequest, candidate: Candidate) -> float:
-    """Return the part of one request that the use of the KV cache counts as."""
+    """Return the KV cache usage as a fraction of one request."""
     return 0.0 if candidate.snapshot is None else _FULL_CACHE_REQUESTS * candidate.snapshot.kv_usage_ratio
 
 
 LEAST_LOADED = Policy(
     name="least-loaded",
-    description="the replica with the fewest requests, or of equals the one with the most room in its KV cache",
+    description="the replica with the fewest requests; among equals, the one with the most room in its KV cache",
     reason="least-loaded",
     homes=HomeUse.NONE,
     needs_rates=False,

@@ -1,4 +1,4 @@
-"""The home of the request's prefix as long as that may take more; otherwise the least loaded replica."""
+"""The home of the request's prefix while it may take more; otherwise the least loaded replica."""
 
 from dataclasses import replace
 
@@ -8,6 +8,6 @@ from peagle.router.dispatch.policy import HomeUse
 PREFIX_AFFINITY = replace(
     LEAST_LOADED,
     name="prefix-affinity",
-    description="the replica that the request's prefix belongs to while that may take more, or else the least loaded",
+    description="the home of the request's prefix while it may take more, otherwise the least loaded replica",
     homes=HomeUse.FIRST,
 )

@@ -1,4 +1,4 @@
-"""The replica that is expected to finish the request first; least in-flight where reports are stale."""
+"""The replica that is expected to finish the request first; least in flight if reports are stale."""
 
 from peagle.router.dispatch.filters import kv_room, not_full, not_tried, ready
 from peagle.router.dispatch.policy import HomeUse, Policy

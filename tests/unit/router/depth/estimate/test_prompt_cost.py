@@ -83,5 +83,5 @@ def test_prompts_of_a_report_that_repeats_what_was_learned_count_once() -> None:
 def test_an_impossible_count_teaches_nothing_and_the_guard_acts(prompts: PromptStats) -> None:
     state, plan = step(start(SETTINGS), StepReport(StepStats(STATIC, 7, (good_cell(),), prompts)), SETTINGS, 0.5)
     assert plan.mode is Mode.FALLBACK
-    assert "prompts below zero" in plan.reason
+    assert "negative counts of prompts" in plan.reason
     assert state.prompts == PromptCost()
