@@ -1,1 +1,1 @@
-"""Live depth inside the engine core: the scheduler that cuts drafts, its table, sums over steps, calibration."""
+"""Live depth inside the engine core: the scheduler that cuts drafts, its depth table, step sums and calibration."""

@@ -1,7 +1,6 @@
-"""Times an engine's steps before it takes requests: what a step takes at each batch size and K on this machine.
+"""Times an engine's steps by batch size and K on this machine, before the engine takes requests.
 
-So the depth rule need not find that out on clients' time, one trial after the other, nor rest on a guess made for
-another model or another device.
+The depth rule then needs neither trials on client requests nor a prior made for another model or device.
 """
 
 import asyncio
@@ -19,43 +18,43 @@ from vllm.sampling_params import RequestOutputKind
 from peagle.engine.depth.live_depth import StepStatsReader, read_step_stats, set_depths
 from peagle.router.snapshot import DepthTable, StepCell, StepStats, StepTime
 
-# Contexts grow while requests are timed, and a step takes longer over longer ones. So all K that draft take turns on
-# the same requests, there and back, which gives each the same context on average; and K = 0, after which these may
-# draft no more, has others, as long as those were on average. The rule itself finds out what clients' contexts cost.
+# Contexts grow while requests are timed, and longer contexts make steps slower. So all drafting K take turns on the
+# same requests, forwards and backwards, which gives each K the same mean context. Requests cannot draft again after
+# K = 0, so K = 0 gets other requests, with prompts of that mean length. The rule itself learns clients' contexts.
 _PROMPT_TOKENS, _PROMPT_SHARE_MAX = 64, 0.25
-# There and back. A machine that is busy for a moment is so for one of a K's two turns.
+# Forwards and backwards, so that a short disturbance hits only one of a K's two turns.
 _TURNS = 2
-# K = 0 gets as much time as so many others: its prompts are longer.
+# Share of the time for K = 0, relative to the other K: its prompts are longer.
 _ZERO_WEIGHT = 2
-# A turn has enough with so many steps; with fewer than the least it tells nothing.
+# Steps after which a turn ends, and the minimum for a turn to count.
 _STEPS_MAX, _STEPS_MIN = 8, 2
-# Steps that take so many times the median were held up, such as by another process. Those that draft deeper than the
-# others, as one in a few does, take longer too, but not so much.
+# Steps that take this multiple of the median were held up, for example by another process. Steps that draft deeper, one
+# in a few, are slower too, but by less.
 _STALLED = 2.0
-# Short, so that few steps end between two readings, and one that was held up is seen by itself.
+# Short, so that few steps end between two readings and a delayed step shows up separately.
 _POLL_S = 0.005
-# Of all the time; the rest is for what overruns.
+# Share of the time that is planned; the rest is for overruns.
 _PLANNED_SHARE = 0.85
 
 
 async def calibrate(
     engine_client: Any, batch_sizes: Sequence[int], depths: Sequence[int], seconds: float, *, by_request: bool = False
 ) -> tuple[StepTime, ...]:
-    """Time the steps of an idle `AsyncLLM` with live depth; its depths and its prefix cache are as before afterwards.
+    """Time the steps of an idle `AsyncLLM` with live depth; restores its depths and leaves its prefix cache empty.
 
     Args:
-        engine_client: The engine. What its statistics have of this is left in them.
-        batch_sizes: To be timed, each at every K of `depths`; those for which the KV cache has no room are left out.
-        depths: K, each at most what the engine drafts.
-        by_request: Whether K is one on average, for which more may be drafted.
-        seconds: All that may be spent. The largest and the smallest batch come first, then those between.
+        engine_client: The engine. Its statistics include the timed steps.
+        batch_sizes: Batch sizes to time at every K of `depths`; sizes that exceed the KV cache are skipped.
+        depths: Values of K, each at most what the engine drafts.
+        by_request: Whether K is an average, for which the engine may draft deeper.
+        seconds: Time limit. The largest and the smallest batch come first, then those between.
 
     Returns:
-        What was timed by then, in the order of its being timed.
+        What was timed within the limit, in the order of measurement.
 
     Raises:
         ConfigError: The engine runs without live depth.
-        ExceptionGroup: It failed a request.
+        ExceptionGroup: The engine failed a request.
     """
     ends_s = _now_s() + _PLANNED_SHARE * seconds
     before = (await read_step_stats(engine_client)).table
@@ -77,7 +76,7 @@ async def calibrate(
 
 
 class _Points:
-    """What was timed, by batch size and K, and the version of the last table that was sent."""
+    """Timed steps by batch size and K, and the version of the last table sent."""
 
     def __init__(self, client: Any, depths: Sequence[int], version: int, by_request: bool) -> None:
         self.version = version
@@ -88,19 +87,19 @@ class _Points:
         self._zero = len(self._drafting) < len(depths)
 
     async def time_batch(self, batch_size: int, ends_s: float) -> None:
-        """Time all K with so many requests; one that gets not even a few steps by then has them all the same."""
+        """Time every K at this batch size. Each K gets at least the minimum of steps, even past `ends_s`."""
         prompt_tokens = _prompt_tokens(self._client)
         if self._drafting:
             share = len(self._drafting) / (len(self._drafting) + _ZERO_WEIGHT * self._zero)
             grown = await self._take_turns(batch_size, self._drafting, prompt_tokens, _part(ends_s, share))
-            # Those at K = 0 will grow, too.
+            # Contexts at K = 0 grow, too.
             longer = max(0, grown - _TURNS * _STEPS_MAX) // 2
             prompt_tokens = min(prompt_tokens + longer, _context(self._client) // 2)
         if self._zero:
             await self._take_turns(batch_size, [0], prompt_tokens, ends_s)
 
     async def _take_turns(self, batch_size: int, depths: Sequence[int], prompt_tokens: int, ends_s: float) -> int:
-        """Returns by how many tokens each request has grown."""
+        """Time each depth in both directions; return by how many tokens each request has grown."""
         turns = [*depths, *reversed(depths)]
         timed: dict[int, list[StepTime]] = {depth: [] for depth in depths}
         await self._use(turns[0])
@@ -121,7 +120,7 @@ class _Points:
 
 
 def spread(items: Sequence[int]) -> list[int]:
-    """The last and the first of `items`, then what halves the gaps: any beginning of it tells of the whole."""
+    """Return the last and the first of `items`, then those that halve the gaps, so any prefix covers the range."""
     order = [len(items) - 1, 0] if len(items) > 1 else list(range(len(items)))
     gaps = [(0, len(items) - 1)]
     for first, last in gaps:
@@ -134,7 +133,7 @@ def spread(items: Sequence[int]) -> list[int]:
 
 @dataclass(slots=True)
 class _Batch:
-    """Requests that run: the tokens that they got so far, and whether one of them has ended by itself."""
+    """Running requests: the tokens they got so far, and whether one of them has ended by itself."""
 
     tokens: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -142,9 +141,9 @@ class _Batch:
 
 @asynccontextmanager
 async def _running(client: Any, batch_size: int, prompt_tokens: int, ends_s: float) -> AsyncIterator[_Batch]:
-    """So many requests meanwhile, all of which decode, if they have all begun by `ends_s`; they are aborted then.
+    """Run `batch_size` requests and yield once all decode or `ends_s` is reached; abort them afterwards.
 
-    Raises ExceptionGroup where one fails.
+    Raises ExceptionGroup if a request fails.
     """
     numbers = random.Random(f"{batch_size} {prompt_tokens}")
     vocabulary = client.model_config.get_vocab_size()
@@ -183,10 +182,10 @@ async def _running(client: Any, batch_size: int, prompt_tokens: int, ends_s: flo
 
 
 async def _timed(client: Any, batch_size: int, depth: int, ends_s: float, ended: asyncio.Event) -> StepTime | None:
-    """Steps of that kind until `ends_s`, or until there are a few; None where the batch did not stay whole, or never
-    was: a step may have no budget for all of its tokens.
+    """Time steps of this batch size and K until `ends_s` or `_STEPS_MAX`. None if the batch was never complete: the
+    token budget of a step may be too small for all of its requests.
 
-    The first one is left out: it may verify what was drafted for another K, and be slower.
+    The first step is excluded: it may verify drafts made for another K, and be slower.
     """
     begun: StepStats | None = None
     stats = StepStatsReader(client)
@@ -212,14 +211,14 @@ async def _timed(client: Any, batch_size: int, depth: int, ends_s: float, ended:
 
 
 def _usual_s(parts: Sequence[StepTime]) -> float:
-    """The mean seconds of a step, of `parts` of which none but the sum is known, without those that were held up."""
+    """Return the mean seconds of a step, without delayed steps; each of `parts` is the sum of a few steps."""
     middle_s = median_low(_step_s(part) for part in parts for _ in range(part.steps))
     kept = [part for part in parts if _step_s(part) <= _STALLED * middle_s]
     return sum(part.seconds for part in kept) / sum(part.steps for part in kept)
 
 
 def _mean(turns: Sequence[StepTime]) -> StepTime:
-    """All of one K's turns, each of the same weight: the context of one makes up for that of the other."""
+    """Average all turns of one K with equal weight, so that short and long contexts balance."""
     steps = sum(each.steps for each in turns)
     return StepTime(turns[0].batch_size, turns[0].depth, steps, steps * fmean(map(_step_s, turns)))
 
@@ -229,7 +228,7 @@ def _step_s(part: StepTime) -> float:
 
 
 def _cell(now: StepStats, before: StepStats, batch_size: int, depth: int) -> StepCell | None:
-    """What was added of that kind, if any step was."""
+    """Return what was added for this batch size and K; None without a step."""
     cells = now.since(before).cells
     return next((cell for cell in cells if (cell.batch_size, cell.depth) == (batch_size, depth) and cell.steps), None)
 
@@ -243,25 +242,25 @@ def _prompt_tokens(client: Any) -> int:
 
 
 def _room(client: Any, depths: Sequence[int]) -> int:
-    """How many requests the KV cache holds until they are timed, at most; of one, the engine has room in any case."""
+    """Return how many requests the KV cache holds until they are timed; at least 1."""
     cache = client.vllm_config.cache_config
-    grown = _TURNS * _STEPS_MAX * sum(depth + 1 for depth in depths if depth)  # were all drafts right
+    grown = _TURNS * _STEPS_MAX * sum(depth + 1 for depth in depths if depth)  # if all drafts were accepted
     tokens = min(_prompt_tokens(client) + grown, _context(client))
     blocks: int = -(-tokens // cache.block_size)
     return max(1, (cache.num_gpu_blocks or 0) // blocks)
 
 
 def _now_s() -> float:
-    """The event loop's time, by which its timeouts end."""
+    """Return the time on the event loop's clock, which its timeouts use."""
     return asyncio.get_running_loop().time()
 
 
 def _part(ends_s: float, share: float) -> float:
-    """The end of a share of the time from now to `ends_s`."""
+    """Return the end of a share of the time from now to `ends_s`."""
     now_s = _now_s()
     return now_s + max(0.0, ends_s - now_s) * share
 
 
 def _weight(batch_size: int) -> float:
-    """Share of the time: larger batches take longer, if not in proportion."""
+    """Return the share of time for a batch size: larger batches take longer, but less than in proportion."""
     return float((batch_size + 8.0) ** 0.75)

@@ -1,4 +1,4 @@
-"""A request's own bound of K, which its client wrote, and schedulers of a fixed K that keep to it."""
+"""A client's bound of K for its request, and schedulers with a fixed K that respect it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from peagle.engine.patches.step_drafts import OWN_DEPTHS, DraftTakingScheduler
 
 
 def bound_of(request: Request) -> int | None:
-    """The most draft tokens that a step may verify for this request; None where it has no bound."""
+    """Return the most draft tokens that a step may verify for this request; None without a bound."""
     params = request.sampling_params
     extra = params.extra_args if params is not None else None
     bound: int | None = extra.get(DEPTH_MAX_ARG) if extra else None
@@ -20,10 +20,10 @@ def bound_of(request: Request) -> int | None:
 
 
 def tell_own_depths(output: SchedulerOutput, requests: Mapping[str, Request], resting: frozenset[str]) -> None:
-    """Say in `output` whose drafts are to be fewer than the step's: nobody verifies the others.
+    """Record in `output` the requests whose drafts are shorter than the step's; no one verifies the rest.
 
     Args:
-        resting: Who drafts nothing.
+        resting: Requests that draft nothing.
     """
     own = {}
     for request_id in output.num_scheduled_tokens:
@@ -36,7 +36,7 @@ def tell_own_depths(output: SchedulerOutput, requests: Mapping[str, Request], re
 
 
 class StaticDepthScheduler(DraftTakingScheduler):
-    """A fixed K, and requests' own bounds below it."""
+    """Schedules a fixed K, and requests' own bounds below it."""
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         for request in self.running:
@@ -48,10 +48,10 @@ class StaticDepthScheduler(DraftTakingScheduler):
         return output
 
     def _get_local_prefix_cache_hit(self, request: Request) -> Any:
-        """vLLM asks this of a request as it is about to come in: empty drafts, too, would be beyond its bound."""
+        """vLLM calls this before it admits a request. Empty drafts would also exceed the request's bound."""
         self.pad_with_empty_drafts(bound_of(request) is None)
         return super()._get_local_prefix_cache_hit(request)
 
 
 class AsyncStaticDepthScheduler(StaticDepthScheduler, AsyncScheduler):  # type: ignore[misc]
-    """The same where the next step is scheduled before the last one's output is known."""
+    """The same for asynchronous scheduling, which schedules the next step before the last output is known."""

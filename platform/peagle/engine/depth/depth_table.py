@@ -1,4 +1,4 @@
-"""Check a depth table before the engine indexes it every step."""
+"""Checks a depth table before the engine indexes it every step."""
 
 from peagle.errors import ConfigError
 from peagle.router.snapshot import DepthTable
@@ -7,18 +7,18 @@ from peagle.router.snapshot import DepthTable
 def next_table(
     version: int, depths: list[int], current: DepthTable, depth_max: int, batch_max: int, *, by_request: bool = False
 ) -> DepthTable:
-    """The table to apply after `current`; `current` itself if it is sent again.
+    """Return the table to apply after `current`; `current` itself if it is sent again.
 
     Args:
         version: At least `current.version`, so that a late message never undoes a newer plan.
         depths: K for batch size 0, 1, 2, …; 1 to `batch_max` + 1 entries, each in 0..`depth_max`.
-        by_request: Whether that is K on average.
+        by_request: Whether K is an average over the batch.
 
     Raises:
-        ConfigError: One of these does not hold. Names the entry, its value and what is allowed.
+        ConfigError: A value is invalid. Names the entry, its value and the allowed range.
     """
     if not _is_count(version):
-        raise ConfigError("depth table version", version, "it is no whole number from 0", "Send an integer.")
+        raise ConfigError("depth table version", version, "it must be an integer from 0", "Send an integer.")
     if not isinstance(depths, list | tuple) or not 1 <= len(depths) <= batch_max + 1:
         size = len(depths) if isinstance(depths, list | tuple) else depths
         raise ConfigError(
@@ -34,7 +34,7 @@ def next_table(
         raise ConfigError(
             "depth table version",
             version,
-            f"version {current.version} is applied already",
+            f"version {current.version} is already applied",
             f"Send version {current.version + 1} or above.",
         )
     return table

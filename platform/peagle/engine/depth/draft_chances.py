@@ -1,4 +1,4 @@
-"""How likely each draft is to be right: by the drafter's own confidence, or by what became of its request's last ones.
+"""Predicts whether each draft is accepted: from the drafter's confidence, or from its request's earlier drafts.
 
 Imports no vllm.
 """
@@ -8,22 +8,22 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
-# What a drafter gives a token as its probability, in classes. Most of what it is sure of lies near 1.
+# Edges of the classes of the drafter's confidence. Most confident drafts lie near 1.
 _EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 _MIDDLES = tuple((low + high) / 2 for low, high in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True))
-# A class begins as if so many drafts had been right as often as the drafter says, and holds so many at most.
+# A class starts as if this many drafts had been accepted as often as the drafter predicts, and holds this many at most.
 _PRIOR_DRAFTS, _DRAFTS_MAX = 8.0, 1024.0
-# Where the confidence is not known: how often a draft is wrong at first, and how many misses a request is taken to have
-# had as often as others before it has any of its own. Both are forgotten, the latter over so many drafts.
+# Without confidence: initial rate of misses; misses that shrink a request's own rate towards the mean; and half-life of
+# a request's own misses, in drafts.
 _MISSES, _SHRUNK_MISSES, _FORGOTTEN_DRAFTS = 0.3, 2.0, 30.0
 
 
 class DraftChances:
-    """Learns from the drafts that were checked.
+    """Learns acceptance from verified drafts.
 
-    With a confidence: the share of drafts of this position and confidence that were right, where those before them
-    were. Without: each position has a rate of misses, which a request's own misses raise or lower (gamma-Poisson
-    shrinkage of a frailty, as in survival analysis).
+    With confidence: the share of drafts accepted at this position and confidence, given that those before were.
+    Without: each position has a rate of misses, which a request's own misses raise or lower (gamma-Poisson shrinkage of
+    a frailty, as in survival analysis).
     """
 
     def __init__(self, depth_max: int) -> None:
@@ -31,17 +31,17 @@ class DraftChances:
         self._right = [[_PRIOR_DRAFTS * middle for middle in _MIDDLES] for _ in range(depth_max)]
         self._missed = [_PRIOR_DRAFTS * _MISSES] * depth_max
         self._exposed = [_PRIOR_DRAFTS] * depth_max
-        # By request: its misses, and how many another would have had.
+        # By request: its misses, and the number expected of a mean request.
         self._of_request: dict[str, tuple[float, float]] = {}
 
     def __len__(self) -> int:
         return len(self._of_request)
 
     def survival(self, request_id: str, length: int, confidence: Sequence[float] | None) -> list[float]:
-        """Probability that the first j + 1 drafts are all right, at index j; `length` entries.
+        """Return the probability that the first j + 1 drafts are all accepted, at index j; `length` entries.
 
         Args:
-            confidence: The drafter's probability of each drafted token; None where it is not known.
+            confidence: The drafter's probability of each drafted token; None if unknown.
         """
         if confidence is None:
             frailty = self._frailty(request_id)
@@ -55,9 +55,9 @@ class DraftChances:
         return list(accumulate(each, mul))
 
     def learn(self, request_id: str, confidence: Sequence[float] | None, first: int, end: int, right: int) -> None:
-        """Take in the drafts `first` to `end` (exclusive) of one request, the first `right` of all of which were right.
+        """Learn from the drafts `first` to `end` (exclusive) of one request, of which the first `right` were accepted.
 
-        Those behind a wrong one tell nothing.
+        Drafts behind a rejected one carry no information.
         """
         reached = range(first, min(end, right + 1))
         if confidence is None:
@@ -72,7 +72,7 @@ class DraftChances:
             self._right[position][at] += position < right
 
     def forget(self, request_id: str) -> None:
-        """The request ended."""
+        """Forget a request that has ended."""
         self._of_request.pop(request_id, None)
 
     def _frailty(self, request_id: str) -> float:
@@ -86,7 +86,7 @@ class DraftChances:
             wrong = position >= right
             expected += self._missed[position] / self._exposed[position]
             missed += wrong
-            # Deep drafts are those of requests that miss seldom, and are weighed as such.
+            # Deep drafts come from requests that rarely miss, so they count with that request's rate.
             if self._exposed[position] >= _DRAFTS_MAX:
                 self._exposed[position] /= 2.0
                 self._missed[position] /= 2.0

@@ -1,8 +1,8 @@
-"""Where the drafter's cache has gaps, because steps ran without it: in requests, and in what they leave for others.
+"""Gaps in the drafter's KV cache, left by steps that ran without it: in requests and in the prefix cache.
 
-A request with a gap drafts no more. What it computed meanwhile stays in the prefix cache, which the target can use and
-the drafter cannot: whoever drafts over a gap is right less often. So blocks with one are remembered, and a request that
-is to draft computes them anew; one that is not uses them as they are.
+A request with a gap no longer drafts. Its blocks stay in the prefix cache, which the target can use but the drafter
+cannot: drafts over a gap are accepted less often. So blocks with a gap are remembered. A request that will draft
+recomputes them; other requests use them unchanged.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,13 +13,13 @@ from vllm.v1.request import Request
 
 
 class DrafterGaps:
-    """Requests with a gap, by id, and cached blocks with one."""
+    """Requests and cached blocks with a gap."""
 
     def __init__(self, cache: KVCacheManager) -> None:
         self._cache = cache
-        # By request, up to which of its tokens all is as it should be, or was looked at.
+        # By request, the number of leading tokens without a gap or already checked.
         self._seen_tokens: dict[str, int] = {}
-        # By block, under what it was cached: a block that now holds something else has no gap.
+        # Hash of each block when it was cached: a block that now holds other tokens has no gap.
         self._hashes: dict[int, bytes] = {}
 
     def __contains__(self, request_id: str) -> bool:
@@ -29,30 +29,30 @@ class DrafterGaps:
         return bool(self._seen_tokens)
 
     def among(self, request_ids: Iterable[str]) -> frozenset[str]:
-        """Which of these have a gap."""
+        """Return those of the requests that have a gap."""
         return frozenset(filter(self._seen_tokens.__contains__, request_ids)) if self._seen_tokens else frozenset()
 
     def open(self, request: Request, tokens: int) -> None:
-        """Behind its first `tokens` the drafter misses some of this request, which drafts no more."""
+        """Record that the drafter lacks this request's tokens beyond the first `tokens`; it no longer drafts."""
         self._seen_tokens.setdefault(request.request_id, tokens)
 
     def close(self, request: Request) -> None:
-        """The request gives up its blocks: it has ended, or starts again without a gap."""
+        """Close a request that gives up its blocks: it has ended, or restarts without a gap."""
         self._remember(request.request_id)
         self._seen_tokens.pop(request.request_id, None)
 
     def forget(self) -> None:
-        """Nothing is cached any more."""
+        """Forget all blocks after the prefix cache was emptied."""
         self._hashes.clear()
 
     def remember(self) -> None:
-        """Note which blocks of those that have a gap are cached by now."""
+        """Record which blocks with a gap are cached by now."""
         for request_id in self._seen_tokens:
             self._remember(request_id)
 
     def uncache_for(self, request: Request) -> None:
-        """Take blocks that were noted out of the prefix cache where `request` would find them."""
-        # More than one block may hold the same tokens.
+        """Evict recorded blocks from the prefix cache if `request` would find them."""
+        # Several blocks may hold the same tokens.
         while self._hashes and (found := self._found_by(request)):
             self._cache.evict_blocks(found)
             for block in found:
@@ -68,7 +68,7 @@ class DrafterGaps:
         }
 
     def _remember(self, request_id: str) -> None:
-        """Note the blocks of a request that are cached by now, from where it was last looked at."""
+        """Record the blocks of a request that are cached by now, from the last checked position."""
         tokens = self._seen_tokens.get(request_id)
         if tokens is None or not self._cache.enable_caching:
             return
@@ -81,6 +81,6 @@ class DrafterGaps:
         self._seen_tokens[request_id] = reached
 
     def _blocks_of(self, request_id: str) -> Iterator[tuple[list[Any], int]]:
-        """For each group of layers its blocks, and how many tokens each of them holds."""
+        """Yield the blocks of each group of layers, and the tokens per block."""
         for manager in self._cache.coordinator.single_type_managers:
             yield manager.req_to_blocks.get(request_id, []), manager.block_size

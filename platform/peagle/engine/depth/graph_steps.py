@@ -1,4 +1,4 @@
-"""What steps ran as, counted where they are scheduled; and the padding of steps that only a uniform batch replays."""
+"""Counts the kind of CUDA graph of each step, and pads steps if only uniform batches have graphs."""
 
 from collections import Counter
 from typing import Any
@@ -12,12 +12,12 @@ from peagle.router.graphs import GraphKind
 
 
 class GraphCountingScheduler(DraftTakingScheduler):
-    """Adds to vLLM's scheduler counts of decode steps by kind of graph, as a GPU's worker tells them.
+    """Counts decode steps by kind of graph, as reported by the GPU worker.
 
-    Where full graphs take uniform batches only, one request without a draft leaves its whole step without a graph. So
-    requests that rest, as the drafter's cache has a gap, verify as many tokens as the others: what the drafter made of
-    that cache. The target judges them as any others, so outputs do not change, and acceptance is not counted. Requests
-    with a bound of their own keep to it.
+    If full graphs accept only uniform batches, one request without a draft leaves the whole step without a graph. So
+    requests that rest because of a gap verify as many tokens as the others, using the drafts made from that incomplete
+    cache. The target judges them as usual, so outputs do not change; their acceptance is not counted. Requests with
+    their own bound keep to it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -28,7 +28,7 @@ class GraphCountingScheduler(DraftTakingScheduler):
 
     @property
     def steps_by_graph(self) -> dict[str, int]:
-        """Decode steps by the kind of graph that they ran as; empty where there are no graphs at all."""
+        """Decode steps by the kind of graph that they ran as; empty without CUDA graphs."""
         return dict(self._steps_by_graph)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -41,7 +41,7 @@ class GraphCountingScheduler(DraftTakingScheduler):
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
-        # Of a worker whose process has no such type, and on a CPU, it is vLLM's own or nothing.
+        # On a CPU, or if the worker does not have this type, it is vLLM's own statistic or None.
         ran_as = model_runner_output.cudagraph_stats
         if (kind := getattr(ran_as, "kind", None)) is not None:
             if not self._steps_by_graph:
@@ -53,10 +53,10 @@ class GraphCountingScheduler(DraftTakingScheduler):
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _pad_to_uniform(self) -> list[Any]:
-        """Give requests without a draft as many places for one as all others have, where the device holds drafts.
+        """Give requests without a draft as many draft slots as the others, if drafts stay on the device.
 
         Returns:
-            Those that had none; nobody where the step would not be uniform all the same.
+            The padded requests; empty if the step would not become uniform.
         """
         last = self._last
         if last is None or not self.scheduler_config.async_scheduling:

@@ -1,6 +1,6 @@
-"""Talk to a running engine about its depth: set the table, read the step statistics.
+"""Sets the depth table of a running engine and reads its step statistics.
 
-Under data parallelism the table reaches every engine, and the statistics are those of the first.
+With data parallelism the table reaches every engine; the statistics are those of the first.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ async def set_depths(engine_client: Any, table: DepthTable) -> None:
 
 
 async def read_step_stats(engine_client: Any) -> StepStats:
-    """Everything an `AsyncLLM` has summed since it started. Who reads again and again keeps a `StepStatsReader`.
+    """Return the sums of an `AsyncLLM` since it started. For repeated reads use a `StepStatsReader`.
 
     Raises:
         ConfigError: The engine runs without live depth.
@@ -32,14 +32,14 @@ async def read_step_stats(engine_client: Any) -> StepStats:
 
 
 class StepStatsReader:
-    """Reads an `AsyncLLM`'s sums again and again: between two readings only cells that changed travel."""
+    """Reads an `AsyncLLM`'s sums repeatedly; each reading transfers only the changed cells."""
 
     def __init__(self, engine_client: Any) -> None:
         self._client = engine_client
         self._known = _Known()
 
     async def read(self) -> StepStats:
-        """Everything summed since the engine started.
+        """Return the sums since the engine started.
 
         Raises:
             ConfigError: The engine runs without live depth.
@@ -48,7 +48,7 @@ class StepStatsReader:
 
 
 class _Known:
-    """What an engine's readings have told so far."""
+    """Sums known from an engine's readings so far."""
 
     def __init__(self) -> None:
         self.reading = 0
@@ -56,7 +56,7 @@ class _Known:
         self._stats: StepStats | None = None
 
     def updated(self, plain: dict[str, Any]) -> StepStats:
-        """Add what the engine sent as lists and numbers; an answer that another has overtaken has nothing to add."""
+        """Add a reading sent as lists and numbers; a reading older than the last changes nothing."""
         if self._stats is None or plain["reading"] > self.reading:
             for each in plain["cells"]:
                 cell = _step_cell(each)
@@ -84,7 +84,7 @@ def read_step_stats_sync(llm: Any) -> StepStats:
 
 
 def step_stats_from_plain(plain: dict[str, Any]) -> StepStats:
-    """Rebuild a whole reading from what the engine sent as lists and numbers."""
+    """Rebuild a complete reading from the lists and numbers that the engine sent."""
     return _Known().updated(plain)
 
 
@@ -112,7 +112,7 @@ def _call_sync(llm: Any, method: str, *arguments: Any) -> Any:
 
 
 def _explained(error: Exception, method: str) -> Exception:
-    """vLLM reports a method that its engine core lacks only in words."""
+    """Explain vLLM's error for a missing engine-core method, which it reports only as text."""
     if "has no attribute" in str(error) and method in str(error):
         return ConfigError(
             "speculation",

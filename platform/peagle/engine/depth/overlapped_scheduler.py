@@ -1,4 +1,4 @@
-"""Live depth under asynchronous scheduling, where drafts stay on the device."""
+"""Live depth under asynchronous scheduling, with drafts that stay on the device."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ from peagle.engine.patches.step_drafts import TOLD, UNDRAFTED
 
 
 class AsyncLiveDepthScheduler(LiveDepthScheduler, AsyncScheduler):  # type: ignore[misc]
-    """Live depth where the next step is scheduled before the last one's output is known."""
+    """Live depth if the next step is scheduled before the last output is known."""
 
     _undrafted = False
-    """Whether the drafter had no room in the step that ended last: the next one verifies zeros."""
+    """Whether the drafter had no room in the last finished step, so that the next step verifies zeros."""
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -26,15 +26,15 @@ class AsyncLiveDepthScheduler(LiveDepthScheduler, AsyncScheduler):  # type: igno
         return outputs
 
     def _drafter_has(self, request: Request, computed: int) -> int:
-        """Drafts that are being verified count as computed until it is known which were right.
+        """Drafts under verification count as computed until the result is known.
 
-        A token of its own for this step, and at least one for those before it, stand among the placeholders, too.
+        The placeholders also include a token of this step, and at least one for the steps before it.
         """
         unsure: int = request.num_output_placeholders - 2
         return max(0, computed - max(0, unsure))
 
     def _keep_tails(self, whole_drafts: dict[str, list[int]], output: SchedulerOutput, cell: CellSums) -> None:
-        """Nothing to keep yet: drafts are placeholders here."""
+        """Keep nothing yet: drafts are placeholders here."""
 
     def _count_drafts(self, step: ScheduledStep, cell: CellSums, model_output: ModelRunnerOutput) -> None:
         if not self._undrafted:
@@ -43,10 +43,10 @@ class AsyncLiveDepthScheduler(LiveDepthScheduler, AsyncScheduler):  # type: igno
             self._keep_told(told, step.output, cell)
 
     def _keep_told(self, told: dict[str, list[int]], output: SchedulerOutput, cell: CellSums) -> None:
-        """Keep the tails of drafts that stayed on the device: the step before made them, this one verified some.
+        """Keep the tails of drafts that stayed on the device: made in the previous step, partly verified in this one.
 
-        The tokens of the step before are known by now, and those of this one are not. A grammar's tails are left out:
-        nobody has looked which of them it allows.
+        The previous step's tokens are known by now; this step's are not. Tails under a grammar are excluded, because
+        they have not been checked against it.
         """
         for request_id in output.num_scheduled_tokens:
             request = self.requests.get(request_id)

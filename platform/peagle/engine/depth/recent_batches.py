@@ -1,13 +1,13 @@
-"""How large an engine's last batches were."""
+"""Sizes of an engine's most recent batches."""
 
 from collections import deque
 
-# Where many of a batch end at once, those who follow come within so long, or so many steps where these take longer.
+# If many requests end at once, their successors arrive within these seconds, or these steps if steps are slower.
 _FOLLOWED_S, _FOLLOWED_STEPS = 0.1, 3
 
 
 class RecentBatches:
-    """When each of the last steps was scheduled, and how many requests it had."""
+    """Schedule time and number of requests of each recent step."""
 
     def __init__(self) -> None:
         self._sizes: deque[tuple[float, int]] = deque()
@@ -16,9 +16,10 @@ class RecentBatches:
         self._sizes.append((scheduled_s, size))
 
     def largest(self, now_s: float, ended_s: float) -> int:
-        """The largest of the last moment; 0 where there was none.
+        """Return the largest recent batch; 0 without one.
 
         Args:
+            now_s: The current time.
             ended_s: When the last step ended.
         """
         kept = _FOLLOWED_STEPS if now_s - ended_s < _FOLLOWED_S else 0

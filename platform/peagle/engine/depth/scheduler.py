@@ -2,31 +2,33 @@
 
 The drafter drafts `num_speculative_tokens` (Kmax) every step, whatever K is, unless `drafts_to_depth` is set. Before
 each step this scheduler cuts every request's draft to the K that the depth table holds for the step's batch size, so
-the target verifies K + 1 positions. Everything behind the cut is vLLM's own: it schedules requests with fewer draft
-tokens than Kmax anyway, where a token budget or the context's end leaves no room. So outputs cannot change, K may
-differ by request, and no worker is patched.
+the target verifies K + 1 positions. Everything else is vLLM's own: it already schedules requests with fewer draft
+tokens than Kmax if a token budget or the end of the context leaves no room. So outputs do not change, K may differ by
+request, and no worker is patched.
 
-- A table may say that its K is one on average (`by_request`). A step then verifies as many drafts in all, and gives
-  them to the positions that are likeliest to be right, as `DraftChances` has it; outputs stay the target's.
-- The batch size that picks K is the number of running requests when the step is scheduled. Requests that the same step
-  admits have no draft to cut, so it is exact for decode-only steps.
+- A table may define K as an average (`by_request`). A step then verifies as many drafts in all, at the positions
+  likeliest to be accepted according to `DraftChances`; outputs stay the target's.
+- The batch size that selects K is the number of running requests when the step is scheduled. Requests admitted in the
+  same step have no draft to cut, so it is exact for decode-only steps.
 - KV slots are reserved for Kmax drafts whatever K is, since the drafter writes that many.
 - Grammars: vLLM validates a draft before this cut and masks only what is scheduled after it.
-- Asynchronous scheduling (GPU): the draft is a list of placeholders here and the worker reads its first K tokens from
-  the drafter's output, by request, at the stride that was drafted. The cut works the same. Of the steps that draft
-  beyond K, the worker tells the tokens one step later: by then they are known, and can be scored.
-- K = 0 verifies nothing. Unless `skips_drafter` is set the drafter still runs and keeps its cache in step, so that K
-  can rise at any step. With it, a step whose requests all have K = 0 runs no drafter; they then have a gap in its cache
-  and stay at K = 0 until they end, while new ones draft again. Prompts too are drafted over only if K is not 0 for as
-  many requests as run and can come in, or just ran: who ends is mostly followed by another, if not in the same instant.
-  What is left in the prefix cache with a gap is not used by those that draft.
-- With `drafts_to_depth` a step drafts what the next one will verify by the present table and batch; one in eight drafts
-  Kmax, so that cut tails still tell of what lies beyond K. Where K rises, the one step that follows verifies what was
-  drafted for the lower K. A request that drafts less, or nothing, is told to the worker (`tell_own_depths`).
-- A request may carry its own bound of K (`depth_bound.py`), which holds from its first draft on. What a bound cuts is
-  no tail: no K of the table would have verified it. A request of bound 0 rests like one with a gap, and where all of a
-  decode-only step rest, no drafter runs. Prompts are drafted over all the same, for who finds them in the prefix cache.
-- On a GPU every K of the ladder has full CUDA graphs (`patches/rung_graphs.py`); what steps ran as is counted.
+- Asynchronous scheduling (GPU): a draft is a list of placeholders here. The worker reads the first K tokens of each
+  request from the drafter's output, at the stride that was drafted, so the cut works the same. For steps that draft
+  beyond K the worker reports the tokens one step later; they are known by then, and can be scored.
+- K = 0 verifies nothing. Unless `skips_drafter` is set the drafter still runs and keeps its cache in step, so K can
+  rise at any step. With it, a step whose requests all have K = 0 skips the drafter. These requests then have a gap in
+  the drafter's cache and stay at K = 0 until they end, while new ones draft again. The drafter runs over prompts only
+  if K is above 0 for the running requests plus those that can be admitted, or for a recent batch: an ended request is
+  usually replaced, but not in the same instant. Requests that draft do not use prefix-cache blocks with a gap.
+- With `drafts_to_depth` a step drafts what the next step will verify by the current table and batch. One in eight
+  drafts Kmax, so that cut tails still show acceptance beyond K. When K rises, one step still verifies drafts of the
+  lower K. The worker is told which requests draft less or nothing (`tell_own_depths`).
+- A request may carry its own bound of K (`depth_bound.py`), which applies from its first draft. Drafts cut by a bound
+  are not a tail, since no K of the table would have verified them. A request with bound 0 rests like one with a gap.
+  If all requests of a decode-only step rest, the drafter is skipped. It still runs over prompts, for later requests
+  that find them in the prefix cache.
+- On a GPU every K of the ladder has full CUDA graphs (`patches/rung_graphs.py`); the kind of graph of each step is
+  counted.
 """
 
 from collections import deque
@@ -51,14 +53,14 @@ from peagle.engine.patches.step_drafts import ROWS, TELLS
 from peagle.router.depth.draft_sharing import depth_drafted, expected_right, shared
 from peagle.router.snapshot import DepthTable
 
-# Of the steps that draft, one in so many drafts Kmax whatever K is, so that the cut tails tell of what lies beyond K.
+# One in this many drafting steps drafts Kmax whatever K is, so that the cut tails show acceptance beyond K.
 _WHOLE_DRAFT_EVERY = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
-    """A step on its way through the workers. `cell` is for one that only decodes, `prompts` for one with prompts;
-    `rested` of its requests have a gap, or a bound of 0.
+    """A step in progress. `cell` is set for a decode-only step, `prompts` for a step with prompts; `rested` are the
+    requests with a gap, or with a bound of 0.
     """
 
     output: SchedulerOutput
@@ -69,12 +71,12 @@ class ScheduledStep:
 
 
 class LiveDepthScheduler(GraphCountingScheduler):
-    """Adds to vLLM's scheduler a depth table that can be replaced between steps, and sums over decode-only steps.
+    """Adds a depth table, replaceable between steps, and sums over decode-only steps to vLLM's scheduler.
 
-    A step's seconds run from the end of the step before it to its own end (the return of `update_from_output`), or,
-    if nothing was left to do then, from its own scheduling. Back-to-back steps therefore add up to wall time, with the
-    drafter's run, overlapped steps counted once, and no waiting for requests to arrive. A step all of whose requests
-    have ended meanwhile is left out.
+    A step's seconds run from the end of the previous step to its own end (the return of `update_from_output`), or from
+    its own scheduling if no work was left. So back-to-back steps add up to wall time, including the drafter, with
+    overlapped steps counted once and without waiting for requests. A step is left out if all of its requests have ended
+    meanwhile.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -86,18 +88,18 @@ class LiveDepthScheduler(GraphCountingScheduler):
         self._rows = RowSums()
         self._chances = DraftChances(self.num_spec_tokens)
         self._tails = CutTails(self._chances)
-        # By request, the drafter's probability of each token of its draft.
+        # The drafter's probability of each token of its draft, by request.
         self._confidences: dict[str, list[float]] = {}
         self._steps_untold = 0
-        self._bounds: dict[str, int] = {}  # of the running requests that have one
-        # Steps overlap under asynchronous scheduling and pipeline parallelism; they end in the order of their start.
+        self._bounds: dict[str, int] = {}  # bounds of running requests
+        # Steps overlap under asynchronous scheduling and pipeline parallelism; they end in the order of scheduling.
         self._steps: deque[ScheduledStep] = deque(maxlen=self.vllm_config.max_concurrent_batches + 1)
         self._ended_s = 0.0
         self._had_more = False
         self._batches = RecentBatches()
         self._may_skip: bool = settings["skips_drafter"]
         self._drafts_to_depth: bool = settings["drafts_to_depth"]
-        # A target that accepts by chance says nothing of a draft's tokens, so none are compared with what follows.
+        # With random acceptance a draft's tokens carry no information, so tails are not scored.
         self._scores_tails: bool = self.vllm_config.speculative_config.rejection_sample_method != "synthetic"
         self._drafting_steps = 0
         self._gaps = DrafterGaps(self.kv_cache_manager)
@@ -115,7 +117,7 @@ class LiveDepthScheduler(GraphCountingScheduler):
         )
 
     def step_stats(self, since: int = 0) -> dict[str, Any]:
-        """What `live_depth.StepStatsReader` reads: of the cells, those that changed after reading number `since`."""
+        """Return the data for `live_depth.StepStatsReader`; only cells that changed after reading number `since`."""
         reading, cells = self._sums.read(since)
         return {
             "reading": reading,
@@ -131,11 +133,11 @@ class LiveDepthScheduler(GraphCountingScheduler):
 
     @property
     def keeps_nothing(self) -> bool:
-        """Whether nothing of any request or step is remembered, as once all have ended."""
+        """Whether no request or step is remembered, as after all have ended."""
         return not (self._tails or self._steps or self._gaps or self._chances or self._confidences)
 
     def set_pause_state(self, pause_state: Any) -> None:
-        self._had_more = False  # The engine may now wait with work left.
+        self._had_more = False  # The engine may now wait although work is left.
         super().set_pause_state(pause_state)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
@@ -155,7 +157,7 @@ class LiveDepthScheduler(GraphCountingScheduler):
         prefilling = len(decoding) < len(self.running)
         depths, expected = self._depths_of_drafts(depth)
         whole_drafts = self._cut_drafts(depths)
-        # Under a cut, vLLM's empty drafts for a new request would only be rows to verify beyond K.
+        # After a cut, vLLM's empty drafts for a new request would only add rows to verify beyond K.
         self._pads = depth == self.num_spec_tokens
         self.pad_with_empty_drafts(self._pads)
         output = super().schedule(throttle_prefills)
@@ -169,7 +171,7 @@ class LiveDepthScheduler(GraphCountingScheduler):
             rested = self._gaps.among(output.num_scheduled_tokens)
             if decodes_only:
                 undrafted = output.num_scheduled_tokens.keys() - output.scheduled_spec_decode_tokens.keys()
-                rested |= {one for one in undrafted if self._bounds.get(one) == 0}
+                rested |= {request_id for request_id in undrafted if self._bounds.get(request_id) == 0}
             none_drafts = len(rested) == len(output.num_scheduled_tokens)
             if self._may_skip and (none_drafts or (depth if decodes_only else prompts_depth) == 0):
                 self._skip_drafter(output)
@@ -179,7 +181,7 @@ class LiveDepthScheduler(GraphCountingScheduler):
             if decodes_only:
                 cell = self._sums.cell(len(output.num_scheduled_tokens), 0 if none_drafts else depth)
                 cell.add_expected(expected)
-                # Who got no share of the drafts had a draft all the same, of no tokens.
+                # A request without a share of the drafts counts as having a draft of no tokens.
                 cell.drafts += [*depths.values()].count(0) if depth else 0
                 cell.spared += sum(depth - bound for bound in self._bounds.values() if 0 < bound < depth)
                 self._keep_tails(whole_drafts, output, cell)
@@ -193,8 +195,8 @@ class LiveDepthScheduler(GraphCountingScheduler):
         cell = step.cell if step is not None else None
         alive: list[str] = []
         if step is not None and cell is not None:
-            alive = [one for one in scheduler_output.num_scheduled_tokens if self._is_alive(one)]
-            # Before vLLM cuts the sampled tokens at a stop: acceptance is what the target said of the draft.
+            alive = [request_id for request_id in scheduler_output.num_scheduled_tokens if self._is_alive(request_id)]
+            # Count before vLLM cuts the sampled tokens at a stop: acceptance is the target's verdict on the draft.
             self._count_drafts(step, cell, model_runner_output)
         self._rows.add(scheduler_output.total_num_scheduled_tokens, *getattr(model_runner_output, ROWS, (0, 0)))
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -215,32 +217,32 @@ class LiveDepthScheduler(GraphCountingScheduler):
         return outputs
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        """Every way for a request to end passes here: stop, length, abort, error."""
+        """Every way for a request to end passes through here: stop, length, abort, error."""
         self._tails.finish(request.request_id, request.all_token_ids)
         self._confidences.pop(request.request_id, None)
         self._chances.forget(request.request_id)
-        prompt_tokens = min(request.num_prompt_tokens, request.num_computed_tokens)  # less if it is left meanwhile
+        prompt_tokens = min(request.num_prompt_tokens, request.num_computed_tokens)  # less if it ended during prefill
         self._prompts.end(request.request_id, prompt_tokens, request.num_output_tokens)
         return super()._free_request(request, *args, **kwargs)
 
     def _free_request_blocks(self, request: Request) -> None:
-        """A request that ended, or one that starts again from its prompt."""
+        """A request has ended, or restarts from its prompt."""
         self._gaps.close(request)
         super()._free_request_blocks(request)
 
     def _get_local_prefix_cache_hit(self, request: Request) -> Any:
-        """vLLM asks this of a request as it is about to come in."""
+        """vLLM calls this before it admits a request."""
         if self._drafts_over_prompts:
             self._gaps.uncache_for(request)
-        # Empty drafts, too, would be beyond its bound.
+        # Empty drafts would also exceed the request's bound.
         self.pad_with_empty_drafts(self._pads and bound_of(request) is None)
         return super()._get_local_prefix_cache_hit(request)
 
     def _depth_to_come(self, now_s: float) -> int:
-        """K of the batch that there will be once those who wait have come in, as far as there are places and blocks.
+        """Return K for the batch after waiting requests are admitted, limited by places and KV cache blocks.
 
-        What they find in the prefix cache takes no new blocks and is left out of account: more may come than counted.
-        Nor is it less than the batch of the last steps: where many end at once, not all who follow them wait already.
+        Prefix-cache hits need no new blocks and are ignored here, so more requests may be admitted. The result is at
+        least that of a recent batch: if many requests end at once, not all of their successors are waiting yet.
         """
         batch_size = len(self.running)
         places = self.max_num_running_reqs - batch_size
@@ -254,7 +256,7 @@ class LiveDepthScheduler(GraphCountingScheduler):
         return self._table.depth_at(max(batch_size, self._batches.largest(now_s, self._ended_s)))
 
     def _draft_to_depth(self, output: SchedulerOutput) -> None:
-        """Draft how much the next step will verify of this one's drafts, if nobody ends; now and then all of it."""
+        """Draft as much as the next step will verify if no request ends; every few steps draft Kmax."""
         self._drafting_steps += 1
         batch_size = len(self.running)
         depth = self._table.depth_at(batch_size)
@@ -265,24 +267,24 @@ class LiveDepthScheduler(GraphCountingScheduler):
         output.num_spec_tokens_to_schedule = max(1, self._drafted_for(depth) if batch_size > 1 else depth)
 
     def _skip_drafter(self, output: SchedulerOutput) -> None:
-        """Nobody will use drafts; without them the step's requests get a gap in the drafter's cache."""
+        """Skip the drafter, since no drafts will be used; the step's requests get a gap in the drafter's cache."""
         output.num_spec_tokens_to_schedule = 0
         for request_id, tokens in output.num_scheduled_tokens.items():
             request = self.requests[request_id]
             self._gaps.open(request, self._drafter_has(request, request.num_computed_tokens - tokens))
 
     def _drafter_has(self, request: Request, computed: int) -> int:
-        """How many tokens of the request are in the drafter's cache for certain; `computed` before this step."""
+        """Return how many tokens are certainly in the drafter's cache; `computed` is the count before this step."""
         return computed
 
     def take_confidences(self, confidences: dict[str, list[float]]) -> None:
-        # Who has ended by this step drafts no more.
-        self._confidences = {each: told for each, told in confidences.items() if each in self.requests}
+        # Requests that have ended by this step draft no more.
+        self._confidences = {name: told for name, told in confidences.items() if name in self.requests}
 
     def _depths_of_drafts(self, depth: int) -> tuple[dict[str, int], list[tuple[float, float]]]:
-        """How much of each draft to verify, by request id; and now and then what each K would bring, see `StepCell`.
+        """Return how much of each draft to verify, by request id; and sometimes each K's yield, see `StepCell`.
 
-        What is beyond a request's own bound goes at once.
+        Drafts beyond a request's own bound are dropped at once.
         """
         self._bounds = {}
         drafts = {}
@@ -304,17 +306,17 @@ class LiveDepthScheduler(GraphCountingScheduler):
         return depths, [expected_right(chances, k, self._drafted_for(k)) for k in range(1, self.num_spec_tokens + 1)]
 
     def _drafted_for(self, depth: int) -> int:
-        """How much a step drafts whose next one verifies K = `depth` of several requests."""
+        """Return how much a step drafts if the next one verifies K = `depth` of several requests."""
         depth_max: int = self.num_spec_tokens
         if not self._drafts_to_depth:
             return depth_max
         return depth_drafted(depth, depth_max) if self._table.by_request else depth
 
     def _cut_drafts(self, depths: dict[str, int]) -> dict[str, list[int]]:
-        """Cut every running request's draft to its K, 0 where there is none.
+        """Cut every running request's draft to its K, 0 if it has none.
 
         Returns:
-            What was longer, whole up to the request's bound, by request id.
+            The drafts that were longer, up to the request's bound, by request id.
         """
         whole_drafts: dict[str, list[int]] = {}
         for request in self.running:
@@ -328,14 +330,14 @@ class LiveDepthScheduler(GraphCountingScheduler):
         return whole_drafts
 
     def _restore_unscheduled(self, whole_drafts: dict[str, list[int]], output: SchedulerOutput) -> None:
-        """A request that the step had no room for keeps its whole draft for a later step, which may be deeper."""
+        """Restore the whole draft of a request that the step had no room for; a later step may verify more of it."""
         for request_id in whole_drafts.keys() - output.num_scheduled_tokens.keys():
             request = self.requests.get(request_id)
             if request is not None and request.status == RequestStatus.RUNNING:
                 request.spec_token_ids = whole_drafts[request_id]
 
     def _count_prompts(self, output: SchedulerOutput, decoding: set[str]) -> PromptCellSums:
-        """What a step with prompts computes; `decoding` requests had their whole prompts computed before."""
+        """Sum what a step with prompts computes; the prompts of `decoding` requests were already complete."""
         for new in output.scheduled_new_reqs:
             self._prompts.begin(new.req_id, new.num_computed_tokens)
         cell = PromptCellSums(drafter=output.num_spec_tokens_to_schedule > 0, steps=1)
@@ -354,14 +356,14 @@ class LiveDepthScheduler(GraphCountingScheduler):
             if request_id not in output.num_scheduled_tokens:
                 continue
             request = self.requests[request_id]
-            # A resumable session rewrites its last tokens, so nothing later can be compared with a draft of before.
+            # A resumable session rewrites its last tokens, so later tokens cannot be compared with an earlier draft.
             if not request.resumable:
                 start = request.num_tokens
                 cut = CutDraft(cell, start, len(verified.get(request_id, ())), draft, self._confidences.get(request_id))
                 self._tails.add(request_id, cut)
 
     def _count_drafts(self, step: ScheduledStep, cell: CellSums, model_output: ModelRunnerOutput) -> None:
-        """The same counting as vLLM's own, kept by cell, without drafts that only pad a step."""
+        """Count as vLLM does, but by cell, and without drafts that only pad a step."""
         invalid = step.output.num_invalid_spec_tokens or {}
         sampled = model_output.sampled_token_ids
         for request_id, draft in step.output.scheduled_spec_decode_tokens.items():
@@ -372,7 +374,7 @@ class LiveDepthScheduler(GraphCountingScheduler):
                 cell.add_draft(len(draft) - invalid.get(request_id, 0), emitted - 1)
 
     def _is_alive(self, request_id: str) -> bool:
-        """Whether a scheduled request still gets what its step has computed: not if it has ended meanwhile."""
+        """Return whether a scheduled request still uses its step's output: not if it has ended meanwhile."""
         request = self.requests.get(request_id)
         return request is not None and not request.is_finished()
 

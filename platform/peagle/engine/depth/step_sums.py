@@ -1,5 +1,6 @@
-"""Sums over steps, those that only decode and those with prompts, and the scoring of drafts that were cut before
-verification. Imports no vllm.
+"""Sums over decode-only steps and steps with prompts, and scores of drafts cut before verification.
+
+Imports no vllm.
 """
 
 from collections import deque
@@ -13,16 +14,16 @@ from peagle.engine.depth.draft_chances import DraftChances
 
 @dataclass(slots=True)
 class Readings:
-    """How often the sums have been read."""
+    """Number of times the sums have been read."""
 
     count: int = 0
 
 
 @dataclass(slots=True)
 class CellSums:
-    """Growing counterpart of `snapshot.StepCell`; its lists have one entry for each draft position.
+    """Mutable counterpart of `snapshot.StepCell`; its lists have one entry for each draft position.
 
-    `readings` is shared with its `StepSums`, and `changed_at` how many of them there had been when it changed last.
+    `readings` is shared with its `StepSums`; `changed_at` is their number at the last change.
     """
 
     batch_size: int
@@ -64,7 +65,7 @@ class CellSums:
         self.ended += ended
 
     def add_draft(self, drafted: int, accepted: int) -> None:
-        """Count one request's verified draft: `accepted` of its first `drafted` tokens were right."""
+        """Count one request's verified draft: `accepted` of its first `drafted` tokens were accepted."""
         self.changed_at = self.readings.count
         self.drafts += 1
         for position in range(drafted):
@@ -75,7 +76,7 @@ class CellSums:
             self.whole[drafted - 1] += 1
 
     def add_tail(self, verified: int, drafted: int, matched: int) -> None:
-        """Count the tail of a draft cut after `verified`: of its first `drafted` tokens, the first `matched` came."""
+        """Count a tail cut after `verified` tokens: of the first `drafted`, the target emitted the first `matched`."""
         self.changed_at = self.readings.count
         for position in range(verified, min(drafted, matched + 1)):
             self.tail_reached[position] += 1
@@ -83,14 +84,14 @@ class CellSums:
                 self.tail_matched[position] += 1
 
     def add_expected(self, right: Sequence[tuple[float, float]]) -> None:
-        """Add, by K - 1, the drafts expected to be right with K for each request, and with as many shared out."""
+        """Add, by K - 1, the expected accepted drafts with K for each request, and with as many shared out."""
         self.changed_at = self.readings.count
         for position, (equal, shared) in enumerate(right):
             self.equal_right[position] += equal
             self.shared_right[position] += shared
 
     def plain(self) -> dict[str, Any]:
-        """By the names of `StepCell`'s fields, of plain values only."""
+        """Return plain values by the names of `StepCell`'s fields."""
         return {
             "batch_size": self.batch_size,
             "depth": self.depth,
@@ -113,7 +114,7 @@ class CellSums:
 
 @dataclass(slots=True)
 class PromptCellSums:
-    """Growing counterpart of `snapshot.PromptCell`."""
+    """Mutable counterpart of `snapshot.PromptCell`."""
 
     drafter: bool
     beside: bool = False
@@ -125,11 +126,11 @@ class PromptCellSums:
 
 
 class PromptSums:
-    """Growing counterpart of `snapshot.PromptStats`."""
+    """Mutable counterpart of `snapshot.PromptStats`."""
 
     def __init__(self) -> None:
         self._cells = {key: PromptCellSums(*key) for key in product((False, True), repeat=2)}
-        # By request, prompt tokens that it found in the prefix cache.
+        # Prompt tokens found in the prefix cache, by request.
         self._cached: dict[str, int] = {}
         self._ended_prompt_tokens = self._ended_output_tokens = 0
 
@@ -142,18 +143,18 @@ class PromptSums:
         cell.verified += step.verified
 
     def begin(self, request_id: str, cached_tokens: int) -> None:
-        """A request came in; one that was put off and comes again finds what it has computed itself."""
+        """Record an admitted request. A preempted request keeps its first count: later it finds its own tokens."""
         self._cached.setdefault(request_id, cached_tokens)
 
     def end(self, request_id: str, prompt_tokens: int, output_tokens: int) -> None:
-        """A request ended; one that never began is not counted."""
+        """Record the end of a request; a request that never began is not counted."""
         cached = self._cached.pop(request_id, None)
         if cached is not None:
             self._ended_prompt_tokens += max(0, prompt_tokens - cached)
             self._ended_output_tokens += output_tokens
 
     def plain(self) -> dict[str, Any]:
-        """By the names of `PromptStats`' fields, of plain values only."""
+        """Return plain values by the names of `PromptStats`' fields."""
         return {
             "cells": [asdict(cell) for cell in self._cells.values() if cell.steps],
             "ended_prompt_tokens": self._ended_prompt_tokens,
@@ -163,7 +164,7 @@ class PromptSums:
 
 @dataclass(slots=True)
 class RowSums:
-    """Growing counterpart of `snapshot.RowCounts`."""
+    """Mutable counterpart of `snapshot.RowCounts`."""
 
     verified: int = 0
     drafted: int = 0
@@ -176,7 +177,7 @@ class RowSums:
 
 
 class StepSums:
-    """One cell for each (batch size, K) seen; at most `max_num_seqs` times `depth_max` + 1 of them."""
+    """One cell for each (batch size, K) that occurred; at most `max_num_seqs` times `depth_max` + 1."""
 
     def __init__(self, depth_max: int) -> None:
         self.depth_max = depth_max
@@ -190,9 +191,9 @@ class StepSums:
         return cell
 
     def read(self, since: int = 0) -> tuple[int, list[dict[str, Any]]]:
-        """Return the number of this reading, and the cells that changed after the one of number `since`; 0 for all.
+        """Return the number of this reading, and the cells that changed after reading `since`; 0 for all.
 
-        A large engine has thousands of cells, of which a load touches few.
+        A large engine has thousands of cells, of which a load changes few.
         """
         changed = [cell.plain() for cell in self._cells.values() if cell.changed_at >= since]
         self._readings.count += 1
@@ -201,10 +202,10 @@ class StepSums:
 
 @dataclass(frozen=True, slots=True)
 class CutDraft:
-    """A draft of which only the first `verified` tokens went to the target.
+    """A draft of which the target verified only the first `verified` tokens.
 
-    `start` is the index, in the request's tokens, of the position that `tokens[0]` was drafted for; `confidence` the
-    drafter's probability of each of `tokens`, None where it is not known.
+    `start` is the index among the request's tokens of the position drafted by `tokens[0]`; `confidence` is the
+    drafter's probability of each of `tokens`, None if unknown.
     """
 
     cell: CellSums
@@ -215,14 +216,14 @@ class CutDraft:
 
 
 class CutTails:
-    """Scores cut tails against what the target emits next: acceptance beyond K, at no verification cost.
+    """Scores cut tails against what the target emits next: acceptance beyond K, without verification cost.
 
-    A position counts as reached if every position before it equals the emitted token there, and as matched if it does,
-    too; this is what verification would have said, for greedy and for sampled requests alike, because a draft is
-    accepted with the probability that the target emits it. It counts once the request has emitted that far, so that a
-    request's end removes right and wrong guesses alike and the ratio stays unbiased.
+    A position counts as reached if every earlier position equals the emitted token, and as matched if it also does.
+    Verification would give the same result, for greedy and sampled requests, because a draft is accepted with the
+    probability that the target emits it. A draft counts once the request has emitted that far. So the end of a request
+    removes matches and misses alike, and the ratio stays unbiased.
 
-    Holds at most `depth_max` drafts a request: each step emits a token, and a draft is scored `depth_max` tokens on.
+    Holds at most `depth_max` drafts per request: each step emits a token, and a draft is scored after `depth_max`.
     """
 
     def __init__(self, chances: DraftChances) -> None:
@@ -233,7 +234,7 @@ class CutTails:
         self._waiting.setdefault(request_id, deque()).append(draft)
 
     def settle(self, request_id: str, tokens: Sequence[int]) -> None:
-        """Score what `tokens`, all of the request's so far, suffice for."""
+        """Score the drafts that `tokens`, all of the request's tokens so far, suffice for."""
         waiting = self._waiting.get(request_id)
         if waiting is None:
             return
@@ -243,7 +244,7 @@ class CutTails:
             del self._waiting[request_id]
 
     def finish(self, request_id: str, tokens: Sequence[int]) -> None:
-        """Score the rest as far as `tokens` goes, and forget the request."""
+        """Score the remaining drafts as far as `tokens` goes, and forget the request."""
         for draft in self._waiting.pop(request_id, ()):
             self._score(request_id, draft, tokens)
 
@@ -251,7 +252,7 @@ class CutTails:
         return bool(self._waiting)
 
     def waiting(self, request_id: str) -> int:
-        """How many of the request's drafts are not scored yet."""
+        """Return how many of the request's drafts are not scored yet."""
         return len(self._waiting.get(request_id, ()))
 
     def _score(self, request_id: str, draft: CutDraft, tokens: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
-"""Warms an engine before it takes requests: every K runs at a spread of batch sizes through every sampling path.
+"""Warms up an engine before it takes requests: every K at several batch sizes through every sampling path.
 
-`router/depth/warm_runs.py` says what runs. On a CPU nothing compiles at first use, so nothing has to.
+`router/depth/warm_runs.py` plans the runs. On a CPU no kernel compiles at first use, so nothing runs.
 """
 
 import asyncio
@@ -21,23 +21,23 @@ from peagle.router.depth import depth_ladder
 from peagle.router.depth.warm_runs import SamplingPath, WarmRun, path_of, warm_runs
 from peagle.router.snapshot import DepthTable
 
-# Outputs of every request at each K. Under asynchronous scheduling a step of the K before may be on its way.
+# Outputs of every request at each K. Under asynchronous scheduling a step of the previous K may still be running.
 _STEPS = 3
-# Of those at most so many tokens are planned for, were all drafts right.
+# Steps planned for at each K, if all drafts are accepted.
 _STEPS_MAX = 2 * _STEPS
-# Any text is one: so no draft is cut, and the batch stays at its K.
+# Any text matches, so no draft is cut and the batch stays at its K.
 _GRAMMAR = r"(.|\n)*"
 _PROMPT_SHARE_MAX = 0.25
 
 Told = Callable[[int, int], None]
-"""Called with how many batches have run, and how many there are."""
+"""Called with the number of finished batches and the number of all batches."""
 
 
 async def warm_up(client: Any, deployment: Deployment, tell: Told) -> int:
-    """Run what `runs_of` lists on an idle `AsyncLLM`; its depths and its prefix cache are as before afterwards.
+    """Run the batches of `runs_of` on an idle `AsyncLLM`; restores its depths and leaves its prefix cache empty.
 
     Returns:
-        How many batches have run.
+        The number of batches that ran.
 
     Raises:
         ExceptionGroup: The engine failed a request.
@@ -47,7 +47,7 @@ async def warm_up(client: Any, deployment: Deployment, tell: Told) -> int:
 
 
 def runs_of(client: Any, deployment: Deployment) -> tuple[WarmRun, ...]:
-    """What has to run before `deployment`'s engine is warm; nothing on a CPU, or where it embeds or scores."""
+    """Return the runs that warm up `deployment`'s engine; empty on a CPU, or if it embeds or scores."""
     if deployment.resources.accelerator == "cpu" or deployment.pools:
         return ()
     speculation, depth = deployment.speculation, drafted_depth(deployment)
@@ -59,14 +59,14 @@ def runs_of(client: Any, deployment: Deployment) -> tuple[WarmRun, ...]:
 
 
 async def run_all(client: Any, runs: Sequence[WarmRun], *, live: bool, by_request: bool, tell: Told) -> int:
-    """Run `runs` one after the other, but those for which the KV cache has no room.
+    """Run `runs` one after the other, skipping those that exceed the KV cache.
 
     Args:
         client: vLLM's `AsyncLLM`, idle.
-        runs: Batches; without live depth their K only says what the engine does anyway.
+        runs: The batches; without live depth their K only states what the engine does anyway.
         live: Whether the engine's K can be set.
-        by_request: Whether K is one on average.
-        tell: Told of the progress, before the first batch and after each.
+        by_request: Whether K is an average.
+        tell: Receives the progress, before the first batch and after each.
 
     Raises:
         ExceptionGroup: The engine failed a request.
@@ -79,7 +79,7 @@ async def run_all(client: Any, runs: Sequence[WarmRun], *, live: bool, by_reques
 
     async def use(depth: int) -> None:
         nonlocal version
-        # Counted first: the engine may have the table even if a request fails before it says so.
+        # Counted first: the engine may have applied the table even if the call then fails.
         version += 1
         if live:
             await set_depths(client, DepthTable(version, (depth,), by_request))
@@ -87,7 +87,7 @@ async def run_all(client: Any, runs: Sequence[WarmRun], *, live: bool, by_reques
     try:
         for number, run in enumerate(fitting):
             tell(number, len(fitting))
-            await use(run.depths[0])  # before the prompts come: the drafter runs over them, too
+            await use(run.depths[0])  # before the prompts, because the drafter runs over them, too
             async with _decoding(client, run, number) as batch:
                 for depth in run.depths:
                     await use(depth)
@@ -102,7 +102,7 @@ async def run_all(client: Any, runs: Sequence[WarmRun], *, live: bool, by_reques
 
 
 class _Batch:
-    """Requests that decode: how many outputs each has got, and whether one has ended."""
+    """Decoding requests: the number of outputs of each, and whether one has ended."""
 
     def __init__(self, size: int) -> None:
         self._outputs = [0] * size
@@ -118,7 +118,7 @@ class _Batch:
         self._changed.set()
 
     async def each_gets(self, outputs: int) -> bool:
-        """Wait until every request has got so many more; False where one has ended before."""
+        """Wait until every request has got `outputs` more; return False if a request ends before."""
         wanted = [got + outputs for got in self._outputs]
         while any(got < needed for got, needed in zip(self._outputs, wanted, strict=True)):
             if self._ended:
@@ -130,9 +130,9 @@ class _Batch:
 
 @asynccontextmanager
 async def _decoding(client: Any, run: WarmRun, number: int) -> AsyncIterator[_Batch]:
-    """The requests of `run`, from the first output of each on; they are aborted at the end.
+    """Run the requests of `run`; yield after the first output of each, and abort them at the end.
 
-    Raises ExceptionGroup where one fails.
+    Raises ExceptionGroup if a request fails.
     """
     batch, numbers = _Batch(run.batch_size), random.Random(number)
     vocabulary, paths = client.model_config.get_vocab_size(), _pure_paths(client)
@@ -156,13 +156,13 @@ async def _decoding(client: Any, run: WarmRun, number: int) -> AsyncIterator[_Ba
 def _parameters(path: SamplingPath, number: int, max_tokens: int) -> SamplingParams:
     own: dict[SamplingPath, dict[str, Any]] = {
         SamplingPath.GREEDY: {"temperature": 0.0},
-        # Each filter has a kernel of its own, and so have both together; a seeded request shows what goes without them.
+        # Each filter has its own kernel, and so have both together. A seeded request covers sampling without filters.
         SamplingPath.RANDOM: {"temperature": 1.0, "top_p": 0.9, "top_k": 50},
         SamplingPath.TOP_P: {"temperature": 1.0, "top_p": 0.9},
         SamplingPath.TOP_K: {"temperature": 1.0, "top_k": 50},
         SamplingPath.SEEDED: {"temperature": 1.0, "seed": number},
         SamplingPath.LOGPROBS: {"temperature": 1.0, "logprobs": 1},
-        # Of no less than all its tokens: the grammar would let the text end.
+        # `min_tokens` is the full length, because the grammar would let the text end.
         SamplingPath.GRAMMAR: {
             "temperature": 0.0,
             "min_tokens": max_tokens,
@@ -191,9 +191,9 @@ def _tokens_at_most(run: WarmRun) -> int:
 
 
 def _room(client: Any, run: WarmRun) -> int:
-    """How many such requests the KV cache holds at once; of one, the engine has room in any case."""
+    """Return how many such requests fit in the KV cache at once; at least 1."""
     cache, reserved = client.vllm_config.cache_config, client.vllm_config.num_lookahead_tokens
     tokens = min(run.prompt_tokens + _tokens_at_most(run) + reserved, client.model_config.max_model_len)
     blocks: int = -(-tokens // cache.block_size)
-    # vLLM keeps one block for itself.
+    # vLLM reserves one block.
     return max(1, ((cache.num_gpu_blocks or 0) - 1) // blocks)

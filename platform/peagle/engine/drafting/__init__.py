@@ -1,1 +1,1 @@
-"""How drafts and seeded tokens are chosen: maths, without vLLM."""
+"""Maths for choosing drafts and seeded tokens, without vLLM."""

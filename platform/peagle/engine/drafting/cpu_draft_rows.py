@@ -1,25 +1,25 @@
-"""The rows that a P-EAGLE drafter passes over: the tokens that were accepted, and the masks that it is asked for.
+"""Rows that a P-EAGLE drafter computes on a CPU: the accepted tokens and the masks to draft from.
 
-Lists of Python's are the quickest way to so few rows, where each tensor operation costs more than one of them.
+For so few rows Python lists are fastest; a single tensor operation costs more than a whole list.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# What vLLM writes for a position that has no place in the cache.
+# vLLM's value for a position without a slot in the cache.
 _NO_SLOT = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What the target passed over in a step.
+    """Rows that the target computed in a step.
 
     Attributes:
-        starts: Where each request's rows begin, and where the last one's end.
-        rejected: How many of each request's last rows were wrong.
-        tokens: Of all rows.
-        positions: Of all rows, in their requests' texts.
+        starts: Start of each request's rows, and the end of the last one's.
+        rejected: Number of rejected rows at the end of each request.
+        tokens: Tokens of all rows.
+        positions: Positions of all rows in their requests' texts.
     """
 
     starts: Sequence[int]
@@ -30,7 +30,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The drafter's cache: int tensor [requests, blocks] of block numbers, their size, and the longest context."""
+    """The drafter's cache: int tensor [requests, blocks] of block numbers, the block size, and the longest context."""
 
     blocks: Any
     block_size: int
@@ -39,16 +39,16 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class DraftRows:
-    """The drafter's rows, by row unless said otherwise.
+    """The drafter's rows, by row unless stated otherwise.
 
     Attributes:
         ids: Tokens.
-        positions: In the requests' texts.
-        slots: In the cache.
+        positions: Positions in the requests' texts.
+        slots: Slots in the cache.
         to_sample: The rows to draft from.
-        starts: Where each request's rows begin, and where the last one's end.
-        kept: Of each request, which verified rows it keeps: from, to.
-        written: Of each request, where its new text begins and what it is.
+        starts: Start of each request's rows, and the end of the last one's.
+        kept: Range of verified rows that each request keeps: from, to.
+        written: Start of each request's new text, and its tokens.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -61,16 +61,16 @@ class DraftRows:
 
 
 def lay_out(verified: Verified, new_tokens: Sequence[int], masks: list[int], cache: Cache) -> DraftRows:
-    """Lay out each request's accepted tokens and `masks` behind them.
+    """Lay out each request's accepted tokens, followed by `masks`.
 
     Args:
-        new_tokens: What the target says after each request's accepted rows.
+        new_tokens: The target's next token after each request's accepted rows.
     """
     rows = DraftRows()
     for request, wrong in enumerate(verified.rejected):
         first, end = verified.starts[request], verified.starts[request + 1] - wrong
         start, position = rows.starts[-1], verified.positions[first]
-        # The drafter meets each token with the hidden state of the one before.
+        # The drafter gets each token together with the hidden state of the previous position.
         rows.ids.extend(verified.tokens[first + 1 : end])
         rows.ids.append(new_tokens[request])
         rows.written.append((position + 1, rows.ids[start:]))
@@ -85,7 +85,7 @@ def lay_out(verified: Verified, new_tokens: Sequence[int], masks: list[int], cac
 
 
 def slots_of(positions: range, cache: Cache, request: int) -> list[int]:
-    """Where in the cache a request's rows go; nowhere beyond the context."""
+    """Return the cache slots of a request's rows; none beyond the context."""
     size = cache.block_size
     within = range(positions.start, min(positions.stop, cache.context_tokens))
     first = within.start // size

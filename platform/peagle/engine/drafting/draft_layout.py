@@ -1,9 +1,8 @@
-"""The rows that a P-EAGLE drafter passes over where how many drafts were wrong is known to the device alone.
+"""Rows that a P-EAGLE drafter computes if only the device knows how many drafts were rejected.
 
-Every verified row has a place, so that nobody waits for the device: of each request first those that were right,
-shifted by one and with the new token behind them, then the masks of its own K, last as many empty rows as were wrong.
-How long each request's part is, the host knows. `laid_out` says it plainly; `draft_rows_kernel.py` does it in one
-launch.
+Every verified row has a place, so the host need not wait for the device. Each request has first its accepted rows,
+shifted by one and followed by the new token, then the masks of its own K, last as many empty rows as were rejected. The
+host knows the length of each request's part. `laid_out` is the reference; `draft_rows_kernel.py` does it in one launch.
 """
 
 from dataclasses import dataclass
@@ -14,20 +13,20 @@ import torch
 from torch import Tensor
 
 NO_SLOT = -1
-"""What vLLM writes for a row that has no place in the cache."""
+"""vLLM's value for a row without a slot in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What the target passed over in a step, on the device.
+    """Rows that the target computed in a step, on the device.
 
     Attributes:
         tokens: int32, by row.
         positions: int64, by row, in the requests' texts.
         states: The target's hidden states, [rows, size].
-        new_tokens: int32, by request: what the target says after its accepted rows.
-        rejected: int32, by request: how many of its last rows were wrong.
-        starts: int32, where each request's rows begin, and where the last one's end.
+        new_tokens: int32, by request: the target's next token after its accepted rows.
+        rejected: int32, by request: number of its rejected rows, which come last.
+        starts: int32, start of each request's rows, and the end of the last one's.
     """
 
     tokens: Tensor
@@ -40,7 +39,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class DraftCache:
-    """The drafter's cache: int32 [requests, blocks] of block numbers, their size, and the longest context."""
+    """The drafter's cache: int32 [requests, blocks] of block numbers, the block size, and the longest context."""
 
     blocks: Tensor
     block_size: int
@@ -49,7 +48,7 @@ class DraftCache:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What stands for a token that is not known yet: its number, and the hidden state before it."""
+    """Placeholder of an unknown token: its id, and the hidden state before it."""
 
     token: int
     state: Tensor
@@ -57,14 +56,14 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class LaidOut:
-    """The drafter's rows, by row unless said otherwise.
+    """The drafter's rows, by row unless stated otherwise.
 
     Attributes:
         ids: int32 tokens.
         positions: int64, in the requests' texts; 0 for an empty row.
         slots: int64, in the cache.
         states: [rows, size].
-        to_sample: int32 [requests * K]: the rows to draft from. A request of a smaller K repeats its last.
+        to_sample: int32 [requests * K]: the rows to draft from. A request with a smaller K repeats its last row.
     """
 
     ids: Tensor
@@ -76,13 +75,13 @@ class LaidOut:
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """Where each request's rows lie, as the host knows it.
+    """Location of each request's rows, as far as the host knows it.
 
     Attributes:
         depth: The largest K.
         masks: int32, by request.
-        starts: int32, where each request's rows begin, and where the last one's end.
-        requests: int32, of each row.
+        starts: int32, start of each request's rows, and the end of the last one's.
+        requests: int32, request of each row.
     """
 
     depth: int
@@ -96,21 +95,21 @@ class RowPlan:
 
     @property
     def longest(self) -> int:
-        """Rows of the request that has most."""
+        """Rows of the longest request."""
         return int(np.diff(self.starts).max())
 
     def packed(self) -> npt.NDArray[np.int32]:
-        """All of it in one array, so that it goes to the device at once: `starts`, `masks`, `requests`.
+        """Pack `starts`, `masks` and `requests` into one array, so that one copy moves them to the device.
 
-        Attention reads `starts`, too: its kernels would be compiled once more for numbers that begin elsewhere.
+        Attention also reads `starts`. It comes first, because kernels compile again for another alignment.
         """
         return np.concatenate((self.starts, self.masks, self.requests))
 
 
 def plan_rows(verified_starts: npt.NDArray[np.int32], depths: npt.NDArray[np.int32], depth: int) -> RowPlan:
-    """Where the rows lie of requests whose verified rows begin at `verified_starts`, for the K of each in `depths`.
+    """Plan the rows of requests whose verified rows begin at `verified_starts`, with the K of each in `depths`.
 
-    At K = 0, too, a request's accepted rows and its new token keep the drafter's cache in step.
+    At K = 0 a request's accepted rows and its new token still keep the drafter's cache in step.
 
     Args:
         depth: The largest K that a request may have.
@@ -123,7 +122,7 @@ def plan_rows(verified_starts: npt.NDArray[np.int32], depths: npt.NDArray[np.int
 
 
 def laid_out(plan: RowPlan, verified: Verified, mask: Mask, cache: DraftCache) -> LaidOut:
-    """The rows of `plan`, one request after the other: what the kernel is compared with. It waits for the device."""
+    """Lay out the rows of `plan` request by request, as the kernel's reference. Waits for the device."""
     device, size = verified.states.device, verified.states.shape[1]
     ids, positions, slots, states, to_sample = [], [], [], [], []
     for request, masks in enumerate(plan.masks.tolist()):

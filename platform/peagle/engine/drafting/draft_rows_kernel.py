@@ -1,6 +1,6 @@
-"""Lays out a P-EAGLE drafter's rows on a GPU, in one launch (`draft_layout.py` says what that is).
+"""Lays out a P-EAGLE drafter's rows on a GPU in one launch; `draft_layout.py` defines the layout.
 
-Importing this module imports Triton, which comes with a GPU's PyTorch.
+Imports Triton, which comes with PyTorch for GPUs.
 """
 
 import torch
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from peagle.engine.drafting.draft_layout import DraftCache, LaidOut, Mask, RowPlan, Verified
 
-# Rows and elements of the hidden state that a program has: a tile that four warps move with wide loads.
+# Rows and hidden-state elements per program: a tile that four warps move with wide loads.
 _ROWS, _WIDTH = 16, 256
-# What may change from step to step, or from a trial to a step. Were kernels compiled for some of these numbers, or for
-# where tensors begin, a client would wait for that. Hidden states are of one size, and aligned: their loads are wide.
+# Arguments that may change between steps, or between a trial and a step. Specializing on these numbers or on tensor
+# alignment would compile kernels while a client waits. Hidden states have one size and are aligned for wide loads.
 _NUMBERS = (
     "row_count",
     "sample_count",
@@ -50,7 +50,7 @@ def draft_rows(  # type: ignore[no-untyped-def]  # its arguments are Triton's
     blocks_ptr,  # [requests, blocks]
     mask_state_ptr,  # [size]
     starts_ptr,  # `RowPlan.packed`, which begins with `starts`
-    ids_ptr,  # [rows], written like all below
+    ids_ptr,  # [rows], an output like all below
     out_positions_ptr,  # [rows]
     slots_ptr,  # [rows]
     out_states_ptr,  # [rows, size]
@@ -93,7 +93,7 @@ def draft_rows(  # type: ignore[no-untyped-def]  # its arguments are Triton's
         mask=row_tile,
     )
     if tl.program_id(1) == 0:
-        # The drafter meets each token with the hidden state of the one before.
+        # The drafter gets each token together with the hidden state of the previous position.
         tokens = tl.load(tokens_ptr + source + 1, mask=is_kept & (place < kept - 1), other=0)
         tokens = tl.where(is_kept & (place == kept - 1), tl.load(new_tokens_ptr + request), tokens)
         tl.store(ids_ptr + rows, tl.where(is_mask, mask_token, tokens), mask=is_row)
@@ -104,7 +104,7 @@ def draft_rows(  # type: ignore[no-untyped-def]  # its arguments are Triton's
         at = request.to(tl.int64) * blocks_stride + position // block_size
         block = tl.load(blocks_ptr + at, mask=has_slot, other=0).to(tl.int64)
         tl.store(slots_ptr + rows, tl.where(has_slot, block * block_size + position % block_size, -1), mask=is_row)
-        # The same numbers once more, as those of drafts.
+        # The same program ids again, now as indices of drafts.
         of = tl.where(rows < sample_count, rows // depth, 0)
         kept = tl.load(verified_starts_ptr + of + 1) - tl.load(verified_starts_ptr + of) - tl.load(rejected_ptr + of)
         last = tl.load(starts_ptr + of) + kept - 1
@@ -113,7 +113,7 @@ def draft_rows(  # type: ignore[no-untyped-def]  # its arguments are Triton's
 
 
 def lay_out(plan: RowPlan, packed: Tensor, verified: Verified, mask: Mask, cache: DraftCache, out: LaidOut) -> None:
-    """Write the rows of `plan` into the tensors of `out`, which may be longer. Nothing waits for the device.
+    """Write the rows of `plan` into the tensors of `out`, which may be longer. Does not wait for the device.
 
     Args:
         packed: `plan.packed()`, on the device.
@@ -153,7 +153,7 @@ def lay_out(plan: RowPlan, packed: Tensor, verified: Verified, mask: Mask, cache
 
 
 def empty(plan: RowPlan, verified: Verified) -> LaidOut:
-    """Tensors for the rows of `plan`."""
+    """Allocate tensors for the rows of `plan`."""
     like, rows = verified.states, plan.rows
     return LaidOut(
         ids=torch.empty(rows, dtype=torch.int32, device=like.device),

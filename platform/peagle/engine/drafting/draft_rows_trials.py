@@ -1,4 +1,4 @@
-"""Random batches to compare the kernel of a drafter's rows with its reference on."""
+"""Random batches for comparing the drafter's layout kernel with its reference."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ _CONTEXT_TOKENS = 1024
 def trials(
     depth_max: int, size: int, dtype: torch.dtype, device: torch.device, block_size: int
 ) -> Iterator[tuple[RowPlan, Verified, Mask, DraftCache]]:
-    """A few batches: of one request and of many, decoding and prefilling, at one K and at several."""
+    """Yield a few batches: of one or many requests, decoding and prefilling, at one or several K."""
     rng = np.random.default_rng(_SEED)
     for _ in range(_BATCHES):
         yield trial(rng, depth_max, size, dtype, device, block_size, requests_max=40, prompt_tokens_max=100)
@@ -30,9 +30,9 @@ def trial(
     requests_max: int,
     prompt_tokens_max: int,
 ) -> tuple[RowPlan, Verified, Mask, DraftCache]:
-    """One batch. Its requests reach up to their context's end, and a little beyond it."""
+    """Return one batch. Its requests reach the end of their context, and slightly beyond."""
     requests, depth = int(rng.integers(1, requests_max + 1)), int(rng.integers(1, depth_max + 1))
-    # The K that was verified need not be the one that is drafted now.
+    # The verified K may differ from the K drafted now.
     lengths = rng.integers(1, depth_max + 2, requests)
     prefills = rng.random(requests) < rng.choice([0.0, 0.2])
     lengths = np.where(prefills, rng.integers(1, prompt_tokens_max + 1, requests), lengths)

@@ -1,12 +1,11 @@
-"""A Markov head: the tie between one drafted token and the next, which a parallel drafter lacks.
+"""Markov head: the dependency between consecutive drafted tokens that a parallel drafter lacks.
 
-P-EAGLE drafts all positions in one pass, each from a mask, so none knows what was chosen before it, and later ones are
-right less often than those of a drafter that goes token by token. A Markov head adds to each position's logits a bias
-that depends on the token chosen before it, as DSpark does: of low rank, and gated by the position's own hidden state.
-The drafter's pass stays one, and the target verifies as ever.
+P-EAGLE drafts all positions in one pass, each from a mask. No position knows the token chosen before it, so later ones
+are accepted less often than those of a sequential drafter. As in DSpark, a Markov head adds to each position's logits a
+bias that depends on the previous token: of low rank, and gated by the position's own hidden state. The drafter still
+needs one pass, and verification does not change.
 
-Where it is asked for, a draft also gains by every token of an n-gram that has gone on so in the text before
-(`ngrams.py`).
+If enabled, a draft token also gains for each n-gram that preceded it earlier in the text (`ngrams.py`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,18 +20,18 @@ from torch.nn.functional import linear
 from peagle.engine.drafting.ngrams import NgramIndex
 
 CANDIDATES = 8
-"""Of each position: the bias chooses among its so many most likely tokens."""
+"""Number of likeliest tokens of each position among which the bias chooses."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkovHead:
-    """The bias behind token t at hidden state h: `(sigmoid(gates[t] + h @ hidden.T) * tokens[t]) @ output.T`.
+    """Bias after token t at hidden state h: `(sigmoid(gates[t] + h @ hidden.T) * tokens[t]) @ output.T`.
 
     Attributes:
-        tokens: Of the token before, [vocabulary, rank].
-        gates: What that token adds to the gate, [vocabulary, rank].
-        hidden: What the hidden state adds to it, [rank, hidden].
-        output: Of the token that follows, [vocabulary, rank].
+        tokens: Embedding of the previous token, [vocabulary, rank].
+        gates: The previous token's contribution to the gate, [vocabulary, rank].
+        hidden: The hidden state's contribution to the gate, [rank, hidden].
+        output: Embedding of the next token, [vocabulary, rank].
     """
 
     tokens: Tensor
@@ -42,7 +41,7 @@ class MarkovHead:
 
     @classmethod
     def of(cls, weights: Mapping[str, Tensor]) -> Self:
-        """From the weights of speculators' gated `MarkovHead`, by their names there."""
+        """Build from the weights of speculators' gated `MarkovHead`, by their names there."""
         tokens, gate = weights["markov_w1.weight"], weights["gate_proj.weight"]
         size = gate.shape[1] - gate.shape[0]
         gates = linear(tokens, gate[:, size:], weights["gate_proj.bias"])
@@ -50,7 +49,7 @@ class MarkovHead:
 
 
 def chained(logits: Tensor, hidden_states: Tensor, markov: MarkovHead) -> Tensor:
-    """The greedy drafts, each token chosen behind the one before: int [drafts, depth].
+    """Return the greedy drafts, each token chosen given the previous one: int [drafts, depth].
 
     Args:
         logits, hidden_states: As in `chains_of`.
@@ -66,13 +65,13 @@ def chained(logits: Tensor, hidden_states: Tensor, markov: MarkovHead) -> Tensor
 def chained_in_text(
     logits: Tensor, hidden_states: Tensor, markov: MarkovHead, texts: Iterable[NgramIndex], ngram_bias_nats: float
 ) -> tuple[Tensor, list[list[float]]]:
-    """The same where a draft gains by what has been written: int [drafts, depth], and the probability of each token.
+    """Return the same with an n-gram bias: int [drafts, depth], and the probability of each token.
 
-    The first draft does not gain: it follows a token that the drafter has seen.
+    The first draft gets no bias, since the drafter has seen the token before it.
 
     Args:
-        texts: What each draft goes on from; each is looked at before the next is asked for.
-        ngram_bias_nats: What a token gains for each token of the n-gram that it has followed before.
+        texts: The text before each draft; each is used before the next is requested.
+        ngram_bias_nats: Gain of a token for each token of the n-gram that it has followed before.
     """
     candidates, scores = chains_of(logits, hidden_states, markov)
     firsts = logits[:, 0].float().softmax(-1).amax(-1).tolist()
@@ -96,23 +95,24 @@ def chained_in_text(
 
 
 def chains_of(logits: Tensor, hidden_states: Tensor, markov: MarkovHead) -> tuple[Tensor, Tensor]:
-    """Each position's most likely tokens are its candidates, and the bias between those of neighbours is taken at once,
-    for all pairs: what is left for going from token to token is a look at which one follows.
+    """Choose each position's likeliest tokens as candidates, and compute the bias of all neighbouring pairs at once, so
+    that going from token to token is only a lookup.
 
     Args:
-        logits: Of each position by itself, [drafts, depth, vocabulary]. The first follows a token that is known.
-        hidden_states: What they were made from, [drafts, depth, hidden].
+        logits: Of each position independently, [drafts, depth, vocabulary]. The first follows a known token.
+        hidden_states: The hidden states behind the logits, [drafts, depth, hidden].
 
     Returns:
-        The candidates, the best first, int [drafts, depth, candidates]. What each has behind each candidate of the
+        The candidates, the best first, int [drafts, depth, candidates]. The score in nats of each after each candidate
+        of the previous position, float32 [drafts, depth - 1, candidates before, candidates].
         position before, in nats, float32 [drafts, depth - 1, candidates before, candidates].
     """
-    # In float32 a CPU sorts several times as quickly.
+    # A CPU sorts float32 several times faster.
     logits, hidden_states = logits.to(markov.output.dtype), hidden_states.to(markov.hidden.dtype)
     alone, candidates = logits.topk(min(CANDIDATES, logits.shape[-1]), dim=-1)
     before, behind = candidates[:, :-1], candidates[:, 1:]
     gates = linear(hidden_states[:, 1:], markov.hidden)
     gated = (markov.gates[before] + gates[:, :, None]).sigmoid_().mul_(markov.tokens[before])
     bias = gated @ markov.output[behind].transpose(-1, -2)
-    # In bfloat16 a small bias would vanish beside a large logit.
+    # In bfloat16 a small bias would be lost next to a large logit.
     return candidates, bias.float() + alone[:, 1:, None].float()

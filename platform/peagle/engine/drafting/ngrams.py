@@ -1,33 +1,33 @@
-"""What has followed what in the texts that are being written: names, calls and whole lines come again.
+"""N-grams and their followers in the texts being generated: names, calls and whole lines repeat.
 
-A parallel drafter reads the text before its drafts, and does not know which of its drafts precedes the next. Once that
-one is chosen, the same few tokens often stand further up, and what followed them there is likely to follow here: what
-prompt lookup drafts from (`ngram` in vLLM). Here it is a bias among the drafter's own candidates, for each token of the
-n-gram that is found, and what it costs is a few looks into a dictionary for each draft.
+A parallel drafter reads the text before its drafts, but does not know which of its drafts precedes the next. Once that
+token is chosen, the same few tokens often occur earlier in the text, and their follower is likely to follow again.
+Prompt lookup (`ngram` in vLLM) drafts from this. Here it is a bias among the drafter's own candidates, for each token
+of the matched n-gram. It costs a few dictionary lookups per draft.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 NGRAM_TOKENS_MAX = 3
-"""A longer n-gram says no more than one of this many tokens."""
+"""Longest n-gram in tokens; longer ones predict no better."""
 TEXT_TOKENS_MAX = 8192
-"""Of a text its last so many tokens count, or up to twice as many: each takes about 0.4 kilobytes."""
+"""Tokens of a text that are indexed, up to twice as many: each takes about 0.4 kilobytes."""
 
 
 class NgramIndex:
-    """The n-grams of one text, as far as it is written, from its token `start` on."""
+    """The n-grams of one text so far, from its token `start` on."""
 
     def __init__(self, start: int = 0) -> None:
         self.length = start
-        """How many tokens are written: those read, and those before them that were left out."""
+        """Tokens generated so far, including those skipped at the start."""
         self.size = 0
-        """How many were read."""
+        """Tokens indexed."""
         self._last: tuple[int, ...] = ()
         self._followers: dict[tuple[int, ...], set[int]] = {}
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Take in what is written next."""
+        """Index the next tokens of the text."""
         last, followers = self._last, self._followers
         for token in tokens:
             for first in range(len(last)):
@@ -42,9 +42,9 @@ class NgramIndex:
         self.size += len(tokens)
 
     def followers(self, drafts: Sequence[int]) -> list[set[int]]:
-        """What has followed the last token, the last two, ..., of the text with `drafts` behind it.
+        """Return the followers of the last token, the last two tokens, ..., of the text followed by `drafts`.
 
-        As many sets as n-grams are found, each within the one before it.
+        There is one set for each n-gram found, each a subset of the one before it.
         """
         last = (*self._last, *drafts[-NGRAM_TOKENS_MAX:])
         found: list[set[int]] = []
@@ -63,12 +63,12 @@ class BatchNgrams:
         self._indices: dict[str, NgramIndex] = {}
 
     def read(self, batch: Any, written: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Take in what a step has written, and forget what is no longer in the batch.
+        """Index the tokens of a step, and forget requests no longer in the batch.
 
         Args:
-            batch: vLLM's `InputBatch`, before this step's tokens are in it; what is in it is read from there.
-            written: Of each request in the batch, the position of the first token that its drafter is given, and the
-                tokens from there on. Where more of a prompt is still to come, the last is not what follows.
+            batch: vLLM's `InputBatch`, without this step's tokens; earlier tokens are read from it.
+            written: For each request in the batch, the position of the first token given to its drafter, and the
+                tokens from there on. If more of a prompt is to come, the last token is not the one that follows.
         """
         indices = {}
         for row, (start, tokens) in enumerate(written):
@@ -84,5 +84,5 @@ class BatchNgrams:
         self._indices = indices
 
     def of_each(self) -> list[NgramIndex]:
-        """The requests' indices, in the batch's order."""
+        """Return the requests' indices, in the order of the batch."""
         return list(self._indices.values())

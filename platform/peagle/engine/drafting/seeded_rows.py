@@ -1,4 +1,4 @@
-"""The rows of a step whose tokens are drawn by a seed, each at its place in its request's text."""
+"""Rows of a step whose tokens are sampled by seed, each with its position in its request's text."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,12 +11,12 @@ from peagle.engine.drafting.keyed_noise import sample_tokens
 class SeededRows(dict[int, torch.Generator]):
     """One step's generators by request, with the text positions of the rows to sample.
 
-    vLLM hands `SamplingMetadata.generators` on to each place that draws; this rides along.
+    vLLM passes `SamplingMetadata.generators` to every sampler, so the positions travel along.
 
     Args:
         generators: By index in the batch. Only their seeds are read.
         last: int64 [requests], the position of each request's last row.
-        drafted: int64 [drafts], the position of each row that judges a draft; none where nothing is drafted.
+        drafted: int64 [drafts], the position of each row that judges a draft; None without drafts.
     """
 
     def __init__(self, generators: Mapping[int, torch.Generator], last: Tensor, drafted: Tensor | None) -> None:
@@ -25,11 +25,11 @@ class SeededRows(dict[int, torch.Generator]):
         self._drafted = drafted
 
     def sample_last(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The seeded requests' indices and the tokens that follow their last rows; `logits` is [requests, V]."""
+        """Sample after the last rows, `logits` [requests, V]; return the seeded requests' indices and tokens."""
         return self._sample(logits, self._last, list(self), list(self))
 
     def sample_drafted(self, logits: Tensor, drafts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The seeded rows' indices and their tokens; `logits` is [drafts, V], `drafts` how many each request has."""
+        """Sample the drafted rows, `logits` [drafts, V], `drafts` for each request; return seeded rows and tokens."""
         assert self._drafted is not None
         rows: list[int] = []
         owners: list[int] = []
@@ -50,11 +50,11 @@ class SeededRows(dict[int, torch.Generator]):
 
 
 def to_device(values: Sequence[int], device: torch.device) -> Tensor:
-    """int64 on `device`, without waiting for what that computes: it is copied from memory that it can read itself."""
+    """Copy to int64 on `device` from pinned memory, without waiting for the device's current work."""
     on_host = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
     return on_host.to(device, non_blocking=True)
 
 
 def _signed(seed: int) -> int:
-    """A generator's seed as torch's int64: it reads back as unsigned."""
+    """Convert a generator's unsigned seed to torch's int64."""
     return seed - 2**64 if seed >= 2**63 else seed

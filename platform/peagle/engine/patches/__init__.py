@@ -1,1 +1,1 @@
-"""What is replaced in vLLM: one module for each group of symbols."""
+"""Replacements in vLLM: one module for each group of symbols."""

@@ -1,13 +1,13 @@
-"""Lets a CPU worker start from what an earlier one compiled, which saves half of its start.
+"""Lets a CPU worker reuse models compiled by an earlier worker, which halves its start time.
 
-vLLM keeps each compiled model on disk. Loading one, it asks the compiled function to `finalize_loading`; only those of
-its own compiler backend can. On a CPU the function is inductor's, whole as it is: vLLM 0.29 takes that for a damaged
-file and compiles again at every start.
+vLLM keeps each compiled model on disk. After loading it calls `finalize_loading` on the compiled function, which only
+functions of its own compiler backend have. On a CPU the function is inductor's and already complete. vLLM 0.29 takes it
+for a damaged file and compiles again at every start.
 
-What inductor keeps is source that is cut to the vectors of the processor that it was made on. On another one it would
-be built and run all the same, and compute nonsense. A folder of compiled models may be shared by machines of several
-kinds, so the processor's instructions belong into the name by which a model is found. What a GPU computes does not
-depend on them: there, nodes with other processors share what one of them compiled.
+Inductor's files contain source specialized to the vector instructions of the processor on which they were made. On
+another processor they would still build and run, but compute wrong results. Machines of several kinds may share a
+folder of compiled models, so the processor's instructions must be part of a model's name. GPU code does not depend on
+them, so nodes with different processors share what one of them compiled.
 """
 
 import functools
@@ -17,9 +17,8 @@ import torch
 
 
 def install() -> None:
-    """Give functions that need no finishing a step that does nothing, and each kind of processor, where it computes,
-    models of its own; again, it changes nothing."""
-    # Imported here: only a worker has it anyway.
+    """Add a no-op `finalize_loading` to complete functions, and give each kind of CPU its own models. Idempotent."""
+    # Imported here: only a worker needs it.
     from vllm.compilation import caching
 
     load, factors = torch.compiler.load_compiled_function, caching.aot_compile_hash_factors
@@ -45,7 +44,7 @@ def install() -> None:
 
 
 def instructions() -> str:
-    """The processor's architecture and what of its instructions PyTorch uses or knows of."""
+    """Return the processor's architecture and the instruction sets that PyTorch uses or knows."""
     known = torch.cpu.get_capabilities()
     able = sorted(name for name, has in known.items() if has is True)
     return " ".join([str(known.get("architecture")), torch.backends.cpu.get_cpu_capability(), *able])

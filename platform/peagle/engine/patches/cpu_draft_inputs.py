@@ -1,11 +1,11 @@
-"""Lays out what a P-EAGLE drafter passes over, on a CPU: the tokens that were accepted, and the masks it is asked for.
+"""Lays out a P-EAGLE drafter's rows on a CPU: the accepted tokens and the masks to draft from.
 
 vLLM lays out every verified row and marks the rejected ones, so that a GPU never waits for their number, and on a CPU
-imitates that kernel. Here the numbers are at hand: at K = 7 and an acceptance length of 4, four of fourteen rows would
-be for nothing. What is drafted stays the same.
+emulates that kernel. Here the numbers are known: at K = 7 and an acceptance length of 4, four of fourteen rows would be
+wasted. The drafts stay the same.
 
-A step that asks for fewer drafts has fewer masks: a row costs a CPU as much as any other, and a mask attends to nothing
-behind it, so the drafts that are left stay the same.
+A step that asks for fewer drafts has fewer masks, since on a CPU each row costs the same. A mask attends to nothing
+after it, so the remaining drafts stay the same.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from peagle.engine.drafting.cpu_draft_rows import Cache, Verified, lay_out
 
 
 def lays_out(proposer: Any) -> bool:
-    """Whether the rows of this drafter are laid out here."""
+    """Return whether this module lays out the rows of this drafter."""
     return bool(
         proposer.device.type == "cpu"
         and proposer.method == "eagle3"
@@ -38,10 +38,10 @@ def set_inputs(
     cad: Any,
     num_rejected_tokens_gpu: torch.Tensor | None,
 ) -> tuple[int, torch.Tensor, Any]:
-    """What vLLM's `set_inputs_first_pass` does, without rows of rejected tokens, for K of `num_speculative_tokens`.
+    """Replace vLLM's `set_inputs_first_pass`, without rejected rows, for K = `num_speculative_tokens`.
 
     Returns:
-        How many rows there are; those to draft from, int32 [requests * K]; where all of them are, for attention.
+        The number of rows; the rows to draft from, int32 [requests * K]; attention metadata of all rows.
     """
     masks = proposer.num_speculative_tokens - 1
     rejected = [0] * cad.num_reqs if num_rejected_tokens_gpu is None else num_rejected_tokens_gpu.tolist()
@@ -68,6 +68,6 @@ def set_inputs(
         max_query_len=max(end - start for start, end in itertools.pairwise(rows.starts)),
         max_seq_len=cad.max_seq_len + masks,
         slot_mapping=torch.tensor(rows.slots),
-        _seq_lens_cpu=None,  # a copy of the old ones, made anew where it is asked for
+        _seq_lens_cpu=None,  # a copy of the old lengths, recomputed on demand
     )
     return count, torch.tensor(rows.to_sample, dtype=torch.int32), metadata

@@ -1,8 +1,9 @@
-"""Mends vLLM 0.29's sampling of drafts on CPU, which ignores temperature, top-p and top-k.
+"""Fixes vLLM 0.29's sampling of drafts on a CPU, which ignores temperature, top-p and top-k.
 
-Each request's settings are expanded to its drafted rows by a Triton kernel. Its CPU stand-in fills an int64 copy of its
-output and drops it, so float settings stay what the memory held before: drafts are judged at an arbitrary temperature,
-text differs from run to run, and sampling does not follow the target (vllm-project/vllm issue 55005, open in 0.29).
+A Triton kernel expands each request's settings to its drafted rows. Its CPU stand-in fills an int64 copy of its output
+and drops it, so float settings keep whatever the memory held before. Drafts are then judged at an arbitrary
+temperature, text differs from run to run, and sampling does not follow the target (vllm-project/vllm issue 55005, open
+in 0.29).
 """
 
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 
 def install() -> None:
-    """Replace the stand-in, before the CPU model runner picks it up; a second call changes nothing."""
+    """Replace the stand-in before the CPU model runner imports it. Idempotent."""
     from vllm.utils import cpu_triton_utils
 
     if cpu_triton_utils.expand_kernel.func is not _expand:

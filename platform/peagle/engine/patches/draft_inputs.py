@@ -1,7 +1,7 @@
-"""Has vLLM's drafter pass over rows that are laid out here, for the depth that a step asks for: on a CPU, and on a GPU.
+"""Makes vLLM's drafter use rows laid out here, for the K that a step asks for, on CPU and GPU.
 
-vLLM lays out masks for the configured depth whatever depth a step asks for, and then takes the result for one of that
-depth (vllm-project/vllm pull request 45695).
+vLLM lays out masks for the configured K whatever K a step asks for, and then treats the result as if it had that K
+(vllm-project/vllm pull request 45695).
 """
 
 import functools
@@ -13,8 +13,8 @@ _MARK = "_peagle_draft_inputs"
 
 
 def install() -> None:
-    """Teach this process's drafter; again, it changes nothing."""
-    # Imported here: the scheduler's process has no drafter, and this takes seconds.
+    """Patch this process's drafter. Idempotent."""
+    # Imported here: the scheduler's process has no drafter, and the import takes seconds.
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
     if hasattr(SpecDecodeBaseProposer, _MARK):
@@ -30,7 +30,7 @@ def install() -> None:
             laid_out = gpu_draft_inputs.set_inputs(proposer, **inputs)
         else:
             if proposer.parallel_drafting:
-                # The depth that vLLM lays out; it takes what comes of it for one of this depth.
+                # The K that vLLM lays out, so that it interprets its own result correctly.
                 proposer.num_speculative_tokens = proposer.extra_slots_per_request
             laid_out = upstream(proposer, **inputs)
             unfitted = laid_out[0] if proposer.parallel_drafting else 0
@@ -40,7 +40,7 @@ def install() -> None:
     @functools.wraps(initialize)
     def initialize_attn_backend(proposer: Any, *args: Any, **kwargs: Any) -> None:
         initialize(proposer, *args, **kwargs)
-        # vLLM may call it more than once, to measure how much memory graphs take.
+        # vLLM may call this more than once, to measure the memory of graphs.
         if not hasattr(proposer, "peagle_lays_out"):
             proposer.peagle_lays_out = gpu_draft_inputs.is_eligible(proposer) and gpu_draft_inputs.agrees(proposer)
 

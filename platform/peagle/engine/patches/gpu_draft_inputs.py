@@ -1,10 +1,10 @@
-"""Lays out what a P-EAGLE drafter passes over, on a GPU: masks for the K that each request has at this step.
+"""Lays out a P-EAGLE drafter's rows on a GPU, with masks for the K of each request at this step.
 
-With vLLM's masks for a configured depth of 7, 128 requests at K = 1 are 1,024 rows, of which 256 are wanted. Here one
-kernel writes all of the drafter's inputs. How many rows there are is known on the host: nothing waits for the device.
+With vLLM's masks for a configured K of 7, 128 requests at K = 1 are 1,024 rows, of which 256 are needed. Here one
+kernel writes all of the drafter's inputs. The host knows the number of rows, so nothing waits for the device.
 
-The kernel is compared with its reference on the device before the engine takes requests. Where they differ, or it does
-not compile, vLLM's own layout stays.
+Before the engine takes requests, the kernel is compared with its reference on the device. If they differ, or the kernel
+does not compile, vLLM's own layout is used.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ _LOG = init_logger(__name__)
 
 
 def is_eligible(proposer: Any) -> bool:
-    """Whether the rows of this drafter are of the kind that is laid out here."""
+    """Return whether this drafter's rows are of a supported kind."""
     return bool(
         proposer.device.type == "cuda"
         and proposer.method == "eagle3"
@@ -35,12 +35,12 @@ def is_eligible(proposer: Any) -> bool:
 
 
 def lays_out(proposer: Any) -> bool:
-    """Whether they are laid out here."""
+    """Return whether this module lays out the drafter's rows."""
     return bool(getattr(proposer, "peagle_lays_out", False))
 
 
 def agrees(proposer: Any) -> bool:
-    """Whether the kernel says what the reference says, on every rank; a difference, or an error, is warned of once."""
+    """Return whether the kernel agrees with the reference on every rank; warn once of a difference or an error."""
     try:
         different = _difference(proposer)
     except Exception as error:
@@ -48,7 +48,7 @@ def agrees(proposer: Any) -> bool:
     different = _on_any_rank(proposer, different)
     if different:
         _LOG.warning(
-            "The kernel that lays out a drafter's rows %s. vLLM's own layout is used instead: every step drafts %d "
+            "The kernel that lays out the drafter's rows %s. vLLM's own layout is used instead: every step drafts %d "
             "tokens for each request, whatever K is",
             different,
             proposer.extra_slots_per_request,
@@ -57,7 +57,7 @@ def agrees(proposer: Any) -> bool:
 
 
 def _difference(proposer: Any) -> str:
-    """What the kernel has wrong; empty where it has nothing wrong."""
+    """Describe how the kernel differs from its reference; empty if it agrees."""
     # Imported here: only a GPU's PyTorch brings Triton.
     from peagle.engine.drafting.draft_rows_kernel import empty, lay_out
 
@@ -70,17 +70,17 @@ def _difference(proposer: Any) -> str:
         expected = laid_out(plan, verified, mask, cache)
         for name in LaidOut.__slots__:
             if not torch.equal(getattr(out, name), getattr(expected, name)):
-                return f"has other {name} than its reference"
+                return f"computes other {name} than its reference"
     return ""
 
 
 def _on_any_rank(proposer: Any, different: str) -> str:
-    """What is wrong on the first rank that has something wrong: ranks with other rows would wait for ever."""
+    """Return the first rank's problem, if any: ranks with different rows would wait forever."""
     if proposer.vllm_config.parallel_config.tensor_parallel_size == 1:
         return different
     from vllm.distributed.parallel_state import get_tp_group
 
-    # Not those of other pipeline stages, which have no drafter.
+    # Not the ranks of other pipeline stages, which have no drafter.
     group = get_tp_group()
     found: list[Any] = [None] * group.world_size
     torch.distributed.all_gather_object(found, different, group=group.cpu_group)
@@ -97,10 +97,10 @@ def set_inputs(
     cad: Any,
     num_rejected_tokens_gpu: torch.Tensor | None,
 ) -> tuple[int, torch.Tensor, Any]:
-    """What vLLM's `set_inputs_first_pass` does, for each request's own K of at most `num_speculative_tokens`.
+    """Replace vLLM's `set_inputs_first_pass`, for each request's own K of at most `num_speculative_tokens`.
 
     Returns:
-        How many rows there are; those to draft from, int32 [requests * K]; where all of them are, for attention.
+        The number of rows; the rows to draft from, int32 [requests * K]; attention metadata of all rows.
     """
     from peagle.engine.drafting.draft_rows_kernel import lay_out
 
@@ -134,7 +134,7 @@ def set_inputs(
 
 
 def own_depths(proposer: Any, requests: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """K of each request of the batch: the step's, or a smaller one of its own."""
+    """Return K of each request of the batch: the step's, or its own if that is smaller."""
     depth = proposer.num_speculative_tokens
     depths = np.full(requests, depth, dtype=np.int32)
     runner = proposer.peagle_runner
@@ -145,7 +145,7 @@ def own_depths(proposer: Any, requests: int) -> np.ndarray[Any, np.dtype[np.int3
 
 
 def _metadata(cad: Any, plan: RowPlan, packed: torch.Tensor, slots: torch.Tensor) -> Any:
-    """What attention is told of the rows. Lengths count rejected rows, too, as vLLM's do: they stand last."""
+    """Build attention metadata for the rows. Lengths include rejected rows, as in vLLM; those rows come last."""
     masks = torch.from_numpy(plan.masks)
     ends = len(plan.starts)
 
@@ -162,7 +162,7 @@ def _metadata(cad: Any, plan: RowPlan, packed: torch.Tensor, slots: torch.Tensor
         slot_mapping=slots,
         seq_lens_cpu_upper_bound=longer(cad.seq_lens_cpu_upper_bound),
         _seq_lens_cpu=longer(cad._seq_lens_cpu),
-        # Made from what was above, where it was asked for.
+        # Caches of the replaced values.
         _num_computed_tokens_cache=None,
         _token_to_req_indices_cache=None,
     )

@@ -1,9 +1,9 @@
-"""Has vLLM's drafter choose its drafts with a Markov head and n-grams, where the head has them (`markov_head.py`).
+"""Makes vLLM's drafter choose its drafts with a Markov head and n-grams, if the head has them (`markov_head.py`).
 
-N-grams are a look at one token after the other, which a CPU is quick at and a GPU is not: they are left out there.
+N-grams are looked up token by token, which is fast on a CPU but not on a GPU, so a GPU does not use them.
 
-The weights lie in a folder of their own within the head's, where vLLM does not look: without peagle it serves the same
-head without them.
+The weights lie in their own folder within the head's, where vLLM does not look: without peagle it serves the same head
+without them.
 """
 
 import functools
@@ -23,8 +23,8 @@ _MARK = "_peagle_markov_drafts"
 
 
 def install() -> None:
-    """Teach this process's drafter; again, it changes nothing."""
-    # Imported here: the scheduler's process has no drafter, and this takes seconds.
+    """Patch this process's drafter. Idempotent."""
+    # Imported here: the scheduler's process has no drafter, and the import takes seconds.
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
     if hasattr(SpecDecodeBaseProposer, _MARK):
@@ -76,7 +76,7 @@ def install() -> None:
 
 
 def confidences(logits: Tensor, drafts: Tensor) -> list[list[float]]:
-    """What the drafter gives each drafted token as its probability, ties to the one before left aside.
+    """Return the drafter's probability of each drafted token, ignoring its dependency on the previous one.
 
     Args:
         logits: [drafts, depth, vocabulary].
@@ -89,12 +89,12 @@ def confidences(logits: Tensor, drafts: Tensor) -> list[list[float]]:
 
 
 def _by_draft(rows: Tensor, depth: int) -> Tensor:
-    """[drafts * depth, size] as [drafts, depth, size]."""
+    """View [drafts * depth, size] as [drafts, depth, size]."""
     return rows.view(-1, depth, rows.shape[-1])
 
 
 def _has_one(proposer: Any) -> bool:
-    """Whether its head has a Markov head to go with it; weights that are made up have none."""
+    """Return whether the drafter comes with a Markov head; dummy weights have none."""
     rank = getattr(proposer.draft_model_config.hf_config, MARKOV_RANK_KEY, None)
     return bool(proposer.parallel_drafting and rank and _load_config(proposer).load_format != "dummy")
 
@@ -104,9 +104,9 @@ def _load_config(proposer: Any) -> Any:
 
 
 def _load(proposer: Any) -> MarkovHead:
-    """Read it from where the head's own weights were read, by vLLM's loader of safetensors.
+    """Load the Markov head from the source of the drafter's weights, by vLLM's safetensors loader.
 
-    Loaders of other formats know whole models only.
+    Loaders of other formats only load whole models.
     """
     from vllm.config.load import LoadConfig
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader

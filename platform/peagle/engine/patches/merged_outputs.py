@@ -1,6 +1,6 @@
-"""What was drafted for a request is told even where its client reads slower than its tokens come.
+"""Keeps a request's draft counts if its client reads slower than its tokens arrive.
 
-vLLM then merges the parts of an answer that wait, and loses with them the draft counts that the last part brings.
+vLLM then merges the waiting parts of an answer, and loses the draft counts of the last part.
 """
 
 import functools
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def install() -> None:
-    """Have merged outputs of this process keep draft counts; again, it changes nothing."""
+    """Make merged outputs of this process keep draft counts. Idempotent."""
     from vllm.outputs import RequestOutput
 
     add = RequestOutput.add

@@ -1,15 +1,14 @@
-"""Full CUDA graphs for decode steps of every K of the ladder, on vLLM's first model runner; and what each step ran as.
+"""Full CUDA graphs for decode steps of every K of the ladder, on vLLM's first model runner, and the graph of each step.
 
-vLLM captures full graphs for whole drafts, Kmax + 1 tokens of each request. A step at any other K has none. Here each
-rung of the ladder has its own, at a spread of batch sizes (`peagle.router.graphs`), and a step is padded in requests.
-What it ran as travels to the scheduler with its output.
+vLLM captures full graphs for full drafts, Kmax + 1 tokens of each request. A step at any other K has none. Here each
+rung of the ladder has its own graphs at a spread of batch sizes (`peagle.router.graphs`), and a step is padded in
+requests. The kind of graph travels to the scheduler with the step's output.
 
-- Where the attention backend replays any mix of query lengths, a graph is captured for the longest that may come, so
-  that it also takes steps whose requests verify different numbers of drafts.
-- What vLLM captures by itself comes first and stays. Where capturing another fails, it is left out with a warning, and
-  with it all that would come behind; so are those that the budget turns out to have no room for. Ranks that hold parts
-  of one model replay the same ones.
-- What is not known to work (backends that were not read, adapters, data parallelism, ...) is left to vLLM.
+- If the attention backend replays any mix of query lengths, a graph is captured for the longest possible query, so it
+  also covers steps whose requests verify different numbers of drafts.
+- vLLM's own graphs are captured first and kept. If another capture fails, it is left out with a warning, together with
+  all later ones. So are graphs that exceed the budget. Ranks that hold parts of one model replay the same graphs.
+- Configurations that are not known to work (unknown backends, adapters, data parallelism, ...) are left to vLLM.
 """
 
 import functools
@@ -29,11 +28,11 @@ from peagle.engine.graphs.captured_graphs import CapturedGraphs
 from peagle.engine.graphs.graph_arguments import GRAPHS, graph_budget, graph_ladder
 from peagle.router.graphs import Graph, GraphBudget, GraphCost, GraphKind, GraphLimits, GraphSupport, plan_graphs
 
-# By a name of vLLM's, whose log level and handler a worker has.
+# A logger under vLLM's name, because a worker configures its level and handler.
 _LOG = init_logger("vllm.peagle.rung_graphs")
 _MARK = "_peagle_rung_graphs"
 _GIB = 1 << 30
-# Attention backends whose layout of a step was read for graphs of any query length.
+# Attention backends whose step layout is known to work with graphs of any query length.
 KNOWN_BACKENDS = frozenset({"FLASH_ATTN", "TRITON_ATTN", "FLASHINFER"})
 _KINDS = {
     CUDAGraphMode.FULL: GraphKind.FULL,
@@ -44,20 +43,20 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class StepGraph(CUDAGraphStat):  # type: ignore[misc]  # vLLM's has no types
-    """vLLM's statement of a step's padding, and more. No request of a decode step computes more than a whole draft."""
+    """vLLM's statistic of a step's padding, and more. A decode step's requests compute at most a full draft."""
 
     kind: GraphKind
     is_decode: bool
     takes_uniform_only: bool
 
     def plain(self) -> CUDAGraphStat:
-        """vLLM's part."""
+        """Return vLLM's part."""
         return CUDAGraphStat(self.num_unpadded_tokens, self.num_padded_tokens, self.num_paddings, self.runtime_mode)
 
 
 def install() -> None:
-    """Teach this process's model runner; again, it changes nothing."""
-    # Imported here: the scheduler's process has no model, and this takes seconds.
+    """Patch this process's model runner. Idempotent."""
+    # Imported here: the scheduler's process has no model, and the import takes seconds.
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     if not hasattr(GPUModelRunner, _MARK):
@@ -66,7 +65,7 @@ def install() -> None:
 
 
 def teach(runner_class: Any) -> None:
-    """Give a class of model runners graphs for each rung. On a CPU there are none, and its runner does as before."""
+    """Add graphs for each rung to a class of model runners. A CPU runner has none and behaves as before."""
     runner_class.peagle_graphs = None
     for method, wrap in _WRAPPERS.items():
         replaced = getattr(runner_class, method)
@@ -74,7 +73,7 @@ def teach(runner_class: Any) -> None:
 
 
 def graphs_of(runner: Any, attention_backends: Iterable[Iterable[Any]], kv_cache_groups: Iterable[Any]) -> Any:
-    """Plan the graphs of a runner and enter them where vLLM finds what to capture; None on a CPU, or without graphs."""
+    """Plan a runner's graphs and register them for capture by vLLM; None on a CPU, or without graphs."""
     dispatcher = runner.cudagraph_dispatcher
     if runner.device.type == "cpu" or dispatcher.cudagraph_mode == CUDAGraphMode.NONE:
         return None
@@ -85,13 +84,13 @@ def graphs_of(runner: Any, attention_backends: Iterable[Iterable[Any]], kv_cache
     ]
     config = runner.vllm_config
     settings = settings_of(config)
-    if LIVE_DEPTH not in settings:  # Nobody asks what a step ran as.
+    if LIVE_DEPTH not in settings:  # No one reads the kind of graph.
         return None
     why = _left_to_vllm(runner, {backend.get_name() for backend, _ in builders}) if GRAPHS in settings else "as asked"
     found = (backend.get_builder_cls().get_cudagraph_support(config, spec).value for backend, spec in builders)
     support = GraphSupport(min(found, default=GraphSupport.ALWAYS.value))
     sequences = config.scheduler_config.max_num_seqs
-    # Beyond vLLM's own bound FlashAttention 3 lays steps out otherwise than a graph can replay.
+    # Beyond vLLM's own bound FlashAttention 3 uses a layout that a graph cannot replay.
     tokens_max = config.compilation_config.max_cudagraph_capture_size
     if why:
         _LOG.info_once("Only vLLM's own CUDA graphs are captured: %s", why)
@@ -107,7 +106,7 @@ def graphs_of(runner: Any, attention_backends: Iterable[Iterable[Any]], kv_cache
 
 
 def _left_to_vllm(runner: Any, backends: set[str]) -> str:
-    """Why a runner keeps to vLLM's own graphs; empty if it does not."""
+    """Return why a runner keeps to vLLM's own graphs; empty if it does not."""
     config = runner.vllm_config
     compilation, parallel = config.compilation_config, config.parallel_config
     mode = runner.cudagraph_dispatcher.cudagraph_mode
@@ -127,7 +126,7 @@ def _left_to_vllm(runner: Any, backends: set[str]) -> str:
 
 
 def descriptor(graph: Graph) -> Any:
-    """vLLM's name of a graph."""
+    """Return vLLM's key of a graph."""
     return BatchDescriptor(num_tokens=graph.tokens, num_reqs=graph.requests, uniform=True)
 
 
@@ -147,7 +146,7 @@ def _choosing(determine: Any) -> Any:
         eager = kwargs.get("force_eager")
         if graphs is not None and graphs.capturing is not None and not eager:
             return CUDAGraphMode.FULL, descriptor(graphs.capturing), False, None, None
-        # vLLM's own runs on made-up batches say what they are.
+        # vLLM's dummy runs set `force_uniform_decode`; they are not steps.
         is_step = graphs is not None and not eager and kwargs.get("force_uniform_decode") is None
         if graphs is not None and is_step and not kwargs["use_cascade_attn"]:
             graph = graphs.choose(num_reqs, num_tokens, int(max_num_scheduled_tokens), _LOG.info)
@@ -180,7 +179,7 @@ def _laying_out(build: Any) -> Any:
     def build_attention_metadata(runner: Any, *args: Any, **kwargs: Any) -> Any:
         graphs: CapturedGraphs | None = runner.peagle_graphs
         if graphs is not None and graphs.capturing is not None:
-            # The longest query that may come, instead of that of the batch which stands for all.
+            # The longest possible query, instead of that of the captured batch.
             kwargs["max_query_len"] = graphs.capturing.query_max
         return build(runner, *args, **kwargs)
 
@@ -199,12 +198,12 @@ def _capturing(capture: Any) -> Any:
         try:
             capture(runner, desc, cudagraph_runtime_mode, **kwargs)
         except Exception:
-            # Ranks of one model capture together: where one has failed, the others would wait for it.
+            # Ranks of one model capture together: if one fails, the others would wait for it.
             if desc in graphs.vital or runner.parallel_config.world_size > 1:
                 raise
             graphs.failed = True
             runner.cudagraph_dispatcher.cudagraph_keys[CUDAGraphMode.FULL].discard(desc)
-            _LOG.warning("Capturing a CUDA graph failed: %s. Steps that it is for run without it", desc, exc_info=True)
+            _LOG.warning("Capturing CUDA graph %s failed. Steps that need it run without it", desc, exc_info=True)
         finally:
             runner.uniform_decode_query_len, graphs.capturing = whole, None
 
@@ -240,9 +239,9 @@ _WRAPPERS: dict[str, Callable[[Any], Any]] = {
 
 
 def capture_planned(runner: Any, graphs: CapturedGraphs, profiler: Any = None) -> None:
-    """Capture what is planned, as far as the budget goes, and say what came of it."""
+    """Capture the planned graphs within the budget, and log the result."""
     keys, planned = runner.cudagraph_dispatcher.cudagraph_keys[CUDAGraphMode.FULL], graphs.planned
-    # Ranks of one model would stop at different graphs.
+    # With several ranks no budget check, since they would stop at different graphs.
     is_alone = runner.parallel_config.world_size == 1
     for desc in sorted(planned, key=lambda desc: desc not in graphs.vital):
         if is_alone and desc not in graphs.vital and not graphs.may_go_on(perf_counter(), free_gib()):
@@ -257,12 +256,12 @@ def capture_planned(runner: Any, graphs: CapturedGraphs, profiler: Any = None) -
     captured = len(keys.intersection(planned))
     seconds, gib = graphs.spent(perf_counter(), free_gib())
     _LOG.info(
-        "Captured %d full CUDA graphs of decode steps, among %d at all, in %.0f s and %.2f GiB; left out: %s",
+        "Captured %d full CUDA graphs of decode steps, of %d graphs in all, in %.0f s and %.2f GiB; left out: %s",
         captured,
         sum(map(len, runner.cudagraph_dispatcher.cudagraph_keys.values())),
         seconds,
         gib,
-        graphs.left_out() or "nothing that is served",
+        graphs.left_out() or "none of the served batches",
     )
     if captured < len(planned):
         _LOG.warning(
@@ -274,12 +273,12 @@ def capture_planned(runner: Any, graphs: CapturedGraphs, profiler: Any = None) -
 
 
 def free_gib() -> float:
-    """Memory of the device that nothing holds."""
+    """Return the device's free memory."""
     return float(torch.accelerator.get_memory_info()[0]) / _GIB
 
 
 def _on_every_rank(keys: set[Any]) -> set[Any]:
-    """What all ranks of the model have captured: a rank that pads otherwise would wait for the others for ever."""
+    """Return the graphs captured on all ranks: a rank with different padding would wait for the others forever."""
     from vllm.distributed.parallel_state import get_world_group
 
     group = get_world_group()

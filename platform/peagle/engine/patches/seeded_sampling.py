@@ -1,18 +1,16 @@
-"""A seed gives the same text at every draft depth, drafter and batch, speculation on or off.
+"""Makes a seed give the same text at every draft depth, drafter and batch, with or without speculation.
 
-vLLM's own seeded sampling draws from a generator that each step advances by how much was drafted, so the text depends
+vLLM's own seeded sampling draws from a generator that each step advances by the number of drafts, so the text depends
 on the drafts, and with a depth that follows load, on the load. Here a seeded request's token at each position is drawn
-with noise keyed by seed and position (`keyed_noise`), and a draft is accepted while it equals that token. This is exact
-sampling from the target: the token comes from the target's distribution, whatever was drafted. It also accepts as often
-as rejection sampling does where the drafter proposes its likeliest token, as P-EAGLE does: with the target's
-probability of the draft. Requests without a seed are sampled by vLLM as ever.
+with noise keyed by seed and position (`keyed_noise`), and a draft is accepted if it equals that token. This is exact
+sampling from the target: the token comes from the target's distribution, whatever was drafted. Acceptance is also that
+of rejection sampling if the drafter proposes its likeliest token, as P-EAGLE does: the target's probability of the
+draft. Requests without a seed are sampled by vLLM as usual.
 
-Rounding is what remains: logits differ in their last bits with the shape of the batch, and now and then two tokens are
-that close.
+Rounding remains: logits differ in their last bits with the shape of the batch, and sometimes two tokens are that close.
 
-Written against vLLM 0.29's model runner V1; `install` changes three places:
-`GPUModelRunner` (and so the CPU one) hands positions on with the generators, `TopKTopPSampler` and `rejection_sample`
-draw seeded rows with them.
+Written against vLLM 0.29's model runner V1. `install` changes three places: `GPUModelRunner` (and so the CPU one)
+passes positions along with the generators; `TopKTopPSampler` and `rejection_sample` draw seeded rows with them.
 """
 
 import dataclasses
@@ -29,7 +27,7 @@ _MARK = "peagle_seeded"
 
 
 def install() -> None:
-    """Make this process's vLLM sample seeded requests so; a second call changes nothing."""
+    """Make this process's vLLM sample seeded requests by position. Idempotent."""
     from vllm.v1.sample import rejection_sampler
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -49,7 +47,7 @@ def _hand_positions_on(runner_class: Any) -> None:
         batch = self.input_batch
         if not batch.generators:
             return sample(self, logits, drafts)
-        # positions are the device's own: with asynchronous scheduling the host does not know how much was accepted
+        # Positions on the device, because with asynchronous scheduling the host does not know how many were accepted.
         last = self.positions[self.query_start_loc.gpu[1 : batch.num_reqs + 1].long() - 1]
         drafted = None if drafts is None else self.positions[drafts.logits_indices[drafts.target_logits_indices].long()]
         plain = batch.sampling_metadata
@@ -60,7 +58,7 @@ def _hand_positions_on(runner_class: Any) -> None:
             batch.sampling_metadata = plain
 
     def bookkeeping_without_rewind(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # While a long prompt is prefilled in parts vLLM rewinds its generator after each. Here nothing depends on it,
+        # While a long prompt is prefilled in chunks, vLLM rewinds its generator after each. Here nothing depends on it,
         # and a CPU generator cannot be rewound: the error would end the engine.
         batch = self.input_batch
         generators, batch.generators = batch.generators, {}
@@ -83,8 +81,8 @@ def _draw_last_rows(sampler_class: Any) -> None:
             return draw(self, logits, generators, k, p)
         logits = apply_top_k_top_p(logits, k, p)
         requests, tokens = generators.sample_last(logits)
-        # On a CPU a plain dict keeps vLLM on its sampler for seeds, which leaves `logits` as they are. Elsewhere the
-        # other one leaves them, too, and draws no noise request by request that nobody uses.
+        # On a CPU a plain dict keeps vLLM on its seeded sampler, which leaves `logits` unchanged. Elsewhere the
+        # unseeded sampler also leaves them unchanged, and an empty dict avoids unused noise for each request.
         plain = dict(generators) if logits.is_cpu else {}
         sampled, processed = draw(self, logits, plain, None, None)
         return sampled.index_copy(0, requests, tokens.to(sampled.dtype)), processed
@@ -109,8 +107,8 @@ def _judge_drafts(module: Any) -> None:
         seeded = sampling_metadata.generators
         if isinstance(seeded, SeededRows):
             rows, tokens = seeded.sample_drafted(target_logits, num_draft_tokens)
-            # Where the noise is fixed, sampling is greedy decoding: vLLM's greedy rule then accepts drafts that equal
-            # the token and puts the token where one does not. `target_logits` itself is read again for logprobs.
+            # With fixed noise, sampling is greedy decoding. vLLM's greedy rule then accepts drafts that equal the token
+            # and emits the token otherwise. `target_logits` itself is read again for logprobs.
             target_logits = target_logits.index_fill(0, rows, float("-inf"))
             target_logits[rows, tokens] = 0.0
             requests = to_device(list(seeded), target_logits.device)

@@ -1,16 +1,16 @@
-"""How drafts get from the worker to the scheduler: with the step's output, and not at all where none are wanted.
+"""Sends drafts from the worker to the scheduler with the step's output, and skips the drafter if none are wanted.
 
-vLLM fetches a step's drafts by a call of their own, one of three that a step makes to the worker. Here the worker hands
-them over with the output, which saves that call. A step that asks for no drafts (`num_spec_tokens_to_schedule` is 0)
-takes the way that vLLM has for contexts in which its drafter cannot draft. Its requests then have a gap in the
-drafter's cache, so the scheduler that asks for it has to see that they draft no more.
+vLLM fetches a step's drafts with a separate call, one of three calls that a step makes to the worker. Here the worker
+sends them with the output, which saves that call. A step that asks for no drafts (`num_spec_tokens_to_schedule` is 0)
+uses vLLM's path for contexts in which its drafter cannot draft. Its requests then have a gap in the drafter's cache, so
+the scheduler must ensure that they draft no more.
 
-Where the next step is scheduled before the last one's output is known, drafts stay on the device. Those that are to be
-compared with what the target says later are told one step on.
+If the next step is scheduled before the last output is known, drafts stay on the device. Drafts to be compared with
+the target's later tokens are reported one step later.
 
-Where one request of a batch is so near its context's end that the drafter has no room, vLLM drafts for none of them and
-hands out zeros. The target would verify those, and they would count as wrong drafts: they are handed over as none.
-Where drafts stay on the device it does verify them, and the scheduler is told to leave them out of its counts.
+If one request of a batch is so close to the end of its context that the drafter has no room, vLLM drafts for none of
+them and returns zeros. Verified, these would count as rejected drafts, so they are passed on as no drafts. If drafts
+stay on the device the zeros are verified, and the scheduler is told to leave them out of its counts.
 """
 
 import functools
@@ -23,25 +23,25 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 DRAFTS = "peagle_drafts"
-"""The attribute of a step's output that holds its drafts."""
+"""Attribute of a step's output: its drafts."""
 CONFIDENCES = "peagle_confidences"
-"""The one that holds the drafter's probability of each drafted token, by request; until then the drafter has it."""
+"""Attribute of a step's output: the drafter's probability of each drafted token, by request. Also of the drafter."""
 ROWS = "peagle_rows"
-"""The one that holds how many rows the drafter passed over, and how many of them vLLM laid out for the largest K."""
+"""Attribute of a step's output: the drafter's rows, and how many of them vLLM laid out for the largest K."""
 TOLD = "peagle_told"
-"""The one that holds what the step before drafted, by request, where that was to be told."""
+"""Attribute of a step's output: the previous step's drafts by request, if these were to be reported."""
 UNDRAFTED = "peagle_undrafted"
-"""The one that is there where drafts stay on the device, were asked for, and are zeros that stand for none."""
+"""Attribute of a step's output, set if drafts stay on the device, were asked for, and are zeros instead of drafts."""
 OWN_DEPTHS = "peagle_own_depths"
-"""The attribute of what is scheduled that holds K of each request whose drafts are to be fewer than the step's."""
+"""Attribute of a scheduled step: K of each request with fewer drafts than the step's K."""
 TELLS = "peagle_tells"
-"""The one that is there where drafts which stay on a device are to be told as well, with the next step's output."""
+"""Attribute of a scheduled step, set if drafts that stay on the device are to be reported with the next output."""
 _MARK = "_peagle_step_drafts"
 
 
 def install() -> None:
-    """Teach this process's model runner, which on a CPU is a subclass; again, it changes nothing."""
-    # Imported here: the scheduler's process has no model, and this takes seconds.
+    """Patch this process's model runner, which on a CPU is a subclass. Idempotent."""
+    # Imported here: the scheduler's process has no model, and the import takes seconds.
     from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelRunner
 
     if hasattr(GPUModelRunner, _MARK):
@@ -62,10 +62,10 @@ def install() -> None:
         if isinstance(output, AsyncGPUModelRunnerOutput):
             if runner.peagle_is_asked and not runner.peagle_has_drafted:
                 setattr(output, UNDRAFTED, True)
-            # By the time that this step's output is known, so is what the last step drafted: nothing waits for it.
+            # Once this step's output is known, the last step's drafts are known too, so nothing waits for them.
             setattr(output, TOLD, getattr(runner, TOLD, None))
             setattr(runner, TOLD, sent(runner) if runner.peagle_has_drafted and hasattr(state[0], TELLS) else None)
-        # An output that is still being computed travels in a form of its own, and its drafts stay with the worker.
+        # An asynchronous output has its own type, and its drafts stay on the worker.
         if runner.num_spec_tokens and runner.peagle_is_asked and isinstance(output, ModelRunnerOutput):
             drafts = runner.take_draft_token_ids()
             if drafts is not None and not runner.peagle_has_drafted:
@@ -82,7 +82,7 @@ def install() -> None:
 
     @functools.wraps(copy)
     def copy_drafts(runner: Any, *args: Any, **kwargs: Any) -> None:
-        # Of a step that was not asked these would be zeros that nobody takes.
+        # If none were asked for, these would be zeros that are not used.
         if runner.peagle_is_asked or runner.use_async_scheduling:
             copy(runner, *args, **kwargs)
 
@@ -105,13 +105,13 @@ def install() -> None:
 
 
 def sent(runner: Any) -> Callable[[], dict[str, list[int]]]:
-    """Send a step's drafts to the host, beside what the device does next; what is returned waits for them."""
+    """Copy a step's drafts to the host in parallel with the device's next work; the result waits for them."""
     drafts, stream, arrived = runner._draft_token_ids, runner.draft_token_ids_copy_stream, torch.cuda.Event()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         on_host = drafts.to("cpu", non_blocking=True)
         arrived.record()
-    # With the drafts themselves, whose memory would be given to others before they are sent.
+    # Keep a reference to the drafts, so that their memory is not reused before they are copied.
     return functools.partial(_arrived, runner.input_batch.req_ids.copy(), on_host, arrived, drafts)
 
 
@@ -121,7 +121,7 @@ def _arrived(request_ids: list[str], drafts: Any, arrived: Any, _: Any) -> dict[
 
 
 def fetch_only_what_is_missing(post_step: Any) -> Any:
-    """Wrap an engine core's `post_step`, which calls for drafts: not where they came with the output, or are none."""
+    """Wrap an engine core's `post_step`, so that it fetches drafts only if they did not come with the output."""
 
     @functools.wraps(post_step)
     def fetch(core: Any, model_executed: bool) -> None:
@@ -132,10 +132,10 @@ def fetch_only_what_is_missing(post_step: Any) -> Any:
 
 
 class DraftTakingScheduler(Scheduler):  # type: ignore[misc]
-    """vLLM's scheduler, taking drafts from the output that they came with."""
+    """vLLM's scheduler, with drafts taken from the step's output."""
 
     has_drafts = False
-    """Whether there is nothing to call for after the step that ended last."""
+    """Whether there are no drafts to fetch after the last finished step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -144,16 +144,16 @@ class DraftTakingScheduler(Scheduler):  # type: ignore[misc]
             self.pad_with_empty_drafts(True)
 
     def pad_with_empty_drafts(self, pads: bool) -> None:
-        """Whether vLLM gives a new request that computes one token Kmax empty drafts, as by itself it does.
+        """Set whether vLLM gives a new request that computes one token Kmax empty drafts, its default.
 
-        They keep a batch of whole drafts uniform, for full CUDA graphs. On a CPU there are none, and its kernel takes
-        an empty draft for a token: there it never does. A schedule of K, even a constant one, stops it.
+        They keep a batch of full drafts uniform, for full CUDA graphs. A CPU has no graphs, and its kernel takes an
+        empty draft for a token, so it never uses them. Any schedule of K, even a constant one, prevents them.
         """
         pads = pads and self.vllm_config.device_config.device_type != "cpu"
         self.dynamic_sd_lookup = None if pads else self._whole_always
 
     def take_confidences(self, confidences: dict[str, list[float]]) -> None:
-        """Drafts came; these are the drafter's probabilities of their tokens, by request, where it told them."""
+        """Receive the drafter's probabilities of the drafted tokens, by request, if it reported them."""
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)

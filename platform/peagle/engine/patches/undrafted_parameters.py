@@ -1,8 +1,8 @@
-"""`min_p` and `logit_bias` beside a drafter: requests that have one are served, and nothing is drafted for them.
+"""Serves requests with `min_p` or `logit_bias` on an engine with a drafter, without drafts for them.
 
-vLLM refuses both wherever it speculates, because its rejection sampler applies neither to the positions of drafts. It
-samples the token behind the drafts, of a request without any its only one, as it samples without a drafter. So a
-request with a bound of 0 gets exactly what an engine without a drafter gives it, if the two processors are there.
+vLLM refuses both if it speculates, because its rejection sampler applies neither to draft positions. It samples the
+token after the drafts, for a request without drafts its only token, as it does without a drafter. So a request with a
+bound of 0 gets exactly the output of an engine without a drafter, if the two processors exist.
 """
 
 import functools
@@ -12,7 +12,7 @@ from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
 
 
 def accept() -> None:
-    """Have this process take such requests, with a bound of 0, in place of refusing them; again, it changes nothing."""
+    """Make this process accept such requests, with a bound of 0, instead of refusing them. Idempotent."""
     from vllm.sampling_params import SamplingParams
 
     validate = SamplingParams._validate_spec_decode
@@ -31,7 +31,7 @@ def accept() -> None:
 
 
 def apply() -> None:
-    """Have model runners of this process build both processors beside a drafter; again, it changes nothing."""
+    """Make this process's model runners build both processors despite a drafter. Idempotent."""
     from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors
     from vllm.v1.worker import gpu_model_runner
 

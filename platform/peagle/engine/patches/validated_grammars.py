@@ -1,7 +1,7 @@
-"""A grammar that vLLM has validated is not validated again, in the event loop that sends everybody's tokens.
+"""Avoids validating a grammar twice in the event loop that sends all tokens.
 
-Validation parses it. Where a replica has had that done in a thread, vLLM would do it a second time as it takes the
-request in.
+Validation parses the grammar. If a replica has already done so in a thread, vLLM would repeat it when it accepts the
+request.
 """
 
 import functools
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def install() -> None:
-    """Have this process validate each request's grammar once; again, it changes nothing."""
+    """Make this process validate each request's grammar once. Idempotent."""
     from vllm.sampling_params import SamplingParams
 
     validate = SamplingParams._validate_structured_outputs
@@ -18,7 +18,7 @@ def install() -> None:
 
     @functools.wraps(validate)
     def once(params: Any, *args: Any) -> None:
-        # It names the backend as it validates, and no client can.
+        # Validation sets the backend, and no client can.
         if params.structured_outputs is None or params.structured_outputs._backend is None:
             validate(params, *args)
 
