@@ -1,6 +1,6 @@
-"""Reads what a checkpoint folder says about itself: config.json and the headers of its safetensors files.
+"""Reads a checkpoint folder's metadata: config.json and the headers of its safetensors files.
 
-No weight is read and no torch is needed, so a checkpoint of any size is read in well under a second.
+Reads no weights and needs no torch, so a checkpoint of any size takes well under a second.
 """
 
 import hashlib
@@ -17,22 +17,22 @@ from peagle.errors import ConfigError
 INDEX = "model.safetensors.index.json"
 OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 AGAIN = "Download or copy the checkpoint again."
-# Which layers of the target a head sees, in its `config.json`.
+# Key of a head's `config.json`: the target's layers that the head reads.
 TAPS_KEY = "eagle_aux_hidden_state_layer_ids"
-# A P-EAGLE head's Markov head lies in a folder within the head's own, which `config.json` there gives the rank of.
+# Folder of a Markov head within a P-EAGLE head's folder; its rank is in `config.json` there.
 MARKOV_FOLDER = "markov_head"
 MARKOV_RANK_KEY = "markov_rank"
-# There as well: what a draft gains for each token of an n-gram that it has followed in the text before.
+# Also in that `config.json`: a draft token's gain for each token of an n-gram that it has followed in the text.
 NGRAM_BIAS_KEY = "ngram_bias_nats"
 NGRAM_BIAS_NATS_MAX = 10.0
 
-# The bound that the safetensors format itself sets.
+# Limit of the safetensors format itself.
 MAX_HEADER_BYTES = 100_000_000
 MAX_JSON_BYTES = 256 * 1024 * 1024
-# Of each file, at its end, what a fingerprint is taken of.
+# Bytes at the end of each file that a fingerprint covers.
 _TAIL_BYTES = 65536
 
-# Bytes of one element, by the format's name of its type; of others only the extent is checked.
+# Bytes of one element, by the format's name of its type; for other types only the extent is checked.
 _ELEMENT_BYTES: Mapping[str, int] = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
@@ -43,7 +43,7 @@ _ELEMENT_BYTES: Mapping[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor's type, in the format's words (`BF16`), and its shape."""
+    """A tensor's type, by the format's name (`BF16`), and its shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -55,25 +55,25 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A local checkpoint; `field` is what names it to the user, `remedy` what to do where it is no folder."""
+    """A local checkpoint; `field` is its name for the user, `remedy` the fix if it is not a folder."""
 
     path: Path
     field: str
     remedy: str = "Name a folder with config.json and weights, or a repository as org/name."
 
     def wrong(self, file: str, value: object, problem: str, fix: str) -> ConfigError:
-        """Return the error that `value` at `file` (`config.json: hidden_size`) is `problem`."""
+        """Return the error for `value` at `file` (`config.json: hidden_size`)."""
         return ConfigError(f"{self.field}: {_shown(self.path / file)}", value, problem, fix)
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read the JSON object in the file `name`.
 
-        Raises ConfigError where there is no such file, or it holds no JSON object.
+        Raises ConfigError if the file is missing, or does not hold a JSON object.
         """
         try:
             if not self.path.is_dir():
-                what = "it is a file, not a folder" if self.path.exists() else "there is no such folder"
-                raise ConfigError(self.field, _shown(self.path), what, self.remedy)
+                problem = "it is a file, not a folder" if self.path.exists() else "there is no such folder"
+                raise ConfigError(self.field, _shown(self.path), problem, self.remedy)
             with (self.path / name).open("rb") as file:
                 content = file.read(MAX_JSON_BYTES)
             value = json.loads(content)
@@ -88,9 +88,9 @@ class Folder:
         return value
 
     def read_tensors(self) -> dict[str, Tensor] | None:
-        """Read every tensor's type and shape; None where the weights are in another format than safetensors.
+        """Read every tensor's type and shape; None if the weights are not safetensors.
 
-        Raises ConfigError where there are no weights, a shard is missing, or a file is damaged or cut short.
+        Raises ConfigError if there are no weights, a shard is missing, or a file is damaged or truncated.
         """
         try:
             if (self.path / INDEX).exists():
@@ -123,7 +123,7 @@ class Folder:
                 if start == b"version ":
                     raise self.wrong(name, None, "it is a Git LFS pointer, not the weights", "Run git lfs pull.")
                 if len(start) < 8 or length > MAX_HEADER_BYTES or 8 + length > size:
-                    raise self.wrong(name, None, f"it is no whole safetensors file ({size} bytes)", AGAIN)
+                    raise self.wrong(name, None, f"it is not a complete safetensors file ({size} bytes)", AGAIN)
                 header = json.loads(file.read(length))
             tensors = {key: _tensor(entry, size - 8 - length) for key, entry in header.items() if key != "__metadata__"}
         except FileNotFoundError:
@@ -139,13 +139,13 @@ class Folder:
 
 
 def _tensor(entry: Any, data_bytes: int) -> Tensor | None:
-    """Read one header entry; None where its data end after the file's `data_bytes`.
+    """Parse one header entry; None if its data end after the file's `data_bytes`.
 
-    Raises ValueError, KeyError, TypeError where the entry is not what the format asks for.
+    Raises ValueError, KeyError or TypeError if the entry does not follow the format.
     """
     shape, (begin, end) = entry["shape"], entry["data_offsets"]
     if not isinstance(shape, list) or any(type(number) is not int or number < 0 for number in (*shape, begin, end)):
-        raise ValueError("a shape or an offset is no whole number")
+        raise ValueError("a shape or an offset is not a whole number")
     tensor = Tensor(str(entry["dtype"]), tuple(shape))
     expected = _ELEMENT_BYTES.get(tensor.dtype)
     if end < begin or (expected is not None and end - begin != tensor.elements * expected):
@@ -154,7 +154,7 @@ def _tensor(entry: Any, data_bytes: int) -> Tensor | None:
 
 
 def _shown(path: Path) -> str:
-    """Return `path` as short as it can be written from the current folder."""
+    """Return `path` relative to the current folder if it lies within it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
@@ -162,7 +162,7 @@ def _shown(path: Path) -> str:
 
 
 def fingerprint(folder: Path) -> str:
-    """A short name for what a folder's files hold, wherever they lie: of their names, their sizes and their ends."""
+    """Return a short fingerprint of a folder's content: the names, sizes and last bytes of its files."""
     known = hashlib.sha256()
     paths = [*folder.iterdir(), *(folder / MARKOV_FOLDER).glob("*")]
     for file in sorted(path for path in paths if path.is_file()):
@@ -175,9 +175,9 @@ def fingerprint(folder: Path) -> str:
 
 
 def read_ngram_bias(files: Folder, config: Mapping[str, Any]) -> float:
-    """`ngram_bias_nats` of a head's `config.json`; 0 where it says none.
+    """Return `ngram_bias_nats` of a head's `config.json`; 0 if it is not set.
 
-    Raises ConfigError where it is no number from 0 to NGRAM_BIAS_NATS_MAX.
+    Raises ConfigError unless it is a number from 0 to NGRAM_BIAS_NATS_MAX.
     """
     nats = config.get(NGRAM_BIAS_KEY, 0.0)
     if isinstance(nats, bool) or not isinstance(nats, int | float) or not 0 <= nats <= NGRAM_BIAS_NATS_MAX:

@@ -1,6 +1,6 @@
-"""Finds what a deployment's step times are first guessed from, and says where something else has to stand in for it.
+"""Derives a deployment's step-time prior, and reports where a stand-in replaces unknown data.
 
-No network: of a repository, only what is on this machine is read.
+Uses no network: of a repository, only files on this machine are read.
 """
 
 from collections.abc import Mapping
@@ -31,12 +31,12 @@ TARGET_PART, DEVICE_PART = PARTS = ("target", "device")
 
 @dataclass(frozen=True, slots=True)
 class FoundPrior:
-    """A first guess of step times, and where it comes from.
+    """A prior of step times, and its source.
 
     Attributes:
-        cost: The guess.
+        cost: The prior.
         basis: What it is derived from.
-        stand_ins: Of `target` and `device` what is not known: the field, what is taken instead, and the fix.
+        stand_ins: Unknown parts, of `target` and `device`: the field, the stand-in, and the fix.
     """
 
     cost: CostPrior
@@ -45,12 +45,12 @@ class FoundPrior:
 
     @property
     def assumed(self) -> dict[str, int]:
-        """1 for each part that something else stands in for, as the metric has it."""
+        """1 for each part with a stand-in, as in the metric."""
         return {part: int(part in self.stand_ins) for part in PARTS}
 
 
 def cost_prior(deployment: Deployment) -> FoundPrior:
-    """Derive the prior of `deployment`; never fails, whatever is missing or odd."""
+    """Derive the prior of `deployment`; never fails, whatever is missing or invalid."""
     stand_ins: dict[str, ConfigError] = {}
     resources, size = deployment.resources, None
     try:
@@ -66,7 +66,7 @@ def cost_prior(deployment: Deployment) -> FoundPrior:
     device = DEVICES.get(resources.accelerator_type or "")
     if device is None:
         kind = resources.accelerator_type
-        why, fix = ("its speed is not known", TIMED_ANYWAY) if kind else ("no GPU is named", NAME_ONE)
+        why, fix = ("its speed is unknown", TIMED_ANYWAY) if kind else ("no GPU is named", NAME_ONE)
         problem = f"{why}, so a {STAND_IN_DEVICE}'s speed stands in"
         stand_ins[DEVICE_PART] = ConfigError("resources.accelerator_type", kind, problem, fix)
     name = resources.accelerator_type if device is not None else STAND_IN_DEVICE
@@ -77,9 +77,9 @@ def cost_prior(deployment: Deployment) -> FoundPrior:
 
 
 def _find_size(deployment: Deployment) -> tuple[TargetSize, str]:
-    """Return the target's size, and where it was found.
+    """Return the target's size, and its source.
 
-    Raises ConfigError where it is not known; the error says why, and leads to the field.
+    Raises ConfigError if it is unknown; the error names the field and the reason.
     """
     target = deployment.target
     known = None if target.is_local else known_target(target.source)
@@ -103,9 +103,9 @@ def _find_size(deployment: Deployment) -> tuple[TargetSize, str]:
 
 
 def _cached(target: Checkpoint) -> Path:
-    """Return the folder in which Hugging Face's cache has the repository's config.json.
+    """Return the folder in Hugging Face's cache with the repository's config.json.
 
-    Raises ConfigError where it has none, or there is no library to read it with.
+    Raises ConfigError if it is not cached, or the library to read the cache is missing.
     """
     try:
         from huggingface_hub import try_to_load_from_cache
@@ -114,6 +114,6 @@ def _cached(target: Checkpoint) -> Path:
     except (ImportError, ValueError, OSError):
         found = None
     if not isinstance(found, str):
-        problem = f"its size is not known, and its {CONFIG} is not on this machine"
+        problem = f"its size is unknown, and its {CONFIG} is not on this machine"
         raise ConfigError("target.source", target.source, problem, f"Name a folder that holds it. {TIMED_ANYWAY}")
     return Path(found).parent

@@ -1,17 +1,17 @@
-"""The number format that a CPU computes a model in, where its deployment names none."""
+"""Default dtype of a model on a CPU."""
 
 from pathlib import Path
 
-# As Linux names the instructions that multiply bfloat16: of x86, and of Arm.
+# Linux's names of instructions that multiply bfloat16, on x86 and Arm.
 _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def cpu_dtype(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """`bfloat16` where this CPU has instructions for it, else `float32`.
+    """Return `bfloat16` if this CPU has instructions for it, else `float32`.
 
-    Without them a product of bfloat16 is put together from others, the dearer the more tokens it is of. On an AMD EPYC
-    of the third generation (AVX2) one request to the embedded model gets 87 tokens/s at K = 7 in float32 and 32 in
-    bfloat16, where no draft pays; without a drafter 47 and 40.
+    Without them bfloat16 products are emulated, at a cost that grows with the number of tokens. On a third-generation
+    AMD EPYC (AVX2) one request to the embedded model gets 87 tokens/s at K = 7 in float32. In bfloat16 it gets 32, and
+    drafts never pay. Without a drafter it gets 47 and 40.
     """
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()

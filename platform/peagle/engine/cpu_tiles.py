@@ -1,11 +1,11 @@
-"""Matrix tiles of x86 processors (AMX), which Linux lets only those processes use that have asked for them."""
+"""Requests matrix tiles (AMX) of x86 processors, which Linux allows only to processes that have asked for them."""
 
 
 def ask_for_tiles() -> None:
-    """Ask for them where the processor has them; again, it changes nothing.
+    """Ask for tiles if the processor has them. Idempotent.
 
-    vLLM's attention on a CPU uses tiles without asking. PyTorch asks before its own first product that does: an engine
-    whose attention comes before, as that of a small model that embeds, would end with an illegal instruction.
+    vLLM's attention on a CPU uses tiles without asking. PyTorch asks before its own first product with tiles. In an
+    engine whose attention runs earlier, such as a small embedding model, an illegal instruction would end the process.
     """
     import torch
 

@@ -1,7 +1,7 @@
 """Runs a CPU engine's model in the engine core's own process.
 
-vLLM 0.29 gives a CPU worker a process of its own even where there is one, because OpenMP reads its variables as the
-process starts. Every step then passes through shared memory and back: a third of its time where the model is small.
+vLLM 0.29 starts a separate process even for a single CPU worker, because OpenMP reads its variables at process start.
+Every step then passes through shared memory and back, a third of its time for a small model.
 """
 
 import os
@@ -15,12 +15,12 @@ from vllm.utils.ompmultiprocessing import OMPProcessManager
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 _LOG = init_logger(__name__)
-# Of gloo, through which workers of several machines would talk: some for every process group.
+# Threads of gloo, which connects workers of several machines: some for every process group.
 _GROUP_THREADS = ("gloo_tcp_loop", "pt_gloo_runloop")
 
 
 class InProcessExecutor(UniProcExecutor):  # type: ignore[misc]  # vLLM's executor has no types
-    """One worker, called directly. It keeps to the cores that VLLM_CPU_OMP_THREADS_BIND gives it."""
+    """A single worker, called directly, on the cores of VLLM_CPU_OMP_THREADS_BIND."""
 
     def _init_executor(self) -> None:
         cores = OMPProcessManager(self.vllm_config).cpu_lists
@@ -28,7 +28,7 @@ class InProcessExecutor(UniProcExecutor):  # type: ignore[misc]  # vLLM's execut
             super()._init_executor()
             return
         all_cores = os.sched_getaffinity(0)
-        # Before any parallel region: OpenMP's threads are made at the first, and inherit where they may run.
+        # Before any parallel region: OpenMP creates its threads in the first one, and they inherit the affinity.
         os.sched_setaffinity(0, cores[0])
         torch.set_num_threads(len(cores[0]))
         _LOG.info("The model runs in the engine core's process, on cores %s", cores[0])
@@ -37,10 +37,10 @@ class InProcessExecutor(UniProcExecutor):  # type: ignore[misc]  # vLLM's execut
 
 
 def free_group_threads(cores: Iterable[int]) -> None:
-    """Let this process's threads of process groups run on any of `cores`, and no longer on the model's alone.
+    """Let this process's process-group threads run on any of `cores`, not only on the model's.
 
-    Each wakes a hundred times a second to find nothing, and there are dozens: that breaks into a step of a few
-    milliseconds several times.
+    There are dozens, and each wakes a hundred times a second for nothing, which interrupts a step of a few milliseconds
+    several times.
     """
     for thread in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile

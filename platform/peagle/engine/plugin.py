@@ -1,6 +1,6 @@
-"""The way into vLLM's engine core process: which scheduler to build, and which calls it answers.
+"""Entry points into vLLM's engine core process: its scheduler, and the calls that it answers.
 
-vLLM resolves `scheduler` by name while it builds an engine core. Importing this module imports no vllm.
+vLLM resolves `scheduler` by name when it builds an engine core. Importing this module does not import vllm.
 """
 
 from typing import Any
@@ -16,9 +16,9 @@ from peagle.upstream import Process
 
 
 def scheduler(**arguments: Any) -> Any:
-    """Build the scheduler of an engine core; the value of `scheduler_cls`. Takes vLLM's own arguments.
+    """Build the scheduler of an engine core, as the value of `scheduler_cls`. Takes vLLM's arguments.
 
-    Raises StartupError where live depth is asked for and does not know the installed vLLM.
+    Raises StartupError if live depth is configured but does not support the installed vLLM.
     """
     from vllm import __version__ as version
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -42,7 +42,7 @@ def scheduler(**arguments: Any) -> Any:
 
 
 def _drafting_scheduler(config: Any) -> Any:
-    """The class that schedules drafts, live or of one depth."""
+    """Return the scheduler class for live or fixed depth."""
     install_patches(Process.CORE)
     overlapped = config.scheduler_config.async_scheduling
     if LIVE_DEPTH not in settings_of(config):
@@ -56,10 +56,10 @@ def _drafting_scheduler(config: Any) -> Any:
 
 
 def register() -> None:
-    """Let this process's engine cores answer `peagle_set_depths` and `peagle_step_stats`.
+    """Make this process's engine cores answer `peagle_set_depths` and `peagle_step_stats`. Idempotent.
 
-    They no longer fetch drafts that came with a step's output, and end when the process that started theirs has: one
-    that waits for work would never notice. Again, it changes nothing.
+    They also stop fetching drafts that came with a step's output, and end when the process that started them has ended,
+    which a core that waits for work would not notice.
     """
     from vllm.v1.engine.core import EngineCore
 
@@ -76,7 +76,7 @@ def _set_depths(core: Any, version: int, depths: list[int], by_request: bool) ->
     """Apply a depth table from the next step on.
 
     Returns:
-        None, or the arguments of the ConfigError for the caller: an exception would print a traceback here.
+        None, or the ConfigError's arguments for the caller: an exception would print a traceback here.
     """
     try:
         core.scheduler.set_depths(version, depths, by_request)

@@ -1,12 +1,12 @@
-"""An engine's steps, shared out among the clients that ask it; see `router/fairness/step_sharing.py`.
+"""Shares an engine's steps among its clients; see `router/fairness/step_sharing.py`.
 
-While one client asks, vLLM schedules as it always does. While several do, requests that have no part in a step are out
-of the scheduler's sight for that step: those that run keep their blocks and their drafts, those that wait their place.
-So a client with hundreds of running requests makes room for another within one step, without computing anything anew.
-Only where blocks run out does the latest of those that rest start again from its prompt, as vLLM's preemption has it.
+While one client asks, vLLM schedules as usual. While several do, requests without a part in a step are hidden from the
+scheduler for that step: running requests keep their blocks and drafts, waiting ones their place in the queue. So a
+client with hundreds of running requests makes room for another within one step, without recomputation. Only if blocks
+run out does the latest resting request restart from its prompt, by vLLM's preemption.
 
-To a worker a request that rests looks like one for which a step's token budget had no room: it leaves the batch and
-comes back, which vLLM's model runners know. Outputs do not change.
+To a worker a resting request looks like one that did not fit in a step's token budget: it leaves the batch and comes
+back, which vLLM's model runners support. Outputs do not change.
 """
 
 from itertools import chain
@@ -23,13 +23,13 @@ from peagle.engine.arguments import STEP_TOKENS, settings_of
 from peagle.router.fairness.step_sharing import Flow, StepShares, Work
 
 FLOW_ARG = "peagle_flow"
-"""Where a request's flow travels, by this name, as a list of its fields: in vLLM's `SamplingParams.extra_args`, or in
+"""Key of a request's flow, a list of its fields, in vLLM's `SamplingParams.extra_args` or
 `PoolingParams.extra_kwargs`."""
 _NOBODY = Flow("")
 
 
 def flow_of(request: Request) -> Flow:
-    """Whose request it is; all requests without a name are one client's."""
+    """Return the request's flow; all requests without a name share one flow."""
     sampling, pooling = request.sampling_params, request.pooling_params
     extra = sampling.extra_args if sampling is not None else pooling.extra_kwargs if pooling is not None else None
     told = extra.get(FLOW_ARG) if extra else None
@@ -37,13 +37,13 @@ def flow_of(request: Request) -> Flow:
 
 
 def _left(request: Request) -> int:
-    """Tokens that are not computed, drafts among them."""
+    """Return the number of tokens to compute, including drafts."""
     left: int = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
     return left
 
 
 class SharingScheduler(Scheduler):  # type: ignore[misc]
-    """Adds shares to whatever scheduler stands behind it in the order of classes."""
+    """Adds sharing to the scheduler that follows it in the method resolution order."""
 
     running: list[Request]
     max_num_scheduled_tokens: int
@@ -65,7 +65,7 @@ class SharingScheduler(Scheduler):  # type: ignore[misc]
         return super()._free_request(request, *args, **kwargs)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        # When sharing ends, more requests may run than a batch has places for.
+        # After sharing ends, more requests may be running than a batch has places for.
         if not self._shares.are_needed(monotonic()) and len(self.running) <= self.max_num_running_reqs:
             return super().schedule(*args, **kwargs)
         work = {each.request_id: each for each in self._work()}
@@ -99,10 +99,10 @@ class SharingScheduler(Scheduler):  # type: ignore[misc]
         return output
 
     def _work(self) -> list[Work]:
-        """What a step would compute for each request, those that run first, in the order in which they came."""
+        """List what a step would compute for each request, running requests first, in order of arrival."""
         largest = self.scheduler_config.max_num_batched_tokens
         ready = (each for each in chain(self.skipped_waiting, self.waiting) if not self._waits_for_others(each))
-        everyone = chain(((each, False) for each in self.running), ((each, True) for each in ready))
+        requests = chain(((each, False) for each in self.running), ((each, True) for each in ready))
         return [
             Work(
                 each.request_id,
@@ -111,11 +111,11 @@ class SharingScheduler(Scheduler):  # type: ignore[misc]
                 is_divisible=self._is_divisible(each),
                 waits=waits,
             )
-            for each, waits in everyone
+            for each, waits in requests
         ]
 
     def _is_divisible(self, request: Request) -> bool:
-        """Whether a step may compute a part of it: of a prompt, but not of one whose images must not be divided."""
+        """Return whether a step may compute part of it: of a prompt, unless its images must not be split."""
         config = self.scheduler_config
         if not config.enable_chunked_prefill or (request.has_encoder_inputs and config.disable_chunked_mm_input):
             return False
@@ -123,27 +123,27 @@ class SharingScheduler(Scheduler):  # type: ignore[misc]
         return unknown > 1
 
     def _waits_for_others(self, request: Request) -> bool:
-        """Whether it could not be scheduled yet, such as one whose grammar is being compiled."""
+        """Return whether it cannot be scheduled yet, for example because its grammar is still being compiled."""
         return bool(self._is_blocked_waiting_status(request.status))
 
     def _blocks(self, request: Request) -> int:
-        """The most blocks that it takes from now on: a prompt comes in only where there is room for the whole of it."""
+        """Return the most further blocks that it may take: a prompt is admitted only if all of it fits."""
         blocks: int = ceil((_left(request) + self.num_lookahead_tokens) / self.block_size)
         return blocks + 1
 
     def _make_room(self, resting: list[Request], blocks: int) -> None:
-        """See that a step finds its blocks: who rests gives back its own, the latest first."""
+        """Free blocks for the step by preempting resting requests, the latest first."""
         pool = self.kv_cache_manager.block_pool
         while resting and pool.get_num_free_blocks() < blocks:
             self._preempt_request(resting.pop(), monotonic())
 
     def _rest(self, request: Request) -> None:
-        """A request is left out of the next step."""
+        """Leave a request out of the next step."""
 
 
 class AsyncSharingScheduler(SharingScheduler, AsyncScheduler):  # type: ignore[misc]
-    """The same where the next step is scheduled before the last one's output is known."""
+    """The same for asynchronous scheduling, which schedules the next step before the last output is known."""
 
     def _rest(self, request: Request) -> None:
-        # Its draft is on the device, where only those of the step before are found.
+        # Its draft is on the device, which only keeps drafts of the previous step.
         request.spec_token_ids = []

@@ -1,4 +1,4 @@
-"""The way into vLLM's worker processes, which hold the model."""
+"""Entry point into vLLM's worker processes, which hold the model."""
 
 from typing import Any, Self
 
@@ -8,10 +8,10 @@ from peagle.upstream import Process
 
 
 class WorkerExtension:
-    """The value of vLLM's `worker_extension_cls`: a base class that vLLM gives its worker, which it then makes.
+    """Value of vLLM's `worker_extension_cls`: a class that vLLM adds to its worker's bases.
 
-    It adds nothing to the worker. That the worker is made is the one call which vLLM makes here, in each process that
-    holds a model and in no other; what the worker is made of is imported then, and not used yet.
+    It adds nothing to the worker. Its construction is the only call that vLLM makes here, in each process that holds a
+    model and in no other. At that time the worker's modules are imported but not yet used.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> Self:

@@ -120,7 +120,7 @@ def test_a_repository_that_is_nowhere_is_stood_in_for_and_named(offline: None) -
     assert found.cost == STAND_IN
     assert found.assumed == {"target": 1, "device": 0}
     message = str(found.stand_ins["target"])
-    assert message.startswith("target.source = 'org/unheard-of': its size is not known")
+    assert message.startswith("target.source = 'org/unheard-of': its size is unknown")
     assert "gpt-oss-20b's size stands in. " in message
     assert "calibration_s" in message
 
@@ -134,7 +134,7 @@ def test_without_hugging_face_s_library_a_repository_is_not_looked_for(monkeypat
     ("kind", "why", "fix"),
     [
         (None, "no GPU is named", "Write one of A10, A10G, L4, "),
-        ("MXC500", "its speed is not known", "Keep speculation.calibration_s above 0"),
+        ("MXC500", "its speed is unknown", "Keep speculation.calibration_s above 0"),
     ],
 )
 def test_an_unknown_gpu_is_stood_in_for_and_named(kind: str | None, why: str, fix: str) -> None:

@@ -1,1 +1,1 @@
-"""Checks that need no vLLM: deployment files, engine arguments, and a drafter beside its target."""
+"""Checks that need no vLLM: deployment files, engine arguments, and whether a drafter matches its target."""

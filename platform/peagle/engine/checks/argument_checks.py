@@ -1,6 +1,6 @@
-"""Checks a deployment's engine arguments and variables against the vLLM that is installed here.
+"""Checks a deployment's engine arguments and variables against the installed vLLM.
 
-The names are read from vLLM's sources without importing it, which would take seconds and needs the right libraries.
+The names are read from vLLM's sources without importing it, which takes seconds and needs its libraries.
 """
 
 import ast
@@ -16,10 +16,10 @@ from peagle.config.schema import closest
 from peagle.engine.checks.check import Check, run_check
 from peagle.errors import CombinedConfigError, ConfigError
 
-# vLLM's own variables start so; it ignores one that it does not know, after a warning in its log.
+# Prefix of vLLM's own variables; vLLM ignores an unknown one, with a warning in its log.
 VARIABLE_PREFIX = "VLLM_"
 
-# Arguments that name a parser, the package of vLLM that has them, and the argument by which there may be others.
+# Arguments that name a parser, vLLM's package with these parsers, and the argument for a plugin with others.
 PARSERS: Mapping[str, str] = {"tool_call_parser": "tool_parsers", "reasoning_parser": "reasoning"}
 PLUGINS: Mapping[str, str] = {
     "tool_call_parser": "tool_parser_plugin",
@@ -41,13 +41,13 @@ _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What an argument may be: one of `kinds`, or exactly one of `choices`."""
+    """Allowed values of an argument: one of `kinds`, or exactly one of `choices`."""
 
     kinds: frozenset[type]
     choices: tuple[object, ...] = ()
 
     def takes(self, value: object) -> bool:
-        """Whether vLLM takes `value`; null always stands for vLLM's own default."""
+        """Return whether vLLM accepts `value`; null always means vLLM's own default."""
         if isinstance(value, bool):
             return bool in self.kinds or value in [choice for choice in self.choices if isinstance(choice, bool)]
         return value is None or isinstance(value, tuple(self.kinds)) or value in self.choices
@@ -58,7 +58,7 @@ class Expected:
 
 
 def examine_arguments(deployment: Deployment) -> tuple[Check, ...]:
-    """Check the names, and the types where they are simple, of what a deployment passes to vLLM."""
+    """Check the names of a deployment's vLLM arguments, and their types if these are simple."""
     sources = vllm_sources()
     if sources is None:
         why = "vLLM is not installed here"
@@ -80,7 +80,7 @@ def _arguments(engine: Mapping[str, Any], sources: Path) -> str:
             problems.append(ConfigError(field, value, "vLLM has no such engine argument", fix))
         elif wanted is not None and not wanted.takes(value):
             near = closest(value, map(str, wanted.choices)) if isinstance(value, str) else None
-            fix = f"Did you mean {near}?" if near else "Write one of that kind."
+            fix = f"Did you mean {near}?" if near else "Write a value of that kind."
             problems.append(ConfigError(field, value, f"vLLM takes {wanted}", fix))
     problems += _parser_problems(engine, sources)
     if problems:
@@ -89,16 +89,16 @@ def _arguments(engine: Mapping[str, Any], sources: Path) -> str:
 
 
 def _parser_problems(engine: Mapping[str, Any], sources: Path) -> Iterator[ConfigError]:
-    """Yield what is wrong with the parsers of tool calls and reasoning, which vLLM says only as a replica starts."""
+    """Yield problems with tool-call and reasoning parsers, which vLLM reports only when a replica starts."""
     for name, package in PARSERS.items():
         parser, known = engine.get(name), parser_names(sources, package)
-        # A plugin may bring its own.
+        # A plugin may provide its own parsers.
         if isinstance(parser, str) and known and parser not in known and not engine.get(PLUGINS[name]):
             near = closest(parser, known)
             fix = f"Did you mean {near}?" if near else f"Write one of {', '.join(sorted(known))}."
             yield ConfigError(f"engine.{name}", parser, "vLLM has no such parser", fix)
     if engine.get("enable_auto_tool_choice") and not engine.get("tool_call_parser"):
-        fix = "Name how the model writes its calls, such as engine.tool_call_parser: hermes."
+        fix = "Name the format of the model's tool calls, such as engine.tool_call_parser: hermes."
         yield ConfigError("engine.enable_auto_tool_choice", True, "engine.tool_call_parser is not set", fix)
 
 
@@ -108,7 +108,7 @@ def _variables(environment: Mapping[str, str], sources: Path) -> str:
     for name in environment:
         if known and name.startswith(VARIABLE_PREFIX) and name not in known:
             near = closest(name, known)
-            fix = f"Did you mean {near}? If not, remove it." if near else "Remove it; an engine argument may do it now."
+            fix = f"Did you mean {near}? If not, remove it." if near else "Remove it; an engine argument may do it."
             problem = "this vLLM has no such variable and would ignore it"
             problems.append(ConfigError(f"environment.{name}", None, problem, fix))
     if problems:
@@ -117,10 +117,10 @@ def _variables(environment: Mapping[str, str], sources: Path) -> str:
 
 
 def vllm_sources() -> Path | None:
-    """Where the installed vLLM lies; None where there is none."""
+    """Return the folder of the installed vLLM; None if it is not installed."""
     try:
         spec = importlib.util.find_spec("vllm")
-    except ValueError:  # it is half imported
+    except ValueError:  # it is partially imported
         return None
     if spec is None or spec.origin is None:
         return None
@@ -130,8 +130,8 @@ def vllm_sources() -> Path | None:
 
 @functools.cache
 def argument_types(sources: Path) -> Mapping[str, ast.expr]:
-    """Return what vLLM's arguments are annotated with: those of the engine, and those of its OpenAI server that stand
-    beside them, such as a chat template or a parser of tool calls. `sources` is the folder of the package `vllm`."""
+    """Return the annotations of vLLM's arguments: those of the engine, and those of its OpenAI server, such as a chat
+    template or a tool-call parser. `sources` is the folder of the package `vllm`."""
     server = sources / "entrypoints" / "launchers" / "cli_args.py"
     return {
         field.target.id: field.annotation
@@ -145,7 +145,7 @@ def argument_types(sources: Path) -> Mapping[str, ast.expr]:
 
 @functools.cache
 def parser_names(sources: Path, package: str) -> frozenset[str]:
-    """Return the parsers that vLLM registers in a package of its own; empty where its source does not list them."""
+    """Return the parsers that vLLM registers in one of its packages; empty if its source does not list them."""
     for statement in _statements(sources / package / "__init__.py"):
         match statement:
             case ast.Assign(targets=[ast.Name(name)], value=ast.Dict(keys=keys)) if name.endswith("_TO_REGISTER"):
@@ -155,7 +155,7 @@ def parser_names(sources: Path, package: str) -> frozenset[str]:
 
 @functools.cache
 def variable_names(sources: Path) -> frozenset[str]:
-    """Return the names of vLLM's environment variables; empty where its source does not list them as known."""
+    """Return the names of vLLM's environment variables; empty if its source does not list them."""
     for statement in _statements(sources / "envs.py"):
         match statement:
             case ast.AnnAssign(target=ast.Name("environment_variables"), value=ast.Dict(keys=keys)):
@@ -164,7 +164,7 @@ def variable_names(sources: Path) -> frozenset[str]:
 
 
 def expected(annotation: ast.expr, sources: Path) -> Expected | None:
-    """Read an annotation such as `int | None` or `Literal["auto", "fp8"]`; None stands for one that is not checked."""
+    """Parse an annotation such as `int | None` or `Literal["auto", "fp8"]`; None if it is not checked."""
     match annotation:
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
             first, second = expected(left, sources), expected(right, sources)
@@ -178,7 +178,7 @@ def expected(annotation: ast.expr, sources: Path) -> Expected | None:
         case ast.Subscript(value=ast.Name("Literal"), slice=choices):
             try:
                 values = ast.literal_eval(choices)
-            except ValueError:  # it is built from other names
+            except ValueError:  # it uses other names
                 return None
             return Expected(frozenset(), values if isinstance(values, tuple) else (values,))
         case ast.Name(name):
@@ -188,7 +188,7 @@ def expected(annotation: ast.expr, sources: Path) -> Expected | None:
 
 
 def _imported(name: str, sources: Path) -> Expected | None:
-    """Read `name = Literal[...]` in the module that vLLM's argument file imports `name` from."""
+    """Parse `name = Literal[...]` in the module from which vLLM's argument file imports `name`."""
     for statement in _statements(sources / "engine" / "arg_utils.py"):
         if not isinstance(statement, ast.ImportFrom) or name not in [alias.name for alias in statement.names]:
             continue

@@ -1,4 +1,4 @@
-"""One thing looked at before an engine starts, and what came of it."""
+"""A check made before an engine starts, and its outcome."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from peagle.errors import CombinedConfigError, ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at (`subject`: file, engine, target or drafter), for what (`name`), and what came of it.
+    """A check of `subject` (file, engine, target or drafter) for `name`, and its outcome.
 
-    `detail` says what was found, or why nothing was looked at. `problems` is empty unless `outcome` is wrong; what a
-    caution is about can be served as it is.
+    `detail` states the finding, or why nothing was checked. `problems` is empty unless `outcome` is wrong; a deployment
+    with a caution can still be served.
     """
 
     subject: str
@@ -23,7 +23,7 @@ class Check:
 
 
 def run_check(subject: str, name: str, look: Callable[[], str]) -> Check:
-    """Call `look`, which returns what it found or raises ConfigError."""
+    """Run `look`, which returns its finding or raises ConfigError."""
     try:
         return Check(subject, name, "ok", look())
     except ConfigError as error:
@@ -31,7 +31,7 @@ def run_check(subject: str, name: str, look: Callable[[], str]) -> Check:
 
 
 def wrong_check(subject: str, name: str, error: ConfigError) -> Check:
-    """Return the check that found `error`."""
+    """Return the failed check for `error`."""
     several = len(error.problems) > 1
     return Check(
         subject, name, "wrong", f"{len(error.problems)} problems" if several else error.problem, error.problems
@@ -39,7 +39,7 @@ def wrong_check(subject: str, name: str, error: ConfigError) -> Check:
 
 
 def raise_problems(checks: Iterable[Check]) -> None:
-    """Raise what the checks found wrong as one ConfigError, if anything is."""
+    """Raise all problems of the checks as one ConfigError, if there are any."""
     problems = [problem for check in checks for problem in check.problems]
     if problems:
         raise CombinedConfigError.of(problems)

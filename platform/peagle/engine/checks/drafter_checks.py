@@ -1,4 +1,4 @@
-"""Compares a local draft head with its target, before anything starts: a head that does not match is slow or wrong.
+"""Checks whether a local draft head matches its target, before anything starts: a mismatch is slow or wrong.
 
 The rules are those of vLLM's EAGLE-3 heads (`llama_eagle3.py`) and its drafting loop. Only config.json and safetensors
 headers are read; repositories are not downloaded. Imports no torch and no vllm.
@@ -16,7 +16,7 @@ from peagle.engine.checkpoint import AGAIN, MARKOV_FOLDER, MARKOV_RANK_KEY, TAPS
 from peagle.engine.checks.check import Check, raise_problems, run_check
 from peagle.errors import ConfigError
 
-# The heads in vLLM's registry that draft from a target's hidden states in the way of EAGLE-3.
+# Heads in vLLM's registry that draft from a target's hidden states, as EAGLE-3 does.
 ARCHITECTURES = (
     "LlamaForCausalLMEagle3",
     "Eagle3LlamaForCausalLM",
@@ -27,13 +27,13 @@ ARCHITECTURES = (
     "Eagle3DeepseekV2ForCausalLM",
     "Eagle3DeepseekV3ForCausalLM",
 )
-# The same in the format of the speculators library, where `speculators_model_type` stands for the architecture.
+# The same in the format of the speculators library, where `speculators_model_type` replaces the architecture.
 SPECULATORS_TYPES: Mapping[str, str] = {"p-eagle": "peagle", "eagle3": "eagle3"}
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "tiktoken.model")
-# Where vLLM looks for the mask token, in its order.
+# vLLM's keys of the mask token, in its order.
 MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
-# vLLM's own: whoever sets it wants more than the target was trained for.
+# vLLM's variable for a context longer than the target was trained for.
 _LONGER_KEY = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 FLOATS = frozenset({"F16", "BF16", "F32"})
 MADE_UP = "dummy"
@@ -41,15 +41,15 @@ MADE_UP = "dummy"
 
 
 def check_checkpoints(deployment: Deployment) -> None:
-    """Check the local checkpoints of `deployment`; a repository is left to the engine.
+    """Check the local checkpoints of `deployment`; remote repositories are left to the engine.
 
-    Raises ConfigError where a checkpoint is incomplete or damaged, or the head does not match its target.
+    Raises ConfigError if a checkpoint is incomplete or damaged, or the head does not match its target.
     """
     raise_problems(examine_checkpoints(deployment))
 
 
 def examine_checkpoints(deployment: Deployment) -> tuple[Check, ...]:
-    """Return everything that is looked at in the local checkpoints of `deployment`, and what came of it."""
+    """Return every check of the local checkpoints of `deployment`, with its outcome."""
     made_up = deployment.engine.get("load_format") == MADE_UP
     target, checks = _open(deployment.target, "target", made_up)
     if target is not None:
@@ -68,14 +68,14 @@ def examine_checkpoints(deployment: Deployment) -> tuple[Check, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """A checkpoint that could be read; `tensors` is None where they are in another format than safetensors."""
+    """A readable checkpoint; `tensors` is None if its weights are not safetensors."""
 
     folder: Folder
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor] | None
 
     def integer(self, key: str, default: int | None = None, low: int = 1) -> int:
-        """The whole number at `key`, from `low` up. Raises ConfigError where it is none, or lacks a default."""
+        """Return the whole number at `key`, at least `low`. Raises ConfigError if it is invalid, or has no default."""
         value = self.config.get(key)
         if value is None and default is not None:
             return default
@@ -88,14 +88,14 @@ class _Contents:
         return self.folder.wrong(f"config.json: {key}", value, problem, fix)
 
     def misshaped(self, name: str, shape: tuple[int, ...], why: str) -> None:
-        """Check the shape of the tensor `name`, where it is there and holds plain floats.
+        """Check the shape of the tensor `name`, if it exists and holds plain floats.
 
-        Raises ConfigError where it has another shape than `shape`, which it must have because of `why`.
+        Raises ConfigError if its shape is not `shape`; `why` explains the expected shape.
         """
         tensor = (self.tensors or {}).get(name)
         if tensor is not None and tensor.dtype in FLOATS and tensor.shape != shape:
             problem = f"its shape must be {list(shape)}: {why}"
-            fix = "Use a head that was trained for this target."
+            fix = "Use a head trained for this target."
             raise self.folder.wrong(f"tensor {name}", list(tensor.shape), problem, fix)
 
 
@@ -127,7 +127,7 @@ def _open(
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with the sizes of its language model on top, wherever its format keeps them."""
+    """Return a config with the sizes of its language model at the top level, wherever its format keeps them."""
     for inner in ("text_config", "transformer_layer_config"):
         if isinstance(config.get(inner), dict):
             return {**config[inner], **{key: value for key, value in config.items() if value is not None}}
@@ -146,7 +146,7 @@ def _tokenizer(target: _Contents, engine: Mapping[str, Any]) -> str:
 
 
 def _context(target: _Contents, deployment: Deployment) -> str:
-    """Where nothing stretches the target's context; else vLLM finds out."""
+    """Check the context length, unless the target's context is extended; then vLLM checks it."""
     config, asked = target.config, deployment.engine.get("max_model_len")
     longest, turns = config.get("max_position_embeddings"), config.get("rope_parameters") or {}
     plain = (
@@ -155,9 +155,9 @@ def _context(target: _Contents, deployment: Deployment) -> str:
         and not any(isinstance(each, dict) for each in turns.values())
     )
     if config.get("rope_scaling") or not plain or "model_max_length" in config or "hf_overrides" in deployment.engine:
-        return "stretched"
+        return "extended"
     if not isinstance(longest, int):
-        return "not said"
+        return "not given"
     if isinstance(asked, int) and asked > longest and _LONGER_KEY not in {**os.environ, **deployment.environment}:
         problem = f"the target's context has {longest} tokens"
         raise ConfigError("engine.max_model_len", asked, problem, f"Lower it to {longest}.")
@@ -188,17 +188,17 @@ def _architecture(head: _Contents, method: str) -> str:
     kind = head.config.get("speculators_model_type")
     if kind is not None:
         if kind != SPECULATORS_TYPES[method]:
-            fix = "Write the drafter.method that it was trained for."
+            fix = "Write the drafter.method for which it was trained."
             raise head.wrong("speculators_model_type", kind, f"drafter.method is {method}", fix)
         return str(kind)
     named = head.config.get("architectures")
     if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str):
         raise head.wrong("architectures", named, "it must name one architecture", f"Write [{ARCHITECTURES[0]!r}].")
-    # vLLM gives an architecture without Eagle3 in its name the one that has it.
+    # vLLM prefixes an architecture without Eagle3 in its name with it.
     name = named[0] if named[0].startswith("Eagle3") or named[0].endswith("Eagle3") else f"Eagle3{named[0]}"
     if name not in ARCHITECTURES:
         near = closest(name, ARCHITECTURES)
-        fix = f"Did you mean {near}?" if near else f"Use a head of {', '.join(ARCHITECTURES[:2])} or alike."
+        fix = f"Did you mean {near}?" if near else f"Use a head of {', '.join(ARCHITECTURES[:2])} or similar."
         raise head.wrong("architectures", named, "vLLM knows no such draft head", fix)
     return named[0]
 
@@ -208,15 +208,15 @@ def _hidden_size(head: _Contents, target: _Contents | None) -> str:
     expected = head.integer("target_hidden_size", default=own)
     if target is not None and expected != (actual := target.integer("hidden_size")):
         key = "target_hidden_size" if "target_hidden_size" in head.config else "hidden_size"
-        fix = "Use a head that was trained for this target."
+        fix = "Use a head trained for this target."
         raise head.wrong(key, expected, f"the target's hidden size is {actual}", fix)
     if head.tensors is not None and "fc.weight" not in head.tensors:
-        raise head.folder.wrong("tensor fc.weight", None, "it is missing; it joins the tapped layers", AGAIN)
+        raise head.folder.wrong("tensor fc.weight", None, "it is missing; it fuses the tapped layers", AGAIN)
     states = _fused_states(head)
-    head.misshaped("fc.weight", (own, states * expected), f"it joins {states} states of {expected} into {own}")
+    head.misshaped("fc.weight", (own, states * expected), f"it fuses {states} states of {expected} into {own}")
     shared = [name for name in ("embed_tokens.weight", "lm_head.weight") if head.tensors and name not in head.tensors]
     if own != expected and shared:
-        fix = "Use a head that brings its own."
+        fix = "Use a head that includes its own."
         raise head.folder.wrong(f"tensor {shared[0]}", None, f"the target's has width {expected}, not {own}", fix)
     return str(own) if own == expected else f"{own}, from the target's {expected}"
 
@@ -225,7 +225,7 @@ def _vocabulary(head: _Contents, target: _Contents | None) -> str:
     whole = head.integer("vocab_size")
     drafted = head.integer("draft_vocab_size", default=whole)
     own = head.integer("hidden_size")
-    fix = "Use a head that was trained for this target."
+    fix = "Use a head trained for this target."
     if target is not None and whole != (actual := target.integer("vocab_size")):
         raise head.wrong("vocab_size", whole, f"the target's vocabulary has {actual} tokens", fix)
     if drafted > whole:
@@ -233,7 +233,7 @@ def _vocabulary(head: _Contents, target: _Contents | None) -> str:
     tensors = head.tensors
     if tensors is not None and drafted < whole:
         if not (maps := [tensor for name, tensor in tensors.items() if "d2t" in name]):
-            problem = f"it is missing: the head drafts {drafted} of {whole} tokens, and d2t says which"
+            problem = f"it is missing: the head drafts {drafted} of {whole} tokens, and d2t maps them"
             raise head.folder.wrong("tensor d2t", None, problem, AGAIN)
         if maps[0].elements != drafted:
             raise head.folder.wrong("tensor d2t", list(maps[0].shape), f"it must map {drafted} tokens", AGAIN)
@@ -246,7 +246,7 @@ def _vocabulary(head: _Contents, target: _Contents | None) -> str:
 
 
 def _fused_states(head: _Contents) -> int:
-    """How many hidden states of the target vLLM builds `fc` for; it reads only these two keys for it."""
+    """Return the number of target hidden states for which vLLM builds `fc`; vLLM reads only these two keys for it."""
     inner = head.config.get("eagle_config")
     listed = inner.get(TAPS_KEY) if isinstance(inner, dict) else None
     return head.integer("num_aux_hidden_states", default=len(listed) if isinstance(listed, list) and listed else 3)
@@ -261,12 +261,12 @@ def _tapped_layers(head: _Contents, target: _Contents | None) -> str:
             return "vLLM's default"
         taps = [2, layers // 2, layers - 3]
         if len(set(taps)) < 3 or min(taps) < 0:
-            problem = f"vLLM's default for {layers} layers, {taps}, repeats one"
-            raise head.wrong(TAPS_KEY, None, problem, "Write the layers that the head was trained with.")
+            problem = f"vLLM's default for {layers} layers, {taps}, repeats a layer"
+            raise head.wrong(TAPS_KEY, None, problem, "Write the layers with which the head was trained.")
     elif not isinstance(taps, list) or not all(isinstance(tap, int) and not isinstance(tap, bool) for tap in taps):
         raise head.wrong(TAPS_KEY, taps, "it must list layers by number", AGAIN)
     count = _fused_states(head)
-    fix = "Write the layers that the head was trained with."
+    fix = "Write the layers with which the head was trained."
     if len(set(taps)) != count or len(taps) != count:
         raise head.wrong(TAPS_KEY, taps, f"it must name {count} different layers", fix)
     if min(taps) < 0 or (layers is not None and max(taps) > layers):
@@ -305,7 +305,7 @@ def _one_by_one(head: _Contents) -> str:
     if any("mask_hidden" in name for name in head.tensors or ()):
         fix = "Write method: p-eagle, or use an EAGLE-3 head."
         raise head.folder.wrong("tensor mask_hidden", None, "only a head that drafts all tokens at once has it", fix)
-    return "one token after the other"
+    return "one token at a time"
 
 
 def _mask(head: _Contents) -> str:
@@ -315,7 +315,7 @@ def _mask(head: _Contents) -> str:
         raise head.wrong(MASK_TOKEN_KEYS[-1], None, "a P-EAGLE head must name its mask token", fix)
     token, tokens = head.integer(key, low=0), head.integer("vocab_size")
     if token >= tokens:
-        raise head.wrong(key, token, f"the vocabulary ends at {tokens - 1}", "Write the token of its training.")
+        raise head.wrong(key, token, f"the vocabulary ends at {tokens - 1}", "Write the mask token of its training.")
     if head.tensors is None:
         return f"token {token}"
     hidden = next((tensor for name, tensor in head.tensors.items() if "mask_hidden" in name), None)

@@ -1,4 +1,4 @@
-"""Tells which CUDA graphs an engine is expected to capture, and which of its steps have none."""
+"""Reports the CUDA graphs that an engine is expected to capture, and the steps without one."""
 
 from peagle.config import Deployment
 from peagle.engine.arguments import MAX_NUM_SEQS
@@ -9,20 +9,20 @@ _NAME = "CUDA graphs"
 
 
 def examine_graphs(deployment: Deployment) -> tuple[Check, ...]:
-    """Say what is captured for decode steps, and what that leaves out; nothing where no depth is live on a GPU."""
+    """Report the graphs for decode steps and the batches without; empty unless depth is live on a GPU."""
     if not _has_live_depth_on_gpu(deployment):
         return ()
     if argument := why_not_full(deployment.engine):
-        return (Check("engine", _NAME, "caution", f"{argument} leaves every step without a full one"),)
+        return (Check("engine", _NAME, "caution", f"{argument} leaves every step without a full graph"),)
     given = deployment.engine.get("max_num_seqs")
     plan = planned(deployment, given if isinstance(given, int) else MAX_NUM_SEQS)
     if plan is None:
-        return (Check("engine", _NAME, "ok", "vLLM's own: its second model runner has them for this drafter"),)
+        return (Check("engine", _NAME, "ok", "vLLM's own: its second model runner captures them for this drafter"),)
     if not plan.graphs:
-        detail = "vLLM's own, for whole drafts alone: speculation.graph_s_max and graph_gib_max allow no others"
+        detail = "only vLLM's own, for full drafts: speculation.graph_s_max and graph_gib_max allow no others"
         return (Check("engine", _NAME, "caution", detail),)
     if names_sizes(deployment.engine):
-        detail = f"{plan}; bounded by the sizes in the engine section, which may leave out more"
+        detail = f"{plan}; limited by the sizes in the engine section, which may leave out more"
         return (Check("engine", _NAME, "not checked", detail),)
     return (Check("engine", _NAME, "caution" if plan.left_out else "ok", str(plan)),)
 

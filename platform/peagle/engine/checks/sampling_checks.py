@@ -1,4 +1,4 @@
-"""Looks at the sampling that requests get where they ask for none: `min_p` beside a drafter costs all of its drafts."""
+"""Checks the default sampling parameters: a default `min_p` prevents drafts for sampled requests."""
 
 import contextlib
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ MIN_P = "min_p"
 
 
 def undrafted_by(defaults: Mapping[str, Any]) -> str | None:
-    """What of the defaults has an engine draft nothing for sampled requests, and the fix; None where nothing does."""
+    """Return which default prevents drafts for sampled requests, with the fix; None if there is none."""
     if not (min_p := defaults.get(MIN_P)):
         return None
     fix = "Write engine.override_generation_config: {min_p: 0}, unless clients need it more than speed."
-    return f"min_p is {min_p} by default, and nothing is drafted for a sampled request that has one. {fix}"
+    return f"min_p is {min_p} by default, and a sampled request with min_p gets no drafts. {fix}"
 
 
 def examine_sampling(deployment: Deployment) -> tuple[Check, ...]:
-    """Tell where a deployment's drafter would draft for greedy requests alone, as far as it is known here."""
+    """Report a drafter that would only draft for greedy requests, as far as this is known before the start."""
     if deployment.drafter is None or not deployment.speculates:
         return ()
     if (said := undrafted_by(_defaults(deployment))) is not None:
@@ -32,13 +32,13 @@ def examine_sampling(deployment: Deployment) -> tuple[Check, ...]:
 
 
 def _defaults(deployment: Deployment) -> dict[str, Any]:
-    """As vLLM reads them; those of a repository are not known before it is here."""
+    """Return the defaults as vLLM reads them; those of a remote repository are unknown until it is downloaded."""
     engine = deployment.engine
     found: dict[str, Any] = {}
     source = engine.get("generation_config") or "auto"
     folder = Path(deployment.target.source if source == "auto" else str(source))
     if source != "vllm" and (folder / GENERATION_CONFIG).is_file():
-        with contextlib.suppress(ConfigError):  # the engine itself refuses it
+        with contextlib.suppress(ConfigError):  # the engine itself rejects it
             found = Folder(folder, "engine.generation_config").read_json(GENERATION_CONFIG)
     own = engine.get("override_generation_config")
     return {**found, **(own if isinstance(own, dict) else {})}

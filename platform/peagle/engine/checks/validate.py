@@ -15,7 +15,7 @@ from peagle.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was looked at for one deployment file; `deployment` is None where the file itself is wrong."""
+    """The checks of one deployment file; `deployment` is None if the file itself is invalid."""
 
     path: Path
     deployment: Deployment | None
@@ -23,20 +23,20 @@ class Report:
 
     @property
     def problems(self) -> tuple[ConfigError, ...]:
-        """Everything wrong, each led by the file's path; empty where the deployment can be served."""
+        """All problems, each prefixed with the file's path; empty if the deployment can be served."""
         return tuple(problem for check in self.checks for problem in check.problems)
 
 
 def validate_file(path: Path) -> Report:
-    """Check one deployment file, the engine arguments in it and the local checkpoints that it names.
+    """Check a deployment file, its engine arguments and the local checkpoints that it names.
 
-    Never raises for a wrong file: everything wrong is in the report.
+    Never raises for an invalid file: all problems are in the report.
     """
     try:
         deployment = load_deployment(path)
     except ConfigError as error:
         return Report(path, None, (wrong_check("file", "fields", error),))
-    looked_at = (
+    examined = (
         *examine_arguments(deployment),
         *examine_checkpoints(deployment),
         *examine_sampling(deployment),
@@ -44,14 +44,14 @@ def validate_file(path: Path) -> Report:
         *examine_graphs(deployment),
     )
     checks = [Check("file", "fields", "ok", deployment.name)]
-    for check in looked_at:
+    for check in examined:
         problems = tuple(problem.under(str(path)) for problem in check.problems)
         checks.append(Check(check.subject, check.name, check.outcome, check.detail, problems))
     return Report(path, deployment, tuple(checks))
 
 
 def _examine_prior(deployment: Deployment) -> tuple[Check, ...]:
-    """Tell what step times are first guessed from, where depth adapts by them."""
+    """Report the source of the step-time prior, if depth is adaptive."""
     if not deployment.adapts:
         return ()
     prior = cost_prior(deployment)

@@ -18,7 +18,7 @@ def next_table(
         ConfigError: A value is invalid. Names the entry, its value and the allowed range.
     """
     if not _is_count(version):
-        raise ConfigError("depth table version", version, "it must be an integer from 0", "Send an integer.")
+        raise ConfigError("depth table version", version, "it must be a whole number from 0", "Send an integer.")
     if not isinstance(depths, list | tuple) or not 1 <= len(depths) <= batch_max + 1:
         size = len(depths) if isinstance(depths, list | tuple) else depths
         raise ConfigError(

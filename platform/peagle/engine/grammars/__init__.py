@@ -1,7 +1,7 @@
-"""Grammars are compiled on trial first, where they hold up nobody and can be stopped.
+"""Grammars compile on trial first, in a process where they delay no request and can be stopped.
 
-trials.py      what a replica asks: does this grammar compile within the limits?
-trial_process.py  the process that it asks, which forks for each grammar
-compile_threads.py  the engine core's own compilation of what has passed
-watched_grammars.py  the end of requests whose grammars become slow later; mask_times.py says when
+trials.py           asks whether a grammar compiles within the limits
+trial_process.py    the process that it asks, which forks for each grammar
+compile_threads.py  the engine core's own compilation of grammars that have passed
+watched_grammars.py ends requests whose grammars become slow later; mask_times.py decides when
 """

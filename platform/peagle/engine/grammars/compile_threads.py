@@ -1,4 +1,4 @@
-"""The threads in which an engine core compiles grammars that have compiled on trial."""
+"""Threads in which an engine core compiles grammars that have passed their trial."""
 
 import os
 import sys
@@ -6,19 +6,19 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-# vLLM has half as many as there are cores, one on a small machine: there a grammar that takes seconds keeps everybody's
-# waiting. They hold no lock while they compile.
+# vLLM's default is half the number of cores, one on a small machine, where a slow grammar delays all others. The
+# threads hold no lock while they compile.
 THREADS = 8
 NICENESS = 10
 
 
 def widen(manager: Any) -> None:
-    """Give vLLM's `StructuredOutputManager` more threads to compile in, which leave cores to the model."""
+    """Give vLLM's `StructuredOutputManager` more compile threads, at low priority so that the model has its cores."""
     if (threads := getattr(manager, "executor", None)) is not None:  # without a tokenizer it has none
         threads.shutdown(wait=False)
         manager.executor = ThreadPoolExecutor(THREADS, "grammar", initializer=_give_way)
 
 
 def _give_way() -> None:
-    if sys.platform == "linux":  # elsewhere it would be the whole process that gives way
+    if sys.platform == "linux":  # elsewhere this would lower the priority of the whole process
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

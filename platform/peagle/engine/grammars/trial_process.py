@@ -1,11 +1,10 @@
-"""A process that compiles grammars on trial: it forks for each, and the kernel ends what passes a limit.
+"""Process that compiles grammars on trial: it forks for each, and the kernel ends forks that exceed a limit.
 
 `python trial_process.py FD`: the serialized tokenizer comes on standard input; each message on
 the socket `FD` brings another socket, which carries one trial. It ends when `FD` is closed.
 It imports nothing of peagle.
 
-What compiles is not sent back: for large grammars, writing it out and reading it in again take longer than compiling
-does, and gigabytes.
+The compiled grammar is not sent back: for large grammars, serializing it takes gigabytes and longer than compiling.
 """
 
 import fcntl
@@ -24,23 +23,23 @@ from types import ModuleType
 from typing import Any
 
 ENDED, SLOW, LARGE = b"E", b"S", b"L"
-"""How a trial came to an end by itself: the grammar compiles or is none; it compiles, but masks of tokens take long; it
-found no more memory. A trial begins with a line, the number of its process group."""
+"""How a trial ended by itself: the grammar compiles or is invalid; it compiles, but token masks are slow; it ran out of
+memory. A trial begins with a line, the number of its process group."""
 
-# Up to as many as vLLM compiles with.
+# At most vLLM's own number of compile threads.
 THREADS = min(8, os.cpu_count() or 1)
-# Tokens for which masks are made. A grammar that compiles in milliseconds may take minutes for each.
+# Tokens for which masks are computed. A grammar that compiles in milliseconds may take minutes for each.
 TOKENS = 32
-# Engines and those who serve go first.
+# Engines and serving processes have priority.
 NICENESS = 5
-# Where memory runs out, the kernel ends a trial rather than an engine.
+# If memory runs out, the kernel should end a trial, not an engine.
 OOM_SCORE = 1000
 
 
 def main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as control:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; whoever started this closes the socket
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal; the parent closes the socket
         os.nice(NICENESS)
         compiler = _compiler(sys.stdin.read())
         while True:
@@ -53,8 +52,8 @@ def main() -> None:
 
 
 def _compiler(tokenizer_info: str) -> Any:
-    """Load xgrammar's compiler and matcher alone: the rest needs torch and transformers, 250 MB and many seconds."""
-    # Hidden, so that no library takes it in. It neither compiles nor matches.
+    """Load only xgrammar's compiler and matcher: the rest needs torch and transformers, 250 MB and many seconds."""
+    # Hidden, so that no library imports it; the compiler and matcher do not use it.
     sys.modules["torch"] = None  # type: ignore[assignment]
     import_module("tvm_ffi")
     sys.modules["torch"] = torch = ModuleType("torch")
@@ -65,7 +64,7 @@ def _compiler(tokenizer_info: str) -> Any:
     package.__path__ = list(spec.submodule_search_locations or ())
     sys.modules["transformers"] = hidden = ModuleType("transformers")
     vars(hidden).update(PreTrainedTokenizerBase=object, PreTrainedTokenizerFast=object)
-    # In the package's own order; and what each fork would otherwise import anew.
+    # In the package's own order; includes what each fork would otherwise import.
     for name in ("exception", "load_binding", "matcher"):
         import_module(f"xgrammar.{name}")
     from xgrammar.compiler import GrammarCompiler
@@ -76,7 +75,7 @@ def _compiler(tokenizer_info: str) -> Any:
 
 
 def _try(compiler: Any, trial: socket.socket) -> None:
-    """Compile one grammar in this fork, and end."""
+    """Compile one grammar in this fork, and exit."""
     try:
         with trial.makefile("rb") as reader:
             asked = json.loads(reader.read())
@@ -89,7 +88,7 @@ def _try(compiler: Any, trial: socket.socket) -> None:
                 trial.sendall(SLOW)
                 return
         except Exception as error:
-            # Anything else is the grammar's own mistake, which vLLM tells in better words.
+            # Any other error is the grammar's own mistake, which vLLM explains better.
             if isinstance(error, MemoryError) or "bad_alloc" in str(error):
                 trial.sendall(LARGE)
                 return
@@ -99,7 +98,7 @@ def _try(compiler: Any, trial: socket.socket) -> None:
 
 
 def _limit(trial: socket.socket, timeout_s: float, memory_bytes: int) -> None:
-    """Have the kernel end this process when its time is over, or when whoever asked has hung up."""
+    """Make the kernel end this process at its time limit, or when the caller closes the connection."""
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + memory_bytes, taken + memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -131,7 +130,7 @@ def compile_grammar(compiler: Any, kind: str, text: str, any_whitespace: bool) -
 
 
 def has_slow_mask(compiled: Any, mask_s_max: float) -> bool:
-    """Whether one of a few random tokens of a grammar takes more processor time than that."""
+    """Return whether one of a few random tokens of a grammar takes more than `mask_s_max` of processor time."""
     import numpy as np
 
     matcher = import_module("xgrammar.matcher").GrammarMatcher(compiled)

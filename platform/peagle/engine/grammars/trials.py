@@ -1,4 +1,4 @@
-"""Whether grammars compile within limits, as a process of its own finds out. Imports no vllm."""
+"""Checks in a separate process whether grammars compile within limits. Imports no vllm."""
 
 import asyncio
 import hashlib
@@ -21,21 +21,21 @@ from peagle.errors import OverloadedError, PeagleError
 
 _LOG = logging.getLogger(__name__)
 
-# Trials that may begin at once, and for how long each may keep its place. A usual grammar takes milliseconds.
+# Trials that may begin at once, and how long each keeps its place. A usual grammar takes milliseconds.
 PLACES, QUICK_S = 4, 0.25
-# Trials that may go on after that, as long as no other wants the cores. Where as many do, one more is turned away.
+# Trials that may continue after that, at low priority. If all these places are taken, a further trial is rejected.
 SLOW_PLACES, SLOW_NICENESS = 2, 19
-# A request that finds no place within this time is turned away, and answered before its client gives up.
+# A request without a place within this time is rejected, before its client gives up.
 PLACE_TIMEOUT_S = 1.0
-# Beyond the limit, which the kernel keeps: for a machine that is too busy to start it.
+# Added to the time limit, which the kernel enforces, for a machine that is too busy to start the trial.
 GRACE_S = 1.0
-# Outcomes that are remembered, by digest; for how long where one was stopped, which a less busy machine might not have.
+# Outcomes remembered, by digest, and for how long a refusal counts: a less busy machine might not have refused.
 REMEMBERED, REFUSED_S = 4096, 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What is to compile: `kind` is `json`, `regex`, `grammar` or `structural_tag`."""
+    """A grammar to compile: `kind` is `json`, `regex`, `grammar` or `structural_tag`."""
 
     kind: str
     text: str
@@ -46,15 +46,15 @@ class Grammar:
 
 
 def slow_refusal(mask_s_max: float) -> str:
-    """What a client is told of a grammar that takes longer than `mask_s_max` for a token."""
+    """Return the message for a client whose grammar takes longer than `mask_s_max` for a token."""
     return (
-        f"The request's grammar takes more than {mask_s_max * 1000:g} ms to follow for one token, and "
-        "other requests would wait. Send a simpler one; the server's limit is api.grammar.max_mask_s."
+        f"The request's grammar takes more than {mask_s_max * 1000:g} ms to follow for one token, which "
+        "delays other requests. Send a simpler one; the server's limit is api.grammar.max_mask_s."
     )
 
 
 class Trials:
-    """Compiles grammars in forks of a process, each with a limit of time and memory; remembers how each ended."""
+    """Compiles grammars in forks of a process, each with time and memory limits, and remembers the outcomes."""
 
     def __init__(
         self, tokenizer_info: str, timeout_s: float, memory_bytes: int, mask_s_max: float, *, any_whitespace: bool
@@ -62,9 +62,9 @@ class Trials:
         """Args:
         tokenizer_info: xgrammar's, serialized.
         timeout_s: Longest time that a grammar may compile.
-        memory_bytes: The most that a compilation may allocate.
+        memory_bytes: Most memory that a compilation may allocate.
         mask_s_max: Longest time that the mask of one token may take.
-        any_whitespace: Whether JSON may hold any, as vLLM asks xgrammar for it.
+        any_whitespace: Whether JSON may contain any whitespace, as vLLM asks xgrammar for it.
         """
         self._mask_s_max = mask_s_max
         self._tokenizer_info, self._any_whitespace = tokenizer_info, any_whitespace
@@ -75,7 +75,7 @@ class Trials:
         self._control: socket.socket | None = None
 
     def start(self) -> None:
-        """Start the process, unless it runs. Trials may be asked for at once: they wait for it."""
+        """Start the process, unless it is running. Trials may be requested at once: they wait for it."""
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
@@ -85,7 +85,7 @@ class Trials:
                 [sys.executable, "-P", trial_process.__file__, str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
-                # Threads of OpenBLAS would be lost in a fork, and each arena of malloc reserves what counts as memory.
+                # A fork would lose OpenBLAS threads, and each malloc arena reserves memory that counts.
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
             )
         assert self._process.stdin is not None
@@ -93,7 +93,7 @@ class Trials:
             tokenizer.write(self._tokenizer_info.encode())
 
     def close(self) -> None:
-        """End the process; trials under way end with it."""
+        """End the process; running trials end with it."""
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -103,11 +103,11 @@ class Trials:
             self._process = None
 
     async def refusal(self, grammar: Grammar) -> str | None:
-        """Why `grammar` may not be compiled; None where it may, or fails so soon that the engine may say so itself.
+        """Return why `grammar` may not compile; None if it may, or fails so soon that the engine can report it.
 
         Raises:
-            OverloadedError: Other grammars are being tried, and it had no turn.
-            PeagleError: The process that tries them does not start.
+            OverloadedError: Other grammars are on trial, and this one found no place.
+            PeagleError: The trial process does not start.
         """
         digest, now_s = grammar.digest, time.monotonic()
         known = self._known.get(digest)
@@ -118,7 +118,7 @@ class Trials:
         return known.refusal
 
     def refuse(self, grammar: Grammar, refusal: str) -> None:
-        """Remember that `grammar` passed its trial and failed later."""
+        """Remember that `grammar` passed its trial but failed later."""
         self._remember(grammar.digest, _Outcome(refusal, time.monotonic() + REFUSED_S))
 
     def _remember(self, digest: bytes, outcome: "_Outcome") -> None:
@@ -139,7 +139,7 @@ class Trials:
                 self.start()
                 assert self._control is not None
                 with closing(await _Trial.begin(self._control, self._question(grammar))) as trial:
-                    if not trial.began:  # its process has ended, by whatever hand
+                    if not trial.began:  # its process has ended
                         _LOG.warning("The process that compiles grammars on trial has ended; another is started.")
                         continue
                     if not await trial.ends_within(QUICK_S):
@@ -170,7 +170,7 @@ class Trials:
             return None
         if trial.said == SLOW:
             return slow_refusal(self._mask_s_max)
-        # The kernel's word for the end of its time is none. One that dies much earlier has crashed for want of memory.
+        # A trial stopped at its time limit says nothing. One that dies much earlier has crashed for lack of memory.
         if trial.said != LARGE and trial.seconds > self._timeout_s / 2:
             passed, setting = f"longer than {self._timeout_s:g} s", "compile_timeout_s"
         else:
@@ -199,9 +199,9 @@ class _Trial:
 
     @classmethod
     async def begin(cls, control: socket.socket, question: dict[str, Any]) -> Self:
-        """Ask the process at the other end of `control`; return once the trial has begun, or cannot."""
+        """Ask the process at the other end of `control`; return once the trial has begun, or cannot begin."""
         ours, theirs = socket.socketpair()
-        # Where nobody is there to take it, the other end is closed, which is an answer.
+        # If the process is gone, the other end is closed, which counts as an answer.
         with theirs, suppress(OSError):
             socket.send_fds(control, [b"\0"], [theirs.fileno()])
         trial = cls(*await asyncio.open_connection(sock=ours))
@@ -225,12 +225,12 @@ class _Trial:
         return self._group > 0
 
     def give_way(self) -> None:
-        """Leave the cores to whatever else wants them."""
-        with suppress(ProcessLookupError):  # it has ended since
+        """Lower the trial's priority, so that other processes get the cores."""
+        with suppress(ProcessLookupError):  # it has already ended
             os.setpriority(os.PRIO_PGRP, self._group, SLOW_NICENESS)
 
     async def ends_within(self, timeout_s: float) -> bool:
-        """Whether it has ended, by itself or by the kernel, when so much time has passed."""
+        """Return whether it has ended, by itself or by the kernel, within `timeout_s`."""
         assert self._end is not None
         ended, _ = await asyncio.wait({self._end}, timeout=timeout_s)
         self.seconds = time.monotonic() - self._began_s
@@ -238,7 +238,7 @@ class _Trial:
 
     @property
     def said(self) -> bytes:
-        """How it ended by itself; nothing where it did not."""
+        """The outcome that it reported; empty if it did not end by itself."""
         if self._end is None or not self._end.done() or self._end.exception():
             return b""
         return self._end.result()

@@ -1,7 +1,7 @@
-"""A request whose grammar has become slow ends, and holds up nobody else. Importing this module imports vLLM.
+"""Ends requests whose grammar has become slow, so that they do not delay others. Importing this module imports vLLM.
 
-Every request of a step waits for the masks of each. What counts is processor time, which a busy machine adds nothing
-to. Reading it takes a system call, so a grammar is timed by the wall clock until a step takes too long by that.
+Every request of a step waits for the masks of all. The limit applies to processor time, to which a busy machine adds
+nothing. Reading it takes a system call, so a grammar is timed by wall clock until one step exceeds the limit.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class WatchedGrammar(StructuredOutputGrammar):  # type: ignore[misc]  # vLLM ships no types
-    """One request's grammar, timed. Only one thread at a time follows it."""
+    """One request's grammar, timed. Used by one thread at a time."""
 
     def __init__(self, grammar: StructuredOutputGrammar, token_s_max: float) -> None:
         self._grammar, self._token_s_max = grammar, token_s_max
@@ -31,7 +31,7 @@ class WatchedGrammar(StructuredOutputGrammar):  # type: ignore[misc]  # vLLM shi
         self._seconds, self._masks = 0.0, 0
 
     def is_slow_after_step(self) -> bool:
-        """Take what has been timed since the last call for one step; say whether the grammar has become slow."""
+        """Close one step's measurement; return whether the grammar has become slow."""
         if self._masks:
             token_s = self._seconds / self._masks
             if token_s > self._token_s_max and self._clock is perf_counter:
@@ -71,7 +71,7 @@ class WatchedGrammar(StructuredOutputGrammar):  # type: ignore[misc]  # vLLM shi
 
 
 class GrammarWatchingScheduler(Scheduler):  # type: ignore[misc]
-    """Adds the watch to whatever scheduler stands behind it in the order of classes."""
+    """Adds the watch to the scheduler that follows it in the method resolution order."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -88,12 +88,12 @@ class GrammarWatchingScheduler(Scheduler):  # type: ignore[misc]
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
-        # vLLM ends these with an error, as it does requests whose grammars do not compile, but says no reason.
+        # vLLM ends these with an error, like requests whose grammars do not compile, but gives no reason.
         self.grammar_compile_error_reqs |= self._slow
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for each in outputs.values() if self._slow else ():
             for output in each.outputs:
-                # Some may have come to their end in this step.
+                # Some may have finished normally in this step.
                 if output.request_id in self._slow and output.finish_reason == FinishReason.ERROR:
                     output.stop_reason = SLOW_GRAMMAR
         self._slow.clear()

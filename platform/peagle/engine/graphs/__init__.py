@@ -1,1 +1,1 @@
-"""CUDA graphs of one engine: what its deployment asks for, what is captured, and what its steps ran as."""
+"""CUDA graphs of one engine: its deployment's settings, the captured graphs, and the graph of each step."""

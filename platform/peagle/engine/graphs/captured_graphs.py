@@ -1,4 +1,4 @@
-"""The full CUDA graphs of one model runner: planned, captured within a budget, and chosen from. Imports no vllm."""
+"""The full CUDA graphs of one model runner: planned, captured within a budget, and selected. Imports no vllm."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 
@@ -15,13 +15,13 @@ from peagle.router.graphs import (
 
 
 class CapturedGraphs:
-    """What a runner has of a plan; without one, it has vLLM's own graphs, and only what its steps ran as is told.
+    """The captured part of a runner's plan. Without a plan the runner has vLLM's graphs, and only reports their use.
 
     Attributes:
-        planned: By vLLM's names of them, in the order in which to capture them.
-        vital: Those that vLLM captures by itself, without which it does not start.
+        planned: Graphs by vLLM's keys, in the order of capture.
+        vital: Graphs that vLLM also captures by itself, without which it does not start.
         capturing: The planned graph that is being warmed up or captured.
-        failed: Whether capturing one has failed. What that leaves of CUDA's state, others may fail of as well.
+        failed: Whether a capture has failed. It may leave CUDA in a state in which others fail as well.
     """
 
     def __init__(
@@ -49,36 +49,36 @@ class CapturedGraphs:
         return bool(self.planned) and self.support == GraphSupport.UNIFORM_BATCH
 
     def begin(self, now_s: float, free_gib: float) -> None:
-        """Capturing begins; again, it changes nothing."""
+        """Record the start of capturing; later calls change nothing."""
         self._began = self._began or (now_s, free_gib)
 
     def spent(self, now_s: float, free_gib: float) -> tuple[float, float]:
-        """Seconds and GiB since capturing began."""
+        """Return the seconds and GiB spent since capturing began."""
         began_s, began_gib = self._began or (now_s, free_gib)
         return now_s - began_s, began_gib - free_gib
 
     def may_go_on(self, now_s: float, free_gib: float) -> bool:
-        """Whether another graph may be captured: none has failed, and the budget has room."""
+        """Return whether another graph may be captured: none has failed, and the budget has room."""
         return not self.failed and self._budget.allows(*self.spent(now_s, free_gib))
 
     def finish(self, graphs: Iterable[Graph]) -> None:
-        """Steps take these from now on."""
+        """Use these graphs for steps from now on."""
         self._table = GraphTable(graphs, self.support, self.limits.query_max)
 
     def left_out(self) -> str:
-        """The batches of one K that have no full graph, in words."""
+        """Describe the uniform batches without a full graph."""
         return ", ".join(map(str, left_out(self.limits, self._table.graphs)))
 
     def choose(self, requests: int, tokens: int, query_max: int, tell: Callable[..., None]) -> Graph | None:
-        """The full graph that a step takes. The first step of each kind that has none is told."""
+        """Choose the full graph of a step. Reports the first step of each kind without one."""
         choice: GraphChoice = self._table.choose(requests, tokens, query_max)
         reason = choice.uncovered
         if reason is not None and self.planned and self.is_decode(query_max) and reason not in self._told:
             self._told.add(reason)
-            text = "A step of %d requests with %d tokens has no full CUDA graph: %s. Later ones are only counted"
+            text = "A step of %d requests with %d tokens has no full CUDA graph: %s. Further ones are only counted"
             tell(text, requests, tokens, reason)
         return choice.graph
 
     def is_decode(self, query_max: int) -> bool:
-        """Whether no request of a step computes more than a whole draft."""
+        """Return whether no request of a step computes more than a full draft."""
         return query_max <= self.limits.query_max

@@ -1,4 +1,4 @@
-"""What a deployment says of CUDA graphs, in vLLM's arguments and in settings for its workers. Imports no vllm."""
+"""Converts a deployment's CUDA graph settings to vLLM arguments and worker settings. Imports no vllm."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,15 +9,15 @@ from peagle.router.depth.ladder import depth_ladder
 from peagle.router.graphs import GraphBudget, GraphCost, GraphLimits, GraphPlan, GraphSupport, plan_graphs
 
 GRAPHS = "graphs"
-"""The key of the settings that a worker plans its graphs by."""
+"""Key of the settings by which a worker plans its graphs."""
 SIZES, MAX_SIZE, COMPILATION = "cudagraph_capture_sizes", "max_cudagraph_capture_size", "compilation_config"
-# Where nobody says, vLLM computes as many tokens in a step on an H100; where it computes fewer, it leaves sizes out.
+# vLLM's default tokens of a step on an H100. With a smaller limit it drops larger sizes.
 _STEP_TOKENS = 8192
 _WITHOUT_FULL_GRAPHS = ("NONE", "PIECEWISE")
 
 
 def graph_settings(deployment: Deployment) -> dict[str, Any]:
-    """Settings of a worker that captures graphs for each K; empty where vLLM's own are all there are."""
+    """Return the settings of a worker that captures graphs for each K; empty if only vLLM's own are used."""
     speculation = deployment.speculation
     if not _has_rungs(deployment) or why_not_full(deployment.engine):
         return {}
@@ -28,9 +28,9 @@ def graph_settings(deployment: Deployment) -> dict[str, Any]:
 
 
 def capture_sizes(deployment: Deployment, max_num_seqs: int) -> dict[str, Any]:
-    """vLLM's argument for piecewise graphs, which bounds the tokens of full ones too; none where the file has its own.
+    """Return vLLM's argument for piecewise graphs, which also bounds full ones; empty if the file sets its own.
 
-    By itself vLLM ends at 512 tokens, or 1,024 on Blackwell.
+    vLLM's own default ends at 512 tokens, or 1,024 on Blackwell.
     """
     if names_sizes(deployment.engine):
         return {}
@@ -39,18 +39,18 @@ def capture_sizes(deployment: Deployment, max_num_seqs: int) -> dict[str, Any]:
 
 
 def planned(deployment: Deployment, max_num_seqs: int) -> GraphPlan | None:
-    """What workers are expected to capture; None where vLLM's own graphs are all there are.
+    """Return the graphs that workers are expected to capture; None if only vLLM's own are used.
 
-    Which mixes of depths have a graph depends on the attention backend, which vLLM chooses on the device. This is of
-    those that replay uniform batches only; the others capture as many.
+    Which mixes of depths have a graph depends on the attention backend, which vLLM chooses on the device. This assumes
+    a backend that replays only uniform batches; the others capture as many graphs.
     """
     settings = graph_settings(deployment)
     if not settings:
         return None
     given = deployment.engine.get("max_num_batched_tokens")
     ladder = graph_ladder(settings[GRAPHS])
-    # More than the drafter passes over, for as many requests as are served at once, is not needed: in whole drafts of
-    # the target. And vLLM has no room for more than a step's tokens.
+    # The largest useful size is the drafter's maximum rows, rounded up to full drafts of the target. vLLM also limits
+    # it to a step's tokens.
     whole = ladder[-1] + 1
     wanted = whole * -(-decode_rows_max(max_num_seqs, ladder[-1]) // whole)
     tokens_max = min(max(wanted, whole * max_num_seqs), given if isinstance(given, int) else _STEP_TOKENS)
@@ -59,7 +59,7 @@ def planned(deployment: Deployment, max_num_seqs: int) -> GraphPlan | None:
 
 
 def graph_ladder(settings: Mapping[str, Any]) -> tuple[int, ...]:
-    """The depths that have graphs, ascending."""
+    """Return the depths with graphs, ascending."""
     return tuple(settings["ladder"])
 
 
@@ -68,14 +68,14 @@ def graph_budget(settings: Mapping[str, Any]) -> GraphBudget:
 
 
 def names_sizes(engine: Mapping[str, Any]) -> bool:
-    """Whether a deployment file chooses the sizes of vLLM's graphs itself."""
+    """Return whether a deployment file sets the sizes of vLLM's graphs."""
     compilation = engine.get(COMPILATION)
     of_compilation = compilation if isinstance(compilation, dict) else {}
     return any(place.get(name) is not None for place in (engine, of_compilation) for name in (SIZES, MAX_SIZE))
 
 
 def why_not_full(engine: Mapping[str, Any]) -> str:
-    """Which engine argument leaves an engine without full graphs; empty for none."""
+    """Return the engine argument that disables full graphs; empty if there is none."""
     compilation = engine.get(COMPILATION)
     mode = compilation.get("cudagraph_mode") if isinstance(compilation, dict) else None
     if engine.get("enforce_eager"):
@@ -85,7 +85,7 @@ def why_not_full(engine: Mapping[str, Any]) -> str:
 
 
 def _has_rungs(deployment: Deployment) -> bool:
-    # Other drafters run in vLLM's second model runner, which has graphs of its own.
+    # Other drafters run in vLLM's second model runner, which has its own graphs.
     drafter = deployment.drafter
     return (
         deployment.resources.accelerator == "gpu"

@@ -48,7 +48,7 @@ class _Config:
         if value is None and default is not None:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            problem = "it is required" if value is None else f"it must be an integer from 1 to {most}"
+            problem = "it is required" if value is None else f"it must be a whole number from 1 to {most}"
             raise ConfigError(key, value, problem, TIMED_ANYWAY)
         return value
 

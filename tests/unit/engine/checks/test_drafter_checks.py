@@ -118,7 +118,7 @@ def test_every_mismatch_is_reported_at_once(pair: Any) -> None:
 def test_a_shallow_target_needs_its_tapped_layers_named(pair: Any) -> None:
     pair.target.write({"num_hidden_layers": 4})
     pair.head.write({"eagle_aux_hidden_state_layer_ids": None})
-    assert "vLLM's default for 4 layers, [2, 2, 1], repeats one" in problem_of(pair.deployment())
+    assert "vLLM's default for 4 layers, [2, 2, 1], repeats a layer" in problem_of(pair.deployment())
 
 
 def test_a_deep_target_may_leave_its_tapped_layers_to_vllm(pair: Any) -> None:
@@ -226,8 +226,8 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
         (CONFIG, b"[]", "config.json: it holds a list, not a JSON object"),
         (WEIGHTS, None, "model.safetensors: there are no weights"),
         (WEIGHTS, slice(-1), "model.safetensors: it is cut short"),
-        (WEIGHTS, slice(100), "model.safetensors: it is no whole safetensors file"),
-        (WEIGHTS, b"", "model.safetensors: it is no whole safetensors file (0 bytes)"),
+        (WEIGHTS, slice(100), "model.safetensors: it is not a complete safetensors file"),
+        (WEIGHTS, b"", "model.safetensors: it is not a complete safetensors file (0 bytes)"),
         (WEIGHTS, (40).to_bytes(8, "little") + b"\xff" * 200, "model.safetensors: its header is damaged"),
         (WEIGHTS, b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Run git lfs pull"),
     ],

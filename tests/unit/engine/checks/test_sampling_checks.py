@@ -24,7 +24,7 @@ def cautions(pair: Any, engine: dict[str, Any], **changes: Any) -> list[str]:
 @pytest.mark.parametrize("engine", [{}, {"generation_config": "auto"}, {"override_generation_config": {"top_p": 0.9}}])
 def test_what_the_model_asks_for_is_told_with_the_fix(pair: Any, engine: dict[str, Any]) -> None:
     (said,) = cautions(pair, engine)
-    assert said.startswith("min_p is 0.1 by default, and nothing is drafted for a sampled request that has one. ")
+    assert said.startswith("min_p is 0.1 by default, and a sampled request with min_p gets no drafts. ")
     assert "engine.override_generation_config: {min_p: 0}" in said
 
 

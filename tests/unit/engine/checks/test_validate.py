@@ -86,11 +86,11 @@ def test_what_has_no_graph_is_told(deployment_file: Write) -> None:
     assert outcome == "caution"
     assert detail.endswith("left out: K = 5 from 641 to 1024 requests, K = 7 from 513 to 1024 requests")
     assert graphs_told(deployment_file, "engine: {enforce_eager: true}") == [
-        ("caution", "engine.enforce_eager leaves every step without a full one")
+        ("caution", "engine.enforce_eager leaves every step without a full graph")
     ]
     ((outcome, detail),) = graphs_told(deployment_file, "engine: {max_cudagraph_capture_size: 512}")
     assert outcome == "not checked"
-    assert "bounded by the sizes in the engine section" in detail
+    assert "limited by the sizes in the engine section" in detail
 
 
 def test_without_a_gpu_there_are_none_to_tell_of(deployment_file: Write) -> None:
