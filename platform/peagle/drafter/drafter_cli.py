@@ -1,4 +1,4 @@
-"""`peagle drafter`: train a target's draft heads, and the embedded model from nothing."""
+"""`peagle drafter`: trains draft heads for a target, and the embedded model from scratch."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Train draft heads. From nothing: target, generate, train (once per method), evaluate, prompts.",
+    help="Train draft heads. From scratch: target, generate, train (once per method), evaluate, prompts.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -28,11 +28,11 @@ console = Console(stderr=True)
 TARGET = Annotated[
     str, typer.Argument(help="The target model: its folder, or a Hugging Face repository as org/name[@revision].")
 ]
-OUT = Annotated[Path, typer.Option(help="Where the result goes; an interrupted run found there goes on.")]
+OUT = Annotated[Path, typer.Option(help="Folder of the result; an interrupted run in it continues.")]
 STEPS = Annotated[int | None, typer.Option(help="Optimizer steps; by default the plan's.", min=1)]
-PROMPTS = Annotated[int | None, typer.Option(help="How many; by default the plan's.", min=1)]
+PROMPTS = Annotated[int | None, typer.Option(help="Number of prompts; by default the plan's.", min=1)]
 FILE = Annotated[Path, typer.Option(help="The file to write.", dir_okay=False, writable=True)]
-THREADS = Annotated[int, typer.Option(help="CPU threads to use; 0 takes PyTorch's choice.", min=0)]
+THREADS = Annotated[int, typer.Option(help="CPU threads to use; 0 for PyTorch's default.", min=0)]
 
 
 @app.command()
@@ -63,26 +63,26 @@ def generate(
         bool,
         typer.Option(
             "--held-out",
-            help="Greedily, and from the standard library's held-out files: text to evaluate a head on. A FILE of one's"
-            " own should then hold what no training sees.",
+            help="Generate greedily, from the standard library's held-out files: text to evaluate a head on. A FILE of"
+            " your own should then hold text that no training uses.",
         ),
     ] = False,
-    seed: Annotated[int | None, typer.Option(help="Another gives other text; by default the plan's.", min=0)] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed; by default the plan's.", min=0)] = None,
     prompts_from: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What to go on from: prompts and chats, one JSON object a line, in a .jsonl; or any UTF-8 text. By"
+            help="Text to continue: prompts and chats, one JSON object a line, in a .jsonl; or any UTF-8 text. By"
             " default Python's standard library.",
         ),
     ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Ask a .jsonl's texts as chats: what a user says.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Send a .jsonl's texts as user messages of chats.")] = False,
     row_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of a row, prompt and answer, at most; by default the plan's.", min=32)
+        int | None, typer.Option(help="Maximum tokens of a row, prompt and answer; by default the plan's.", min=32)
     ] = None,
-    tensor_parallel: Annotated[int, typer.Option(help="GPUs to split the target over.", min=1)] = 1,
+    tensor_parallel: Annotated[int, typer.Option(help="GPUs across which to split the target.", min=1)] = 1,
 ) -> None:
-    """Let the target go on from prompts: the text its heads are trained on, or evaluated on.
+    """Let the target continue prompts: the text on which its heads are trained or evaluated.
 
     Example: peagle drafter generate deployments/embedded/target --out generated.npz
     Example: peagle drafter generate deployments/embedded/target --held-out --prompts 256 --out held_out.npz
@@ -96,7 +96,7 @@ def generate(
     folder = local_target(target, "TARGET")
     tokenizer = read_tokenizer(folder)
 
-    # What is wrong so far is said at once: these take seconds to import.
+    # Errors up to here are reported at once; these imports take seconds.
     from peagle.drafter.data.generation import generate as generate_rows
     from peagle.drafter.data.prompt_source import GenerationPlan, ask
     from peagle.drafter.train.prepare import target_shape
@@ -124,24 +124,24 @@ def train(
         str | None, typer.Argument(help="The target model: its folder, or a repository as org/name[@revision].")
     ] = None,
     generated: Annotated[Path | None, typer.Argument(help="Rows from `peagle drafter generate`.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the head goes; an interrupted run there goes on.")] = None,
-    plan: Annotated[Path | None, typer.Option(help="YAML that says all of this, and more.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the head; an interrupted run in it continues.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="YAML file with all of these settings, and more.")] = None,
     method: Annotated[str | None, typer.Option(help="p-eagle (the default) or eagle3.")] = None,
     layers: Annotated[int | None, typer.Option(help="By default 4 for p-eagle, 1 for eagle3.", min=1)] = None,
     start: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of a head whose weights to go on from, with the optimizers and the schedule from their start."
+            help="Folder of a head from whose weights to continue; optimizers and schedule start from the beginning."
         ),
     ] = None,
     steps: STEPS = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads to use; 0 takes PyTorch's choice.", min=0)] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads to use; 0 for PyTorch's default.", min=0)] = None,
 ) -> None:
     """Train a draft head for a target, on the target's own text and a share of the corpus.
 
-    Text, tokenizer, mask token, tapped layers and memory are checked before the long part. It runs on a GPU where there
-    is one (training.device in the plan says otherwise). torchrun makes several processes share the rows of every step,
-    one for each GPU; the head is the same.
+    Text, tokenizer, mask token, tapped layers and memory are checked before the long part. Training uses a GPU if there
+    is one (see training.device in the plan). With torchrun several processes, one for each GPU, share the rows of every
+    step; the head is the same.
 
     Example: peagle drafter train deployments/embedded/target generated.npz --out deployments/embedded/p-eagle
     Example: peagle drafter train TARGET generated.npz --start HEAD --out head
@@ -173,7 +173,7 @@ def _train(job: "Job", compute: "Compute") -> None:
     material = compute.agree(lambda: prepare(job, compute))
     console.quiet = not compute.leads
     if done := checkpoint_step(job.out):
-        console.print(f"Going on in {job.out}: {done} of {job.plan.steps} steps are done.")
+        console.print(f"Continuing in {job.out}: {done} of {job.plan.steps} steps are done.")
     with _Bar(job.plan.method, job.plan.steps) as bar:
         train_head(
             job.target,
@@ -194,7 +194,7 @@ def _only_the_plan(*others: object) -> None:
     from peagle.errors import ConfigError
 
     if any(other is not None for other in others):
-        raise ConfigError("--plan", None, "the plan says everything", "Leave the other options and arguments out.")
+        raise ConfigError("--plan", None, "the plan contains all settings", "Remove the other options and arguments.")
 
 
 def _job(
@@ -216,9 +216,9 @@ def _job(
 
     if target is None or generated is None or out is None:
         fix = "Name TARGET, GENERATED and --out, or a --plan."
-        raise ConfigError("peagle drafter train", None, "it is not said what to train", fix)
+        raise ConfigError("peagle drafter train", None, "target, rows or output folder is missing", fix)
     if not generated.exists():
-        raise ConfigError("GENERATED", str(generated), "there is no such path", "Name one that is there.")
+        raise ConfigError("GENERATED", str(generated), "there is no such path", "Name an existing file.")
     if method not in HEAD_PLANS:
         raise ConfigError("--method", method, "there is no such method", f"Write {' or '.join(HEAD_PLANS)}.")
     plan = HEAD_PLANS[method]
@@ -243,15 +243,15 @@ def evaluate(
     head: Annotated[Path, typer.Argument(help="Folder of the draft head.", exists=True, file_okay=False)],
     generated: Annotated[Path, typer.Argument(help="Rows from `peagle drafter generate --held-out`.", exists=True)],
     depth: Annotated[int | None, typer.Option(help="Tokens to draft (K); by default the trained depth.", min=1)] = None,
-    rows: Annotated[int | None, typer.Option(help="How many rows to take; by default all.", min=1)] = None,
+    rows: Annotated[int | None, typer.Option(help="Number of rows to use; by default all.", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto is a GPU where there is one.")] = "auto",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto uses a GPU if there is one.")] = "auto",
     threads: THREADS = 0,
 ) -> None:
-    """Show how many of a head's drafts its target would accept, without an engine.
+    """Measure how many of a head's drafts its target would accept, without an engine.
 
-    AL is the acceptance length, the tokens that one verification step gives. Drafts are greedy, and accepted where the
-    target wrote the same; an engine's own arithmetic may differ in a token here and there.
+    AL is the acceptance length, the tokens that one verification step yields. Drafts are greedy, and accepted if the
+    target wrote the same tokens; an engine's arithmetic may differ in a few tokens.
 
     Example: peagle drafter evaluate deployments/embedded/target deployments/embedded/p-eagle held_out.npz
     """
@@ -282,7 +282,7 @@ def evaluate(
 
 @app.command()
 def prompts(out: FILE, count: Annotated[int, typer.Option(min=1)] = 384) -> None:
-    """Write held-out prompts, one JSON object a line: what tests and benchmarks run on.
+    """Write held-out prompts for tests and benchmarks, one JSON object a line.
 
     Example: peagle drafter prompts --out platform/peagle/bench/data/held_out.jsonl
     """

@@ -1,9 +1,9 @@
 """Acceptance of a trained head on text that its target wrote, without an engine.
 
-Every row is walked as a greedy engine writes it: from the answer's first token the head drafts K tokens, those that the
-target wrote itself are accepted up to the first other one, the target adds a token, and drafting goes on behind it. The
-head always sees the target's own hidden states of what is written, as in vLLM; what it drafts comes from the pass that
-it is trained with, in the same precision.
+Every row is processed as a greedy engine would write it. From the answer's first token the head drafts K tokens. Drafts
+are accepted up to the first that differs from the target's text, the target adds a token, and drafting continues after
+it. The head always sees the target's hidden states of the written text, as in vLLM. Its drafts come from the same pass
+as in training, in the same precision.
 """
 
 import json
@@ -25,17 +25,17 @@ from peagle.drafter.train.partition import draft_tokens
 from peagle.drafter.train.pretrained import load_head
 from peagle.errors import ConfigError
 
-# Of greedy text the target chooses nearly every token again; what it does not is a tie that rounding decides.
+# In greedy text the target repeats nearly every token; the rest are ties that rounding decides.
 GREEDY_RATIO_MIN = 0.9
-# Of a row, so that the logits of all its positions and depths are not in memory at once.
+# Per row, so that the logits of all positions and depths are not in memory at once.
 PARTITIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What came of `steps` drafts of `depth` tokens each; `accepted_steps[j]` had their first j + 1 tokens accepted.
+    """Result of `steps` drafts of `depth` tokens each; `accepted_steps[j]` counts those with the first j + 1 accepted.
 
-    `rows_left_out` were not greedy, so that they do not tell what the target would have written.
+    `rows_left_out` were not greedy, so they do not show what the target would write.
     """
 
     method: str
@@ -47,12 +47,12 @@ class Evaluation:
 
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
-        """Share of drafts of which the first j + 1 tokens were all accepted."""
+        """Share of drafts whose first j + 1 tokens were all accepted."""
         return tuple(count / max(1, self.steps) for count in self.accepted_steps)
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens that a step gives: the accepted ones, and the target's own."""
+        """Tokens that a step yields: the accepted ones, and the target's own."""
         return 1 + sum(self.acceptance_by_position)
 
     def as_json(self) -> str:
@@ -71,14 +71,14 @@ def evaluate(
     report: Callable[[int], None],
     device: torch.device = CPU,
 ) -> Evaluation:
-    """Walk every row of `text`, which the head should not have been trained on.
+    """Evaluate every row of `text`, which should not be part of the head's training text.
 
     Args:
-        depth: K, at most the head's trained depth, which it is by default.
-        report: Called with the number of rows that are done.
+        depth: K, at most and by default the head's trained depth.
+        report: Called with the number of finished rows.
 
     Raises:
-        ConfigError: The head does not belong to the target, or no row of `text` tells anything.
+        ConfigError: The head does not match the target, or no row of `text` can be used.
     """
     head, plan = load_head(target, head_folder)
     vocabulary = head.verifier_lm_head.weight.shape[0]
@@ -89,7 +89,7 @@ def evaluate(
     depth = _depth(depth, plan, text)
     head.to(device)
     tap = TargetTap(target, plan.tapped_layers or (), device)
-    # As an engine on that device drafts.
+    # An engine uses n-grams only on a CPU.
     ngram_bias_nats = plan.ngram_bias_nats if device.type == "cpu" else 0.0
     accepted: list[int] = []
     left_out = 0
@@ -97,7 +97,7 @@ def evaluate(
         batch = tap(Row(tokens, prompt_tokens))
         if _greedy_ratio(head, batch, tokens, prompt_tokens) < GREEDY_RATIO_MIN:
             left_out += 1
-        elif len(tokens) >= depth + 2:  # a shorter one ends before its first draft does
+        elif len(tokens) >= depth + 2:  # a shorter row ends before its first draft
             accepted += walk(drafts_of(head, batch, depth, ngram_bias_nats).cpu().numpy(), tokens, prompt_tokens)
         report(done)
     if not accepted:
@@ -108,15 +108,15 @@ def evaluate(
 
 
 def walk(drafts: np.ndarray, tokens: np.ndarray, prompt_tokens: int) -> list[int]:
-    """How many drafted tokens each step along a row accepts.
+    """Return how many drafted tokens each step along a row accepts.
 
     Args:
-        drafts: What is drafted where the last known token is the row's second, its third, and so on:
+        drafts: Drafts made when the last known token is the row's second, its third, and so on:
             int, [tokens - 1, depth].
-        tokens: The row: int, [tokens], of which the first `prompt_tokens` are the prompt.
+        tokens: The row: int, [tokens], beginning with a prompt of `prompt_tokens`.
     """
     depth = drafts.shape[1]
-    known = max(1, prompt_tokens)  # index of the last token that is written; the target gave the answer's first
+    known = max(1, prompt_tokens)  # index of the last written token; the target wrote the answer's first token
     accepted = []
     while known + depth < len(tokens):
         right = drafts[known - 1] == tokens[known + 1 : known + 1 + depth]
@@ -130,9 +130,9 @@ def walk(drafts: np.ndarray, tokens: np.ndarray, prompt_tokens: int) -> list[int
 def drafts_of(
     head: Eagle3DraftModel, batch: dict[str, torch.Tensor], depth: int, ngram_bias_nats: float = 0.0
 ) -> torch.Tensor:
-    """What a head of either method drafts from every position of a row: int, [length, depth].
+    """Return the drafts of a head of either method from every position of a row: int, [length, depth].
 
-    EAGLE-3 is given the row's tokens where it would draft from its own: the same, as long as they are accepted.
+    EAGLE-3 gets the row's tokens instead of its own drafts: the same, as long as these are accepted.
     """
     known = {name: batch[name] for name in ("input_ids", "hidden_states", "document_ids", "position_ids")}
     if isinstance(head, PEagleDraftModel):
@@ -159,10 +159,10 @@ def _depth(depth: int | None, plan: HeadPlan, text: GeneratedText) -> int:
 def _greedy_ratio(
     head: Eagle3DraftModel, batch: dict[str, torch.Tensor], tokens: np.ndarray, prompt_tokens: int
 ) -> float:
-    """Share of the answer's tokens, from the second on, that are the target's first choice."""
+    """Return the share of the answer's tokens, from the second on, that are the target's first choice."""
     with autocast(batch["input_ids"].device):
         logits = head.verifier_lm_head(head.verifier_norm(batch["verifier_last_hidden_states"]))
-    # What the target chooses for the row's third token, its fourth, ...
+    # The target's choices for the row's third token, its fourth, ...
     chosen = logits[0].argmax(-1).cpu().numpy()[:-1]
     first = max(0, prompt_tokens - 1)
     agrees = chosen[first:] == tokens[2 + first :]

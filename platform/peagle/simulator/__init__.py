@@ -1,1 +1,1 @@
-"""Replicas whose acceptance and step times are known: the functions of router/ run around them, unchanged."""
+"""Simulated replicas with known acceptance and step times, around the unchanged functions of router/."""

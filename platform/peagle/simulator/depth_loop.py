@@ -1,4 +1,4 @@
-"""The loop around a depth rule and a simulated replica, which reports twice a second."""
+"""Runs a depth rule with a simulated replica, which reports twice a second."""
 
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -12,13 +12,13 @@ REPORT_S = 0.5
 
 
 class Rule(Protocol):
-    """What decides about one replica."""
+    """Decides the depth of one replica."""
 
     def step(self, report: StepReport, now_s: float) -> DepthPlan: ...
 
 
 class WholeRule:
-    """The rule as it is deployed."""
+    """The depth rule as it is deployed."""
 
     def __init__(self, settings: DepthSettings) -> None:
         self.settings, self.state = settings, start(settings)
@@ -33,10 +33,12 @@ R = TypeVar("R", bound=Rule)
 
 @dataclass
 class Loop(Generic[R]):
-    """A replica and the rule around it.
+    """A replica and its depth rule.
 
     Attributes:
-        calibrated: Batch sizes up to here were timed at each K before it served.
+        replica: The simulated replica.
+        rule: Its depth rule.
+        calibrated: Largest batch size that was timed at each K before serving; 0 for none.
     """
 
     replica: Replica
@@ -57,18 +59,18 @@ class Loop(Generic[R]):
         return self
 
     def tokens_per_s(self, from_s: float, until_s: float) -> float:
-        """Measured, by running on: for a stretch that starts where the loop stands."""
+        """Run on from `from_s`, the loop's current time, and measure the throughput."""
         assert abs(self.replica.now_s - from_s) < REPORT_S
         before, started_s = self.replica.tokens, self.replica.now_s
         self.run(until_s)
         return (self.replica.tokens - before) / (self.replica.now_s - started_s)
 
     def depths_used(self, from_s: float, until_s: float) -> list[int]:
-        """K of every step in a stretch."""
+        """Return the K of every step in a period."""
         return [depth for now_s, _, depth in self.replica.used if from_s <= now_s < until_s]
 
     def changes(self, from_s: float, until_s: float) -> int:
-        """How often K changed from one step to the next at the same batch size."""
+        """Return how often K changed between two steps of the same batch size."""
         last: dict[int, int] = {}
         count = 0
         for now_s, batch_size, depth in self.replica.used:

@@ -1,7 +1,7 @@
-"""A replica whose acceptance and step times are known, in simulated time.
+"""A replica with known acceptance and step times, in simulated time.
 
-It keeps the sums that the engine keeps, step by step, with real random drafts, and reports twice a second. A step costs
-some ten microseconds, so that many replicas can be swept over.
+It keeps the same sums as the engine, step by step, with random drafts, and reports twice a second. A simulated step
+takes about ten microseconds, so that many replicas can be simulated.
 """
 
 import random
@@ -21,9 +21,9 @@ CODE = (0.78, 0.74, 0.78, 0.80, 0.76, 0.80, 0.78)
 PROSE = (0.62, 0.58, 0.62, 0.62, 0.60, 0.62, 0.60)
 NOISE = (0.20, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25)
 
-# A step that is held up takes so many times as long.
+# A delayed step takes this many times as long.
 _STALL = 3.0
-# With drafts shared out, one step in so many tells what is expected of each K.
+# With shared drafts, one step in this many reports the expected yield of each K.
 _TOLD_STEPS = 8
 
 StepSeconds = Callable[[int, int, int], float]
@@ -31,13 +31,13 @@ StepSeconds = Callable[[int, int, int], float]
 
 
 def quick_step_s(batch_size: int, tokens: int, drafting: int) -> float:
-    """What `QUICK_CPU` guesses well: 2.8 ms without speculation at batch 1, 4.7 ms with any K; K = 0 wins at 8."""
+    """Predictable by `QUICK_CPU`: at batch 1, 2.8 ms without drafts and 4.7 ms with any K; at batch 8 K = 0 wins."""
     draft_s = 1.75e-3 + 0.15e-3 * drafting if drafting else 0.0
     return 0.45e-3 + 0.15e-3 * batch_size + draft_s + max(2.2e-3, 0.14e-3 * tokens)
 
 
 class _Sums:
-    """Of one batch size and K, as an engine keeps them."""
+    """Sums for one batch size and K, as an engine keeps them."""
 
     def __init__(self, depth_max: int) -> None:
         self._positions = np.arange(depth_max)
@@ -50,11 +50,11 @@ class _Sums:
         """Count a step.
 
         Args:
-            seconds, tokens: What it took and gave.
-            depths: How many drafts of each request that drafts were verified.
-            guessed: How many of the deepest draft are right.
+            seconds, tokens: Duration and output of the step.
+            depths: Number of verified drafts of each request that drafts.
+            guessed: Number of right tokens in each full draft.
             rested: Requests that draft no more.
-            expected: By K - 1, drafts expected to be right in equal depths and shared out; None where not told.
+            expected: By K - 1, expected right drafts with equal depths and shared out; None if not reported.
         """
         self._steps += 1
         self._seconds += seconds
@@ -98,23 +98,23 @@ class Replica:
     """One engine in simulated time.
 
     Attributes:
-        conditional: Probability that a draft is right where all before it were, by position, at a time.
-        load: Batch size at a time; 0 for none.
+        conditional: By time, the probability at each position that a draft is right, given that those before it were.
+        load: By time, the batch size; 0 for none.
         step_s: Seconds of a step.
-        pace: Factor on all step times, at a time.
-        tails: Whether cut tails are scored, K = 0 included, as the engine does that always drafts Kmax.
-        skips: Whether K = 0 skips the drafter; a request that saw such a step drafts no more.
+        pace: By time, a factor on all step times.
+        tails: Whether cut tails are scored, also at K = 0, as in an engine that always drafts Kmax.
+        skips: Whether K = 0 skips the drafter; a request in such a step drafts no more.
         output_tokens: Length of each answer.
-        spread: How far each request's acceptance lies from the mean: 0.5 is up to half of the distance to 0 and to 1.
-        mixed: Whether every second request's drafts are right 0.4 times as often at each position: noise beside code.
-        by_request: Whether the engine can share drafts out, by what became of each request's last ones.
-        step_sd: Deviation of the logarithm of one step's time.
-        stalls_ratio: Share of the steps that are held up, and take three times as long.
+        spread: Spread of acceptance between requests: 0.5 is up to half of the distance to 0 and to 1.
+        mixed: Whether every second request has 0.4 times the acceptance at each position: noise mixed with code.
+        by_request: Whether the engine can share drafts among requests, by each request's recent acceptance.
+        step_sd: Standard deviation of the logarithm of a step's time.
+        stalls_ratio: Share of steps that are delayed, and take three times as long.
         delivers: Share of accepted drafts that are delivered.
-        prompt_tokens: Length of each prompt; a step that has any is no decode-only one.
-        prompt_token_s: What the target takes for one of them,
-        prompt_draft_ratio: and the drafter, as a share of that.
-        ended: By the name of a request that is over, its drafts, their tokens and those accepted.
+        prompt_tokens: Length of each prompt; a step with prompts does not count as decode-only.
+        prompt_token_s: The target's time for a prompt token.
+        prompt_draft_ratio: The drafter's time, as a share of that.
+        ended: By name of an ended request, its drafts, their tokens, and those accepted.
         spent_s, static_s: Expected seconds of all steps so far, and of the same tokens at each static K of the ladder.
     """
 
@@ -152,7 +152,7 @@ class Replica:
         self._came = self._shared_steps = 0
         self._curve: Sequence[float] = ()
         self._luck_left: list[float] = []
-        # Of each request in the batch.
+        # By request in the batch.
         self.left, self.names = np.zeros((2, 0), np.int64)
         self._rests = np.zeros(0, np.bool_)
         self._leans = np.zeros((0, 1))
@@ -161,7 +161,7 @@ class Replica:
         self._forget_sums()
 
     def run(self, until_s: float) -> StepReport:
-        """Serve until then; return what that added to the sums."""
+        """Serve until `until_s`; return what was added to the sums."""
         while self.now_s < until_s:
             if batch_size := self.load(self.now_s):
                 self.one_step(batch_size)
@@ -170,7 +170,7 @@ class Replica:
         return self.report()
 
     def report(self) -> StepReport:
-        """Return what has been added since the last report."""
+        """Return what was added since the last report."""
         cells = tuple(self._sums[key].cell(*key, self.tails) for key in sorted(self._sums))
         prompt_cells = (
             PromptCell(drafter, True, int(steps), seconds, int(tokens), int(decoded), int(verified))
@@ -182,49 +182,49 @@ class Replica:
         return StepReport(stats)
 
     def apply(self, table: DepthTable) -> None:
-        """Take a table as the engine does: never an older one."""
+        """Apply a table as the engine does: never an older one."""
         assert table.version >= self.table.version
         assert table.version > self.table.version or table == self.table
         assert all(0 <= depth <= self.depth_max for depth in table.depths)
         self.table = table
 
     def timed(self, batch_size: int, depth: int, steps: int = 14) -> StepTime:
-        """What calibration measures: a mean of few decode-only steps, each with a draft of every request."""
+        """Return a calibration result: the mean of a few decode-only steps, each with a draft of every request."""
         luck = float(self._luck(steps).mean())
         return StepTime(batch_size, depth, steps, steps * self._uniform_step_s(batch_size, depth) * luck)
 
     def tokens_per_s(self, batch_size: int, depth: int, now_s: float) -> float:
-        """What a static K yields, in truth, while every request can draft."""
+        """Return the true tokens/s of a static K, if every request can draft."""
         conditional = self.conditional(now_s)
         tokens = 1.0 + sum(prod(conditional[: j + 1]) for j in range(depth))
         decode_s = self._uniform_step_s(batch_size, depth) / (batch_size * tokens)
         return 1.0 / (decode_s + self._prompt_s(depth > 0 or not self.skips) / self.output_tokens)
 
     def best(self, batch_size: int, now_s: float) -> tuple[int, float]:
-        """The best static K, and its tokens/s."""
+        """Return the best static K, and its tokens/s."""
         rates = {depth: self.tokens_per_s(batch_size, depth, now_s) for depth in self.depths}
         depth = max(rates, key=rates.__getitem__)
         return depth, rates[depth]
 
     def next_s(self) -> float:
-        """When a replica without load may have some again."""
+        """Return when a replica without load may have load again."""
         return inf
 
     def answers(self, count: int) -> Any:
-        """Lengths of so many new answers. Those of the first batch are under way."""
+        """Return the lengths of `count` new answers. Those of the first batch are already in progress."""
         if self.now_s == 0.0:
             return self.random.integers(1, self.output_tokens + 1, count)
         return np.full(count, self.output_tokens)
 
     def leans(self, count: int) -> Any:
-        """How far the acceptance of so many new requests lies from the mean, as parts of the distance to 0 or 1."""
+        """Return the acceptance offset of `count` new requests, as parts of the distance to 0 or 1."""
         leans = self._requests.uniform(-self.spread, self.spread, count)
         if self.mixed:
             leans[(self._came + np.arange(count)) % 2 == 1] = -0.6
         return leans
 
     def one_step(self, batch_size: int) -> None:
-        """Compute a step of so many requests: those there are, and new ones or the first of them."""
+        """Compute a step of `batch_size` requests: the current ones, with new ones or without the last."""
         new = self._admit(batch_size)
         depth = self.table.depth_at(batch_size)
         runs = depth > 0 or not self.skips
@@ -281,7 +281,7 @@ class Replica:
         return self.prompt_tokens * self.prompt_token_s * (1.0 + self.prompt_draft_ratio * drafts)
 
     def _admit(self, batch_size: int) -> int:
-        """Fill the batch up, or cut it; return how many are new."""
+        """Fill or truncate the batch; return the number of new requests."""
         if (curve := self.conditional(self.now_s)) is not self._curve:
             self._curve = curve
             self._survival = self._survival_of(self._leans)
@@ -316,7 +316,7 @@ class Replica:
         return np.cumprod(curve + leans * np.where(leans > 0, 1.0 - curve, curve), axis=1)
 
     def _share_out(self, depth: int, drafts: Any) -> tuple[Any, Any]:
-        """What of each draft is verified; and what is expected to be right, as an engine tells now and then."""
+        """Return how much of each draft is verified; and sometimes the expected yield, as an engine reports it."""
         depths = np.where(drafts, depth, 0)
         if not (self.table.by_request and depth and drafts.sum() > 1):
             return depths, None
@@ -329,7 +329,7 @@ class Replica:
         return depths, np.array([expected_right(chances, each, self.depth_max) for each in every])
 
     def _compare(self, batch_size: int, depths: Any, step_s: float, pace: float, prompts_s: float) -> None:
-        """Add the expected time of this step, and that of its tokens at each static K."""
+        """Add the expected time of this step, and of its tokens at each static K."""
         if batch_size not in self._static_step_s:
             seconds = [self._uniform_step_s(batch_size, depth) for depth in self.depths]
             self._static_step_s[batch_size] = np.array(seconds)
@@ -346,10 +346,10 @@ class Replica:
 
 
 class OpenReplica(Replica):
-    """One whose requests come at random, whatever it serves already, and ask for answers of random length.
+    """A replica with random arrivals, independent of its load, and answers of random length.
 
     Attributes:
-        requests_s: Seconds that requests spent here, summed; over the time that passed, how many were open on average.
+        requests_s: Sum of the seconds that requests spent here; divided by time it is the mean number of open requests.
     """
 
     def __init__(self, conditional: Sequence[float], per_second: float, batch_max: int = 32, **more: Any) -> None:

@@ -1,7 +1,7 @@
-"""A small discrete-event simulation of replicas that batch as vLLM does, so that dispatch can be judged in pure form.
+"""A small discrete-event simulation of replicas that batch as vLLM does, for testing pure dispatch.
 
-A replica works in steps: each gives every request in its batch that has been prefilled one token, and prefills a
-bounded chunk of the others' prompts in order of arrival. Time is simulated and chance is seeded: a run always repeats.
+A replica works in steps: each gives every prefilled request in its batch one token, and prefills a bounded chunk of the
+other prompts in order of arrival. Time is simulated and randomness is seeded, so a run always repeats.
 """
 
 import heapq
@@ -28,10 +28,10 @@ REPORT_EVERY_S, REPORT_DELAY_S = 0.5, 0.1
 
 @dataclass
 class Job:
-    """One request on its way through the simulation.
+    """One request in the simulation.
 
-    `then` is its client's next, which comes as this one ends. `lean` is how far its acceptance lies from the mean, as a
-    part of the distance to 0 or 1. `drafted` are its drafts, their tokens, and those that were accepted.
+    `then` is its client's next request, which arrives when this one ends. `lean` is the offset of its acceptance from
+    the mean, as a part of the distance to 0 or 1. `drafted` are its drafts, their tokens, and those accepted.
     """
 
     request: RouteRequest
@@ -52,12 +52,12 @@ class Job:
 
 @dataclass
 class Replica:
-    """One replica.
+    """One simulated replica.
 
     Attributes:
         speed: 0.5 takes twice as long for every step.
-        slow_until_s: Until then its speed is `SLOW_START` of that.
-        measures: It reports the rates that it has measured, as an engine does, instead of the true ones.
+        slow_until_s: Until then it runs at `SLOW_START` of that speed.
+        measures: Whether it reports measured rates, as an engine does, instead of the true ones.
     """
 
     replica_id: str
@@ -105,7 +105,7 @@ class Replica:
         self.waiting.append(job)
 
     def step(self, now_s: float) -> tuple[float, list[Job]]:
-        """Do one step; return how long it takes and whom it gives a token."""
+        """Run one step; return its duration and the requests that get a token."""
         while self.waiting and len(self.running) < MAX_RUNNING:
             job = self.waiting.pop(0)
             job.started_s = now_s
@@ -115,7 +115,7 @@ class Replica:
         return seconds / (self.speed * (SLOW_START if now_s < self.slow_until_s else 1.0)), given
 
     def give(self, given: Sequence[Job], now_s: float) -> list[Job]:
-        """Give each its token; return those that end with it."""
+        """Give each request its token; return those that end with it."""
         going_on = [job for job in given if job.generated]
         self.rates.stepped(len(going_on), len(going_on), sum(now_s - job.last_token_s for job in going_on), now_s)
         for job in given:
@@ -134,7 +134,7 @@ Choose = Callable[[Job, float, Sequence[Replica]], str]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to."""
+    """Result of a run."""
 
     ttft_s: list[float]
     seconds: float
@@ -146,7 +146,7 @@ class Outcome:
         return self.sent_from(0.0)
 
     def sent_from(self, from_s: float) -> Counter[str]:
-        """Requests that came from then on, by replica."""
+        """Count the requests that arrived from `from_s` on, by replica."""
         return Counter(job.replica_id for job in self.jobs if job.arrives_s >= from_s)
 
     @property
@@ -159,7 +159,7 @@ class Outcome:
 
 
 class Dispatch:
-    """How requests are dispatched. This one takes turns."""
+    """A way to dispatch requests. This one uses round robin."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._turn = count()
@@ -173,7 +173,7 @@ class Dispatch:
 
 
 class PowerOfTwo(Dispatch):
-    """The one of two random replicas that holds fewer requests, as it truly is at that moment."""
+    """Chooses from two random replicas the one with fewer requests at that moment."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._random = random.Random(2)
@@ -183,7 +183,7 @@ class PowerOfTwo(Dispatch):
 
 
 class ByPolicy(Dispatch):
-    """The real dispatcher, several processes of it, which see reports only and late."""
+    """The real dispatcher in several processes, which only see delayed reports."""
 
     def __init__(self, replicas: Sequence[Replica], policy: Policy = SOONEST, dispatchers: int = 4) -> None:
         self._random = random.Random(3)
@@ -217,7 +217,7 @@ class ByPolicy(Dispatch):
 
 
 class Simulation:
-    """Runs jobs through replicas under one way to dispatch."""
+    """Runs jobs through replicas with one way to dispatch."""
 
     def __init__(self, replicas: Sequence[Any], dispatch: Dispatch) -> None:
         self.replicas, self.dispatch = replicas, dispatch
@@ -228,7 +228,7 @@ class Simulation:
         self._ended_at_s = 0.0
 
     def run(self, jobs: Sequence[Job], until_s: float = inf) -> Outcome:
-        """Run until all have ended, or until then."""
+        """Run until all jobs have ended, or until `until_s`."""
         every = [job for first in jobs for job in _chain(first)]
         self._open = len(every)
         for job in jobs:
@@ -281,9 +281,9 @@ def _chain(job: Job | None) -> Iterator[Job]:
 def client_jobs(
     clients: int, each: int, seed: int, prompt_tokens: int = 100, output_tokens: int = 64, key: int | None = None
 ) -> list[Job]:
-    """Return the first requests of `clients`, each of which asks `each` times, one after the other.
+    """Return the first requests of `clients`, each of which sends `each` requests in sequence.
 
-    With `key` all have one prompt; without, none begin alike.
+    With `key` all share one prompt; without, no prompts start alike.
     """
     chance, firsts = random.Random(seed), []
     for client in range(clients):
@@ -298,7 +298,7 @@ def client_jobs(
 
 
 def mixed_jobs(number: int, per_s: float, seed: int, prefixes: int = 24, prefix_tokens: int = 1000) -> list[Job]:
-    """Short and long requests at random times; every second one begins with one of `prefixes` shared beginnings."""
+    """Return short and long requests at random times; about half start with one of `prefixes` shared prefixes."""
     chance, now_s, jobs = random.Random(seed), 0.0, []
     for place in range(number):
         now_s += chance.expovariate(per_s)
@@ -307,7 +307,7 @@ def mixed_jobs(number: int, per_s: float, seed: int, prefixes: int = 24, prefix_
         output = chance.randint(200, 400) if is_long else chance.randint(16, 64)
         key = chance.randrange(prefixes) * 7919 if chance.random() < 0.5 else None
         shared = 0 if key is None else prefix_tokens
-        # Nobody knows an answer's length beforehand; the dispatcher gets the mean of its kind.
+        # Answer lengths are unknown in advance; the dispatcher gets the mean of the kind.
         expected = 300 if is_long else 40
         request = RouteRequest(f"request-{place}", prompt + shared, expected, key, shared)
         jobs.append(Job(request, now_s, output, dispatcher=chance.randrange(4)))

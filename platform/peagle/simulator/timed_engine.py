@@ -1,4 +1,4 @@
-"""An engine that takes the time of one and computes nothing: it batches, prefills in chunks and caches prefixes."""
+"""An engine with realistic timing that computes nothing: it batches, prefills in chunks and caches prefixes."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from peagle.router.snapshot import ReplicaSnapshot, RouteRequest
 
 @dataclass(frozen=True, slots=True)
 class TimedModel:
-    """What a step costs: `step_s`, `request_step_s` for each request given a token, and its chunk of prefill."""
+    """Cost of a step: `step_s`, `request_step_s` for each request that gets a token, and the prefill chunk."""
 
     step_s: float = 0.02
     request_step_s: float = 0.001
@@ -45,7 +45,7 @@ J = TypeVar("J", bound=Prefilled)
 
 
 def take_step(batch: Sequence[J], chunk_tokens: int) -> tuple[list[J], int]:
-    """Prefill up to `chunk_tokens` in the batch's order; return who then gets a token, and how much was prefilled."""
+    """Prefill up to `chunk_tokens` in the batch's order; return the requests that get a token, and the tokens."""
     budget, given = chunk_tokens, []
     for job in batch:
         chunk = min(job.prefill_left, budget)
@@ -57,11 +57,11 @@ def take_step(batch: Sequence[J], chunk_tokens: int) -> tuple[list[J], int]:
 
 
 class TimedEngine:
-    """Serves requests as vLLM's scheduler would: each step gives every prefilled request in the batch one token, and
-    prefills a bounded chunk of the others' prompts in order of arrival.
+    """Serves requests like vLLM's scheduler: each step gives every prefilled request in the batch one token, and
+    prefills a bounded chunk of the other prompts in order of arrival.
 
     Args:
-        model: What steps cost.
+        model: Cost of steps.
         speed: 0.5 takes twice as long for everything.
         now_s: The clock.
     """
@@ -90,7 +90,7 @@ class TimedEngine:
                     jobs.remove(job)
 
     def snapshot(self, replica_id: str) -> ReplicaSnapshot:
-        """Return what a replica reports of such an engine."""
+        """Return the snapshot of a replica with this engine."""
         open_jobs = [*self._running, *self._waiting]
         seen = ReplicaSnapshot(
             replica_id=replica_id,
@@ -123,13 +123,13 @@ class TimedEngine:
                 job.started_s = now_s
                 self._running.append(job)
             seconds, given = self._step()
-            # Steps follow each other without a gap, however late the event loop wakes.
+            # Steps follow each other without a gap, even if the event loop wakes late.
             ends_s = max(ends_s, now_s - seconds) + seconds
             await asyncio.sleep(max(0.0, ends_s - now_s))
             self._give(given)
 
     def _step(self) -> tuple[float, list[_Job]]:
-        """Do the next step; return what it takes and who gets a token."""
+        """Compute the next step; return its duration and the requests that get a token."""
         model = self._model
         given, prefilled = take_step(self._running, model.chunk_tokens)
         seconds = model.step_s + model.request_step_s * len(given) + prefilled / model.prefill_tokens_per_s

@@ -32,7 +32,7 @@ def test_rows_are_the_target_s_own_answers_to_the_end(tmp_path: Path) -> None:
     out = tmp_path / "new" / "rows.npz"
     done = CliRunner().invoke(app, ["generate", str(TARGET), "--out", str(out), *options], catch_exceptions=False)
     assert done.exit_code == 0
-    assert "1 with too long a prompt" in " ".join(done.output.split())
+    assert "1 with a prompt too long" in " ".join(done.output.split())
     rows = {int(prompt): row for row, prompt in GeneratedText.load(out).rows()}
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     text, chat = tokenizer.encode(TEXT), tokenizer.encode(CHAT + "\n")

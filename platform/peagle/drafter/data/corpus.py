@@ -16,7 +16,7 @@ END_OF_TEXT = "<|endoftext|>"
 MASK = "<|mask|>"
 SPECIAL_TOKENS = (END_OF_TEXT, MASK)
 
-# Character maps and generated tables are not code anyone would complete.
+# Character maps and generated tables are not code that people complete.
 LEFT_OUT = frozenset({"site-packages", "encodings", "pydoc_data", "lib2to3", "lib-dynload", "__pycache__"})
 HELD_OUT_ONE_IN = 20
 
@@ -31,9 +31,9 @@ class Corpus:
 
 
 def standard_library(root: Path | None = None) -> Corpus:
-    """Read the standard library of this interpreter (or of `root`), its tests among it, without generated tables.
+    """Read the standard library of this interpreter (or of `root`), including its tests, without generated tables.
 
-    Raises FileNotFoundError where `root` holds no Python source.
+    Raises FileNotFoundError if `root` holds no Python source.
     """
     root = root or Path(sysconfig.get_paths()["stdlib"])
     train: list[str] = []
@@ -42,7 +42,7 @@ def standard_library(root: Path | None = None) -> Corpus:
         digest = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
         (held_out if digest % HELD_OUT_ONE_IN == 0 else train).append(text)
     if not train or not held_out:
-        raise FileNotFoundError(f"{root}: no Python source there to train on; name a standard library folder")
+        raise FileNotFoundError(f"{root}: no Python source to train on; name a standard library folder")
     version = ".".join(str(part) for part in sys.version_info[:3])
     return Corpus(tuple(train), tuple(held_out), f"CPython {version} standard library")
 
@@ -74,7 +74,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def special_id(tokenizer: Tokenizer, token: str) -> int:
-    """The id of one of `SPECIAL_TOKENS`. Raises ConfigError where the tokenizer does not have it."""
+    """Return the id of one of `SPECIAL_TOKENS`. Raises ConfigError if the tokenizer lacks it."""
     found: int | None = tokenizer.token_to_id(token)
     if found is None:
         raise ConfigError("target", token, "its tokenizer has no such token", "Train it with `peagle drafter target`.")
@@ -92,11 +92,11 @@ def token_stream(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
 
 
 def read_tokenizer(target: Path) -> Tokenizer:
-    """The tokenizer in a target's folder. Raises ConfigError where there is none, or it cannot be read."""
+    """Read the tokenizer in a target's folder. Raises ConfigError if it is missing or cannot be read."""
     path = target / "tokenizer.json"
     if not path.is_file():
-        raise ConfigError("target", str(path), "there is no tokenizer", "Add the one that the target was trained with.")
+        raise ConfigError("target", str(path), "there is no tokenizer", "Add the tokenizer of the target's training.")
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise ConfigError("target", str(path), f"it is no tokenizer ({error})", "Copy the target again.") from None
+    except Exception as error:  # the library raises no narrower type
+        raise ConfigError("target", str(path), f"it is not a tokenizer ({error})", "Copy the target again.") from None

@@ -1,4 +1,4 @@
-"""The text that heads learn from: prompts, and how their target went on."""
+"""Training text of heads: prompts with their target's continuations."""
 
 import zipfile
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from peagle.errors import ConfigError
 
 REMEDY = "Write it with `peagle drafter generate`."
 
-# A crop that held only a prompt would have nothing to learn.
+# A crop with only a prompt would contain nothing to learn.
 ANSWER_TOKENS_MIN = 8
-# Stands behind a text's end; in every vocabulary, and never read.
+# Follows the end of a text; a token of every vocabulary that is never read.
 PADDING = 0
 
 
@@ -30,7 +30,7 @@ class GeneratedText:
 
     @classmethod
     def of(cls, prompts: list[list[int]], answers: list[list[int]]) -> "GeneratedText":
-        """Each prompt with its answer, padded to the longest; all as long as each other, they are full rows."""
+        """Combine each prompt with its answer, padded to the longest row; rows of equal length are full."""
         rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
         lengths = np.asarray([len(row) for row in rows], dtype=np.int32)
         tokens = np.full((len(rows), lengths.max()), PADDING, dtype=np.int32)
@@ -41,30 +41,30 @@ class GeneratedText:
 
     @property
     def row_lengths(self) -> np.ndarray:
-        """How many tokens of each row are text: int32, [rows]."""
+        """Number of text tokens in each row: int32, [rows]."""
         rows, width = self.tokens.shape
         return np.full(rows, width, dtype=np.int32) if self.lengths is None else self.lengths
 
     @property
     def written(self) -> np.ndarray:
-        """All rows' tokens without padding, one row after the other: int32, [tokens]."""
+        """Tokens of all rows without padding, concatenated: int32, [tokens]."""
         return self.tokens[np.arange(self.tokens.shape[1]) < self.row_lengths[:, None]]
 
     def row(self, index: int) -> np.ndarray:
-        """One row without its padding: int32, [tokens]."""
+        """Return one row without padding: int32, [tokens]."""
         return self.tokens[index] if self.lengths is None else self.tokens[index, : self.lengths[index]]
 
     def rows(self) -> Iterator[tuple[np.ndarray, int]]:
-        """Every row without its padding, and how much of it is the prompt."""
+        """Iterate over all rows without padding, with the length of each prompt."""
         return zip(map(self.row, range(len(self.tokens))), self.prompt_tokens.tolist(), strict=True)
 
     def first(self, rows: int | None) -> "GeneratedText":
-        """The first `rows` rows; all without a number."""
+        """Return the first `rows` rows; all rows for None."""
         lengths = None if self.lengths is None else self.lengths[:rows]
         return GeneratedText(self.tokens[:rows], self.prompt_tokens[:rows], lengths)
 
     def save(self, path: Path) -> None:
-        """Write `path`, whatever its name ends in."""
+        """Write to exactly `path`, whatever its suffix."""
         arrays: dict[str, Any] = {"tokens": self.tokens, "prompt_tokens": self.prompt_tokens}
         if self.lengths is not None:
             arrays["lengths"] = self.lengths
@@ -73,18 +73,18 @@ class GeneratedText:
 
     @classmethod
     def load(cls, path: Path) -> "GeneratedText":
-        """Raises ConfigError where the file holds no generated text."""
+        """Load a file. Raises ConfigError if it does not hold generated text."""
         try:
             arrays = np.load(path)
             text = cls(arrays["tokens"], arrays["prompt_tokens"], arrays.get("lengths"))
         except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
-            raise ConfigError("generated", str(path), "it holds no generated text", REMEDY) from None
+            raise ConfigError("generated", str(path), "it does not hold generated text", REMEDY) from None
         if not all(np.issubdtype(each.dtype, np.integer) for each in (text.tokens, text.prompt_tokens)):
-            raise ConfigError("generated", str(path), "its tokens and prompt lengths are no whole numbers", REMEDY)
+            raise ConfigError("generated", str(path), "its tokens and prompt lengths are not whole numbers", REMEDY)
         if text.tokens.ndim != 2 or not text.tokens.size or text.prompt_tokens.shape != text.tokens.shape[:1]:
-            raise ConfigError("generated", str(path), "its rows and prompt lengths do not belong together", REMEDY)
+            raise ConfigError("generated", str(path), "its rows and prompt lengths do not match", REMEDY)
         if text.lengths is not None and not _fit(text.lengths, text.tokens):
-            raise ConfigError("generated", str(path), "its rows and their lengths do not belong together", REMEDY)
+            raise ConfigError("generated", str(path), "its rows and their lengths do not match", REMEDY)
         return text
 
 

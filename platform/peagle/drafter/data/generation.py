@@ -1,4 +1,4 @@
-"""The target's own continuations, through vLLM: what a head has to predict is what its target writes."""
+"""Generates the target's own continuations with vLLM, since a head has to predict what its target writes."""
 
 import sys
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from peagle.import_paths import WORKER_EXTENSION
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """How many prompts gave no row, by what was wrong."""
+    """Number of prompts without a row, by reason."""
 
     too_long: int = 0
     loops: int = 0
@@ -23,8 +23,8 @@ class LeftOut:
 
     def __str__(self) -> str:
         reasons = (
-            (self.too_long, "too long a prompt for a row"),
-            (self.loops, "an answer that loops"),
+            (self.too_long, "a prompt too long for a row"),
+            (self.loops, "an answer that repeats itself"),
             (self.too_short, f"an answer of fewer than {ANSWER_TOKENS_MIN} tokens"),
         )
         return ", ".join(f"{count} with {reason}" for count, reason in reasons if count) or "none"
@@ -33,14 +33,14 @@ class LeftOut:
 def generate(
     target: Path, asked: Asked, plan: GenerationPlan, tensor_parallel: int = 1
 ) -> tuple[GeneratedText, LeftOut]:
-    """Let `target` answer what is asked; vLLM shows how far it is.
+    """Let `target` answer the prompts; vLLM shows the progress.
 
     Returns:
-        Rows of at most `plan.row_tokens`, and what was left out. A greedy answer that goes round in circles is easy to
-        draft and teaches nothing, so rows that do little else are left out, and answers too short to learn from.
+        Rows of at most `plan.row_tokens`, and the number left out. A greedy answer that repeats itself is easy to draft
+        and teaches nothing, so rows that mostly repeat are left out, and so are answers too short to learn from.
 
     Raises:
-        ConfigError: Nothing is left, or this machine has nothing to split the target over.
+        ConfigError: No row is left, or this machine has no GPUs across which to split the target.
     """
     from vllm import LLM, SamplingParams, TokensPrompt  # starts worker processes; only this call needs them
 
@@ -58,7 +58,7 @@ def generate(
         str(target),
         max_model_len=plan.row_tokens,
         enable_prefix_caching=False,
-        worker_extension_cls=WORKER_EXTENSION,  # vLLM alone cannot prefill a seeded prompt in parts on a CPU
+        worker_extension_cls=WORKER_EXTENSION,  # vLLM alone cannot prefill a seeded prompt in chunks on a CPU
         **_device_arguments(tensor_parallel),
     )
     outputs = engine.generate(
@@ -68,39 +68,39 @@ def generate(
 
 
 def rows_of(asked: Asked, answers: Sequence[list[int]], repeats_max: float) -> tuple[GeneratedText, LeftOut]:
-    """Prompts with the answers that teach something, and how many have none. Raises ConfigError where none has."""
+    """Return prompts with usable answers, and the number left out. Raises ConfigError if no row is left."""
     too_short = {row for row, answer in enumerate(answers) if len(answer) < ANSWER_TOKENS_MIN}
     looping = {row for row, answer in enumerate(answers) if loops(answer, repeats_max=repeats_max)}
     left_out = LeftOut(asked.too_long, len(looping), len(too_short))
     kept = [row for row in range(len(answers)) if row not in too_short | looping]
     if not kept:
-        fix = "Ask others with --prompts-from, or raise --row-tokens."
+        fix = "Use other prompts with --prompts-from, or raise --row-tokens."
         raise ConfigError("prompts", len(answers) + asked.too_long, f"no row is left: {left_out}", fix)
     return GeneratedText.of([asked.prompts[row] for row in kept], [answers[row] for row in kept]), left_out
 
 
 def loops(tokens: Sequence[int], window: int = 12, repeats_max: float = 0.35) -> bool:
-    """Whether more than `repeats_max` of the `window`-token runs in `tokens` have been seen before in it."""
+    """Return whether more than `repeats_max` of the `window`-token runs in `tokens` occurred earlier in it."""
     runs = [tuple(tokens[at : at + window]) for at in range(len(tokens) - window + 1)]
     return bool(runs) and 1 - len(set(runs)) / len(runs) > repeats_max
 
 
 def _device_arguments(tensor_parallel: int) -> dict[str, Any]:
-    """What an engine is given on a CPU; on a GPU vLLM itself chooses memory, sequences and graphs.
+    """Return an engine's arguments on a CPU; on a GPU vLLM itself chooses memory, sequences and graphs.
 
-    Raises ConfigError where a target is to be split over several of a machine without GPUs.
+    Raises ConfigError if a target is to be split on a machine without GPUs.
     """
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
         return {"tensor_parallel_size": tensor_parallel}
     if tensor_parallel > 1:
-        raise ConfigError("--tensor-parallel", tensor_parallel, "vLLM computes on a CPU here", "Write 1.")
+        raise ConfigError("--tensor-parallel", tensor_parallel, "vLLM uses the CPU here", "Write 1.")
     return {"max_num_seqs": 128, "kv_cache_memory_bytes": 1 << 30, "enforce_eager": True}
 
 
 def _bar() -> Any:
     from tqdm import tqdm  # type: ignore[import-untyped]
 
-    # A line every half minute where it is written to a file.
+    # When written to a file, one line every half minute.
     return partial(tqdm, mininterval=0.5 if sys.stderr.isatty() else 30.0)

@@ -1,7 +1,7 @@
-"""Prompts from held-out source: each ends with the colon after which a function's body begins.
+"""Prompts from held-out source; each ends with the colon before a function's body.
 
-The line's end is left to the model: a token holds a line's end with the indentation that follows it, so a prompt that
-ended with the one alone would say that the next line has none.
+The newline is left to the model: one token holds a newline with the following indentation, so a prompt that ends with a
+bare newline would mean that the next line is not indented.
 """
 
 import re
@@ -17,7 +17,7 @@ _DEFINITION = re.compile(r"^\s*(async )?def \w+\(.*\).*:\s*$")
 def held_out_prompts(corpus: Corpus, count: int, context_lines: int = 14, seed: int = 3) -> list[str]:
     """Pick `count` function heads with the lines before them, spread evenly over the held-out files.
 
-    Raises ConfigError where the held-out files hold fewer than `count` such places.
+    Raises ConfigError if the held-out files hold fewer than `count` functions.
     """
     draw = np.random.default_rng(seed)
     by_file = []
@@ -30,5 +30,5 @@ def held_out_prompts(corpus: Corpus, count: int, context_lines: int = 14, seed: 
         prompts.extend(each[turn] for each in by_file if turn < len(each))
     if len(prompts) < count:
         problem = f"the held-out files hold only {len(prompts)} functions"
-        raise ConfigError("--count", count, problem, "Ask for as many at most.")
+        raise ConfigError("--count", count, problem, "Ask for at most that many.")
     return prompts[:count]

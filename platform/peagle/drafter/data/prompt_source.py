@@ -1,4 +1,4 @@
-"""What a target is given to go on with: windows of a text, or the prompts and chats of a JSON-lines file."""
+"""Prompts for a target: windows of a text, or the prompts and chats of a JSON-lines file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +19,13 @@ LINES = ".jsonl"
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """How rows come about. Of the answers `greedy_ratio` are greedy, the rest sampled.
+    """How rows are generated. A share of `greedy_ratio` of the answers is greedy, the rest is sampled.
 
-    Greedy text follows from its prompt, so every later token can be learned from it. Of sampled text a draft of several
-    tokens can only learn the odds: a share of it keeps the head useful at a temperature.
+    Greedy text follows from its prompt, so every later token can be learned from it. From sampled text a draft of
+    several tokens can only learn probabilities; a share of it keeps the head useful at a temperature above 0.
 
-    Windows have from `prompt_tokens_min` to below `prompt_tokens_max` tokens of each 256 of a row, and fill it; rows of
-    a file's prompts end with their answer, after `row_tokens` at most.
+    For each 256 tokens of a row, a window has from `prompt_tokens_min` to below `prompt_tokens_max` tokens, and the
+    answer fills the row. Rows from a file's prompts end with their answer, after at most `row_tokens`.
     """
 
     prompts: int = 12_800
@@ -39,11 +39,11 @@ class GenerationPlan:
 
     @property
     def window_tokens(self) -> tuple[int, int]:
-        """From how many tokens a window has, to below how many, in a row of `row_tokens`."""
+        """Minimum and exclusive maximum tokens of a window in a row of `row_tokens`."""
         return self.prompt_tokens_min * self.row_tokens // 256, self.prompt_tokens_max * self.row_tokens // 256
 
     def check(self, context_tokens: int) -> None:
-        """Raises ConfigError where rows are longer than the target's context."""
+        """Raise ConfigError if rows are longer than the target's context."""
         if self.row_tokens > context_tokens:
             problem = f"the target's context has {context_tokens} tokens"
             raise ConfigError("--row-tokens", self.row_tokens, problem, f"Write {context_tokens} or fewer.")
@@ -51,10 +51,10 @@ class GenerationPlan:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Prompts as token ids, and which of them are answered greedily: bool, [prompts].
+    """Prompts as token ids, and whether each is answered greedily: bool, [prompts].
 
-    Answers end at the model's end of text where `ends`, else where the row is full. `too_long` more prompts would have
-    left no room for an answer.
+    If `ends`, answers end at the model's end of text, otherwise when the row is full. `too_long` counts further prompts
+    that left no room for an answer.
     """
 
     prompts: list[list[int]]
@@ -72,21 +72,21 @@ def ask(
     as_chat: bool = False,
     held_out: bool = False,
 ) -> Asked:
-    """What a `target` is asked: the prompts of a `.jsonl`, windows of another file's text, or of the standard library.
+    """Return a `target`'s prompts: those of a `.jsonl`, or windows of another file's text or the standard library.
 
     Args:
-        tokenizer: The one in the target's folder.
-        as_chat: Whether a text in a `.jsonl` is what a user says.
-        held_out: Whether the standard library's files are those that no training sees.
+        tokenizer: The tokenizer in the target's folder.
+        as_chat: Whether a text in a `.jsonl` is a user message.
+        held_out: Whether to use the standard library's held-out files.
 
     Raises:
-        ConfigError: The file cannot be read, or holds nothing to ask.
+        ConfigError: The file cannot be read, or holds no prompts.
     """
     if file is not None and file.suffix == LINES:
         return lines(file, AutoTokenizer.from_pretrained(target), plan, as_chat=as_chat)
     if as_chat:
         named = None if file is None else str(file)
-        raise ConfigError("--chat", named, f"only prompts of a {LINES} are asked as chats", f"Name one as {OPTION}.")
+        raise ConfigError("--chat", named, f"only prompts of a {LINES} can be chats", f"Name one as {OPTION}.")
     if file is not None:
         return windows(np.asarray(tokenizer.encode(read_text(file)).ids, dtype=np.int32), plan)
     if tokenizer.token_to_id(END_OF_TEXT) is None:
@@ -97,13 +97,13 @@ def ask(
 
 
 def windows(tokens: np.ndarray, plan: GenerationPlan) -> Asked:
-    """Windows of `tokens`, int32 [tokens], drawn by the plan's seed.
+    """Draw windows of `tokens`, int32 [tokens], by the plan's seed.
 
-    Raises ConfigError where the text is shorter than a window may be.
+    Raises ConfigError if the text is shorter than the longest window.
     """
     shortest, longest = plan.window_tokens
     if len(tokens) <= longest:
-        problem = f"a text of so many tokens has no windows of up to {longest}"
+        problem = f"a text of this many tokens has no windows of up to {longest}"
         raise ConfigError(OPTION, len(tokens), problem, "Name a longer text, or lower --row-tokens.")
     draw = np.random.default_rng(plan.seed)
     lengths = draw.integers(shortest, longest, plan.prompts)
@@ -113,15 +113,15 @@ def windows(tokens: np.ndarray, plan: GenerationPlan) -> Asked:
 
 
 def lines(file: Path, tokenizer: Any, plan: GenerationPlan, *, as_chat: bool) -> Asked:
-    """The prompts of a JSON-lines file, shuffled by the plan's seed and cut to its number.
+    """Read the prompts of a JSON-lines file, shuffled by the plan's seed and limited to its number.
 
     Args:
-        tokenizer: The target's, of Hugging Face, with its chat template.
-        as_chat: Whether a text is what a user says.
+        tokenizer: The target's Hugging Face tokenizer, with its chat template.
+        as_chat: Whether a text is a user message.
 
     Raises:
-        ConfigError: The file holds no prompt, or none that leaves room for an answer; or it holds a chat and there is
-            no chat template.
+        ConfigError: The file holds no prompt, or none leaves room for an answer; or it holds a chat and there is no
+            chat template.
     """
     found = read_prompt_file(file, as_chat=as_chat)
     draw = np.random.default_rng(plan.seed)
@@ -130,7 +130,7 @@ def lines(file: Path, tokenizer: Any, plan: GenerationPlan, *, as_chat: bool) ->
     room = plan.row_tokens - ANSWER_TOKENS_MIN
     prompts = [tokens for tokens in encoded if len(tokens) <= room]
     if not prompts:
-        problem = f"rows of {plan.row_tokens} tokens have no room for any of its prompts with an answer"
+        problem = f"rows of {plan.row_tokens} tokens have no room for any of its prompts and an answer"
         fix = f"Raise --row-tokens to {min(map(len, encoded)) + ANSWER_TOKENS_MIN} or more."
         raise ConfigError(OPTION, str(file), problem, fix)
     greedy = draw.random(len(prompts)) < plan.greedy_ratio
@@ -138,7 +138,7 @@ def lines(file: Path, tokenizer: Any, plan: GenerationPlan, *, as_chat: bool) ->
 
 
 def read_text(file: Path) -> str:
-    """Raises ConfigError where it is no file of UTF-8 text."""
+    """Read UTF-8 text. Raises ConfigError if the file cannot be read as such."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

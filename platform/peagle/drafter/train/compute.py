@@ -1,7 +1,7 @@
-"""Where training runs: its device, and the processes that share the rows of a step.
+"""Device of training, and the processes that share the rows of a step.
 
-`torchrun` starts the processes and tells each, in its environment, which one it is; without it there is one. All of
-them hold the same weights and take the same steps; what one alone does, the process of rank 0 does.
+`torchrun` starts the processes and sets each one's rank in its environment; without it there is a single process. All
+processes hold the same weights and take the same steps. The process of rank 0 does what only one process must do.
 """
 
 import os
@@ -24,23 +24,23 @@ T = TypeVar("T")
 
 @contextmanager
 def autocast(device: torch.device) -> Iterator[None]:
-    """What a head's passes run in: bfloat16, its weights stay in float32.
+    """Context of a head's passes: bfloat16, with weights in float32.
 
-    Where there is a GPU, speculators compiles its passes, and would do so anew for every number of sampled positions:
-    not here.
+    On a GPU, speculators compiles its passes, and would compile again for every number of sampled positions, so this
+    disables compilation.
     """
     with torch.compiler.set_stance("force_eager"), torch.autocast(device.type, torch.bfloat16):
         yield
 
 
 def target_dtype(device: torch.device) -> torch.dtype:
-    """What a target's weights are held in: a large one's would fill a GPU in float32."""
+    """Return the dtype of a target's weights: in float32 a large target would fill a GPU."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """One of `processes` that train together, of which `local_processes` are on this machine."""
+    """One of `processes` that train together, `local_processes` of them on this machine."""
 
     device: torch.device = CPU
     rank: int = 0
@@ -49,25 +49,25 @@ class Compute:
 
     @property
     def leads(self) -> bool:
-        """Whether it is this one that writes and reports."""
+        """Whether this process writes and reports."""
         return self.rank == 0
 
     @property
     def memory_bytes(self) -> int:
-        """What is left for this process: of its GPU's memory, or its share of the machine's."""
+        """Memory available to this process: of its GPU, or its share of the machine's."""
         if self.device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self.device)
             return free
         return available_memory_bytes() // self.local_processes
 
     def share(self, rows: Sequence[T]) -> list[tuple[int, T]]:
-        """Its own rows of a step, each with its number among all; there may be none."""
+        """Return this process's rows of a step, each with its index among all; may be empty."""
         return list(enumerate(rows))[self.rank :: self.processes]
 
     def agree(self, check: Callable[[], T]) -> T:
-        """What `check` returns. Where it fails in one process, it fails in all: none waits for one that has left.
+        """Return the result of `check`. If it fails in one process, it fails in all, so that none waits for another.
 
-        Raises the ConfigError of the first process that has one.
+        Raises the first process's ConfigError.
         """
         try:
             found, error = check(), None
@@ -79,7 +79,7 @@ class Compute:
         return found  # type: ignore[return-value]  # there was no error
 
     def gather(self, value: T) -> list[T]:
-        """The values of all processes, by rank."""
+        """Return the values of all processes, by rank."""
         if self.processes == 1:
             return [value]
         values: list[T] = [value] * self.processes
@@ -87,16 +87,16 @@ class Compute:
         return values
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sums of what the processes give, number by number."""
+        """Sum the processes' values elementwise."""
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
         if self.processes > 1:
             distributed.all_reduce(total)
         return [float(each) for each in total.tolist()]
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Give each parameter the sum of its gradients; one without counts as zeros, however many processes there are.
+        """Sum each parameter's gradient over the processes; a missing gradient counts as zeros in every case.
 
-        So that a parameter that no row of a process reached is updated as it is in one process.
+        So a parameter without a gradient in some process is updated as in a single process.
         """
         under_way = []
         for parameter in parameters:
@@ -108,13 +108,13 @@ class Compute:
             each.wait()
 
     def spread(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Give every process the weights of the first."""
+        """Give every process the weights of rank 0."""
         if self.processes > 1:
             for parameter in parameters:
                 distributed.broadcast(parameter.detach(), src=0)
 
     def wait(self) -> None:
-        """Until all processes have come here."""
+        """Wait until all processes have reached this point."""
         if self.processes > 1:
             distributed.barrier()
 
@@ -123,15 +123,15 @@ ALONE = Compute()
 
 
 def device_of(wanted: DeviceName, field: str) -> torch.device:
-    """The device to use: with `auto` a GPU where there is one. Under `torchrun` each process of a machine has its own.
+    """Return the device to use: for `auto` a GPU if there is one. With `torchrun` each local process has its own.
 
-    Raises ConfigError of `field` where there is no GPU, or none for this process.
+    Raises ConfigError for `field` if there is no GPU, or none for this process.
     """
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return CPU
     if not torch.cuda.is_available():
         problem = "PyTorch sees no GPU on this machine"
-        raise ConfigError(field, wanted, problem, "Write cpu or auto, or install a PyTorch that is built for the GPU.")
+        raise ConfigError(field, wanted, problem, "Write cpu or auto, or install a PyTorch with GPU support.")
     rank, count = _stated("LOCAL_RANK", 0), torch.cuda.device_count()
     if rank >= count:
         problem = f"{_stated('LOCAL_WORLD_SIZE', 1)} processes run on a machine with {count} GPUs"
@@ -141,7 +141,7 @@ def device_of(wanted: DeviceName, field: str) -> torch.device:
 
 @contextmanager
 def joined(wanted: DeviceName, field: str) -> Iterator[Compute]:
-    """Join the processes that `torchrun` started, and part from them at the end; raise what `device_of` does."""
+    """Join the processes that `torchrun` started, and leave them at the end; raises the same errors as `device_of`."""
     device = device_of(wanted, field)
     compute = Compute(device, _stated("RANK", 0), _stated("WORLD_SIZE", 1), _stated("LOCAL_WORLD_SIZE", 1))
     if device.type == "cuda":
@@ -156,13 +156,13 @@ def joined(wanted: DeviceName, field: str) -> Iterator[Compute]:
     alone = False
     try:
         yield compute
-    except PeagleError:  # agreed on: every process is here
+    except PeagleError:  # raised by all processes together
         raise
     except BaseException:
         alone = True
         raise
     finally:
-        # NCCL would wait for the others, which wait for this process until torchrun sees it end.
+        # NCCL would wait for the others, which wait for this process until torchrun detects its end.
         if not alone or device.type == "cpu":
             distributed.destroy_process_group()
 

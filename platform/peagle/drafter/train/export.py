@@ -1,4 +1,4 @@
-"""Writes a trained head as the checkpoint that vLLM loads as is."""
+"""Writes a trained head as a checkpoint that vLLM can load."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from peagle.engine.checkpoint import MARKOV_FOLDER, MARKOV_RANK_KEY, NGRAM_BIAS_
 if TYPE_CHECKING:
     from speculators.models.eagle3 import Eagle3DraftModel
 
-# The target's own matrices, which only training needs.
+# The target's own matrices, needed only for training.
 TRAINING_ONLY = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.", "t2d", "d2t")
 
 
@@ -22,7 +22,7 @@ MARKOV = "markov_head."
 
 
 def export_head(head: "Eagle3DraftModel", out: Path, plan: HeadPlan, mask_token: int | None) -> None:
-    """Write `config.json` and bfloat16 `model.safetensors` into `out`, and a Markov head into a folder of its own."""
+    """Write `config.json` and bfloat16 `model.safetensors` into `out`, and a Markov head into a subfolder."""
     weights = {
         name: value.detach().to(CPU, torch.bfloat16).contiguous()
         for name, value in head.state_dict().items()

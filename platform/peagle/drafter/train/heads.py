@@ -1,4 +1,4 @@
-"""Trains draft heads for a target with `speculators`: P-EAGLE, and EAGLE-3 as the baseline everyone compares with."""
+"""Trains draft heads for a target with `speculators`: P-EAGLE, and EAGLE-3 as the usual baseline."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,13 +26,13 @@ from peagle.drafter.train.record import check_record, learned_from, write_record
 from peagle.drafter.train.training import Progress, make_optimizers, restore_checkpoint, save_checkpoint, update
 from peagle.errors import ConfigError
 
-# A Markov head starts from nothing, often beside a head that has learned: at so many times that one's `other` rate.
+# A Markov head starts untrained, often next to a trained head, so its rate is this multiple of the `other` rate.
 MARKOV_RATE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Text to learn from, int [tokens], of which the first `prompt_tokens` were given."""
+    """Training text, int [tokens], beginning with a prompt of `prompt_tokens`."""
 
     tokens: np.ndarray
     prompt_tokens: int = 0
@@ -50,22 +50,22 @@ def train_head(
     start: Mapping[str, torch.Tensor] | None = None,
     compute: Compute = ALONE,
 ) -> None:
-    """Train a head on the target's own text into `out`; go on from `out`'s checkpoint where there is one.
+    """Train a head on the target's own text into `out`; continue from `out`'s checkpoint if there is one.
 
-    Several processes give the same head as one, up to the order in which their gradients are added: each row's are
-    weighed by the number of rows of the whole step, and its positions sampled by its place among them.
+    Several processes give the same head as one, up to the order in which gradients are added: each row is weighted by
+    the number of rows of the whole step, and its positions are sampled by its index among them.
 
     Args:
         target: Folder of the target.
-        generated: What the target wrote; no loss is taken over its prompts.
-        corpus: Text that it did not write, as one stream: int, [tokens].
-        mask_token: Id that stands for a token yet to be drafted; EAGLE-3 needs none.
-        report: Called in the process that leads, with what all of them did.
-        start: Weights of the head in `plan.start`, but for those that training takes from the target.
+        generated: Text written by the target; its prompts have no loss.
+        corpus: Text not written by the target, as one stream: int, [tokens].
+        mask_token: Id that represents a token still to be drafted; EAGLE-3 needs none.
+        report: Called in the leading process, with the progress of all processes.
+        start: Weights of the head in `plan.start`, except those that training takes from the target.
 
     Raises:
-        ConfigError: `out` has a checkpoint of another plan, or of other text or another target. Or the processes do
-            not see the same files.
+        ConfigError: `out` has a checkpoint of another plan, other text or another target; or the processes see
+            different files.
     """
     out.mkdir(parents=True, exist_ok=True)
     learned = learned_from(target, generated, corpus, mask_token)
@@ -85,7 +85,7 @@ def train_head(
     first = restore_checkpoint(out, head, optimizers)
     _check_same(compute.gather((plan, learned, first)), out)
     if first == 0 and (plan.start is None) != (start is None):
-        raise ValueError(f"the plan starts from {plan.start}, and the weights given do not say so")
+        raise ValueError(f"the plan starts from {plan.start}, but the given weights do not match")
     compute.spread(head.parameters())
     if compute.leads:
         write_record(out, plan, learned)
@@ -112,17 +112,17 @@ def train_head(
 
 def _check_same(seen: Sequence[object], out: Path) -> None:
     if any(each != seen[0] for each in seen):
-        problem = "the processes do not see the same plan, text, target and checkpoint"
+        problem = "the processes see different plans, text, targets or checkpoints"
         raise ConfigError("out", str(out), problem, "Keep all of them in folders that every machine shares.")
 
 
 def sampling_seed(plan: HeadPlan, step: int, row: int) -> int:
-    """Seeds what is sampled of a step's row, by its number: the same in a resumed run, and in any process."""
+    """Return the seed for sampling a step's row, by its index: the same in a resumed run, and in any process."""
     return int(np.random.SeedSequence((plan.seed, step, row)).generate_state(1, np.uint64)[0])
 
 
 class TargetTap:
-    """Runs the target over one row and returns what a head is trained on, shifted as it meets it when drafting."""
+    """Runs the target over one row and returns a head's training input, shifted as when drafting."""
 
     def __init__(self, target: Path, tapped_layers: tuple[int, ...], device: torch.device = CPU) -> None:
         model = AutoModelForCausalLM.from_pretrained(target, dtype=target_dtype(device))
@@ -130,7 +130,7 @@ class TargetTap:
         self._device = device
         self._tapped_layers = tapped_layers
         self._last: torch.Tensor | None = None
-        # Hugging Face's own last hidden state has been through the final norm; the head applies that norm itself.
+        # Hugging Face's own last hidden state includes the final norm; the head applies that norm itself.
         self._model.model.layers[-1].register_forward_hook(self._keep_last)
 
     def _keep_last(self, _module: torch.nn.Module, _inputs: object, output: Any) -> None:
@@ -155,9 +155,9 @@ class TargetTap:
 
 
 def llama_layers(target: Any, layers: int) -> LlamaConfig:
-    """Llama's layers in the sizes of the target with this Hugging Face configuration.
+    """Return the configuration of Llama layers in the sizes of the target with this Hugging Face configuration.
 
-    vLLM runs EAGLE-3 heads that are made of these, for targets of any kind.
+    vLLM runs EAGLE-3 heads made of these layers, for targets of any kind.
     """
     heads = target.num_attention_heads
     return LlamaConfig(
@@ -184,7 +184,7 @@ def llama_layers(target: Any, layers: int) -> LlamaConfig:
 def make_head(
     target: Path, config: Any, mask_token: int | None, plan: HeadPlan, taps: tuple[int, ...]
 ) -> Eagle3DraftModel:
-    """A head for the target with this Hugging Face `config`, with new weights, but the target's own embeddings."""
+    """Create a head for the target with this Hugging Face `config`: new weights, and the target's embeddings."""
     layers = llama_layers(config, plan.layers)
     shape: dict[str, Any] = {
         "draft_vocab_size": config.vocab_size,
@@ -203,13 +203,13 @@ def make_head(
             head.markov_head = new_markov_head(config.vocab_size, config.hidden_size, plan.markov_rank)
     else:
         head = Eagle3DraftModel.from_training_args(layers, ttt_steps=plan.trained_depth, **shape)
-    # speculators keeps the target's output matrix; a head this small drafts better with one of its own
+    # speculators keeps the target's output matrix; a head this small drafts better with its own
     head.lm_head.weight.requires_grad_(True)
     return head.float()
 
 
 def new_markov_head(vocabulary: int, hidden_size: int, rank: int) -> MarkovHead:
-    """One that changes nothing yet, and learns at once."""
+    """Create a Markov head that has no effect at first, but learns at once."""
     markov = MarkovHead(
         verifier_vocab_size=vocabulary,
         draft_vocab_size=vocabulary,
@@ -241,7 +241,7 @@ def _optimizers(head: torch.nn.Module, plan: HeadPlan) -> tuple[torch.optim.Opti
 
 
 def rows_of_step(generated: GeneratedText, corpus: np.ndarray, plan: HeadPlan, step: int) -> list[Row]:
-    """The rows of one step, of one length where the text is as long: they depend on the step number alone."""
+    """Return the rows of one step, of one length if the text is long enough; they depend only on the step number."""
     draw = np.random.default_rng((plan.seed, step))
     whole = generated.tokens.shape[1]
     length = whole if step % plan.whole_row_every == 0 else min(plan.crop_tokens, whole)
@@ -261,7 +261,7 @@ def rows_of_step(generated: GeneratedText, corpus: np.ndarray, plan: HeadPlan, s
 
 
 def backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: HeadPlan, rows: int) -> dict[str, float]:
-    """Add the gradients of one of a step's `rows`; return what was measured on it."""
+    """Add the gradients of one of a step's `rows`; return its measurements."""
     device = batch["input_ids"].device
     precision = partial(autocast, device)
     if plan.method == "eagle3":
@@ -293,11 +293,11 @@ def backward(head: Eagle3DraftModel, batch: dict[str, torch.Tensor], plan: HeadP
 
 
 def _sums(measures: Sequence[Mapping[str, float]], plan: HeadPlan) -> list[float]:
-    """Over some of a step's rows: their losses, then for each depth the right drafts and all of them.
+    """Sum over some of a step's rows: their losses, then for each depth the right drafts and all drafts.
 
-    For P-EAGLE a draft is right by itself; for EAGLE-3, with all before it.
+    For P-EAGLE a draft counts by itself; for EAGLE-3 only with all before it.
     """
-    name = "position_{}_acc" if plan.method == "p-eagle" else "full_acc_{}"  # as speculators calls them
+    name = "position_{}_acc" if plan.method == "p-eagle" else "full_acc_{}"  # speculators' names
     names = ["loss"]
     for depth in range(plan.trained_depth):
         names += [f"{name.format(depth)}_sum", f"{name.format(depth)}_total"]
@@ -305,6 +305,6 @@ def _sums(measures: Sequence[Mapping[str, float]], plan: HeadPlan) -> list[float
 
 
 def _progress(sums: Sequence[float], rows: int, step: int, steps: int, tokens_per_s: float) -> Progress:
-    """What a step of `rows` did, from the `_sums` over all of them."""
+    """Return the progress of a step of `rows`, from the `_sums` over all of them."""
     accuracy = tuple(right / max(drafts, 1.0) for right, drafts in zip(sums[1::2], sums[2::2], strict=True))
     return Progress(step, steps, sums[0] / rows, tokens_per_s, accuracy)

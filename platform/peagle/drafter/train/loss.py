@@ -1,9 +1,8 @@
-"""What a head learns from: its distance to the target at every position, by how much a better draft there would gain.
+"""Loss of a head: its distance to the target at every position, weighted by the gain of a better draft there.
 
-A draft is worth something only as far as everything before it is accepted. So a position counts as much as the
-acceptance length gains by it, which is the sum, over its own depth and all later ones, of the chance that a draft is
-right up to there (D-PACE, as `speculators` weighs blocks). Here a chain may be cut short by sampling (COD), and what is
-left of it stands for what is not.
+A draft only counts if everything before it is accepted. So a position's weight is its gain in acceptance length: the
+sum, over its own depth and all later ones, of the probability that the draft is accepted up to there (D-PACE, as in
+`speculators`). Sampling (COD) may cut a chain short; the remaining positions then represent the missing ones.
 """
 
 from collections.abc import Sequence
@@ -12,27 +11,27 @@ import torch
 from speculators.losses import LossConfig
 from speculators.losses.eager import kl_div_loss
 
-# What speculators adds to the number of positions that a loss is the mean over.
+# Added by speculators to the number of positions in a mean.
 COUNT_EPSILON = 1e-5
 
 
 def weighted_kl(
     anchors: torch.Tensor, depths: torch.Tensor, loss_mask: torch.Tensor, kept: Sequence[float], floor: float | None
 ) -> LossConfig:
-    """KL divergence from head to target, weighed, as speculators takes a loss.
+    """Return the weighted KL divergence from head to target, in speculators' form of a loss.
 
     Args:
-        anchors: Where the chain of each position starts, int [positions].
-        depths: How far each is into its chain, int [positions].
-        loss_mask: 1 where a loss is taken, [1, length].
-        kept: Share of positions that sampling leaves of each depth, [depths].
-        floor: As in `acceptance_weights`; without it all positions weigh the same.
+        anchors: Start of each position's chain, int [positions].
+        depths: Depth of each position in its chain, int [positions].
+        loss_mask: 1 for positions with a loss, [1, length].
+        kept: Share of positions that sampling leaves at each depth, [depths].
+        floor: As in `acceptance_weights`; with None all positions weigh the same.
     """
 
     def weighted(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         weights = torch.ones(len(anchors), device=logits.device)
         if floor is not None:
-            # Before the loss begins the tokens are given, and so right.
+            # Tokens before the start of the loss are given, so they are right.
             right = confidence(logits, targets)[0].masked_fill(loss_mask[0, anchors + depths] == 0, 1.0)
             weights = acceptance_weights(right, anchors, depths, kept, floor)
         distance: torch.Tensor = kl_div_loss(logits, targets)
@@ -42,17 +41,17 @@ def weighted_kl(
 
 
 class StepwiseKL:
-    """The same for EAGLE-3, whose losses come depth by depth while a weight needs all of them: collects, then sums."""
+    """The same for EAGLE-3. Its losses arrive depth by depth, but weights need all of them, so this collects first."""
 
     def __init__(self, floor: float | None) -> None:
-        """`floor` as in `acceptance_weights`; without it all positions weigh the same."""
+        """`floor` as in `acceptance_weights`; with None all positions weigh the same."""
         self._floor = floor
         self._distances: list[torch.Tensor] = []
         self._right: list[torch.Tensor] = []
 
     @property
     def config(self) -> LossConfig:
-        """What the head's pass is given; the loss that it returns itself is zero."""
+        """The loss for the head's pass; the value that the pass itself returns is zero."""
         return {"kl_div": (self._collect, 1.0)}
 
     def _collect(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -62,7 +61,7 @@ class StepwiseKL:
         return logits.new_zeros(logits.shape[:2])
 
     def mean(self, loss_mask: torch.Tensor) -> torch.Tensor:
-        """The weighed loss over all positions and depths that `loss_mask`, [1, length], counts: a scalar, in nats."""
+        """Return the weighted loss over all positions and depths counted by `loss_mask`, [1, length], in nats."""
         steps = [torch.arange(len(step), device=step.device) for step in self._distances]
         anchors = torch.cat(steps)
         depths = torch.cat([torch.full_like(step, depth) for depth, step in enumerate(steps)])
@@ -76,7 +75,7 @@ class StepwiseKL:
 
 @torch.no_grad()
 def confidence(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The chance that the head gives to the target's first choice: [1, positions], from two of
+    """Return the head's probability of the target's first choice: [1, positions], from two of
     [1, positions, vocabulary]."""
     chosen = targets.argmax(-1, keepdim=True)
     return torch.log_softmax(logits.float(), -1).gather(-1, chosen).squeeze(-1).exp()
@@ -85,13 +84,13 @@ def confidence(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def acceptance_weights(
     right: torch.Tensor, anchors: torch.Tensor, depths: torch.Tensor, kept: Sequence[float], floor: float
 ) -> torch.Tensor:
-    """How much the acceptance length gains by each position, [positions].
+    """Return the gain in acceptance length of each position, [positions].
 
     Args:
-        right: The chance that the draft there is right, [positions].
-        anchors, depths: As in `weighted_kl`; with a position all those before it in its chain are there.
-        kept: As there.
-        floor: In (0, 1]; chances are drawn towards 1 by it, so that a chain whose start is hard still teaches.
+        right: Probability that the position's draft is accepted, [positions].
+        anchors, depths: As in `weighted_kl`; all earlier positions of a chain must be included.
+        kept: As in `weighted_kl`.
+        floor: In (0, 1]; draws probabilities towards 1, so that a chain with a difficult start still teaches.
     """
     first = anchors.min()
     shape = (int(anchors.max() - first) + 1, len(kept))

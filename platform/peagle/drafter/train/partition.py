@@ -1,15 +1,15 @@
-"""Sequence partition: a P-EAGLE head's loss over one row, a chunk of positions at a time, with the row's gradients.
+"""Sequence partition: a P-EAGLE head's loss over one row, in chunks of positions, with the gradients of the whole row.
 
-P-EAGLE trains on every position of a row at several depths at once (arXiv 2602.01469), and attention over all of them
-is what a long row has no memory for. A position of depth 0 attends only to those of depth 0 before it; a deeper one to
-those of depth 0 up to its anchor and to its own chain. So chains share nothing but the keys and values of depth 0:
+P-EAGLE trains every position of a row at several depths at once (arXiv 2602.01469). For long rows, attention over all
+of them exceeds the memory. A position of depth 0 attends only to earlier positions of depth 0. A deeper position
+attends to those of depth 0 up to its anchor, and to its own chain. So chains share only the keys and values of depth 0:
 
-1. one pass over depth 0 keeps keys and values of every layer, and its last states;
-2. for each chunk of contiguous anchors, a pass over the chains alone, in front of which stand the kept keys and values,
-   cut off from the first pass; its loss, with that of its anchors, goes backward into the weights and into these;
-3. what reached the kept values, summed over the chunks, goes backward through the first pass, once.
+1. One pass over depth 0 keeps the keys and values of every layer, and its last states.
+2. For each chunk of contiguous anchors, a pass over the chains alone uses the kept keys and values, detached from the
+   first pass. Its loss, with that of its anchors, is propagated back into the weights and these values.
+3. The gradients of the kept values, summed over the chunks, are propagated back through the first pass, once.
 
-By the chain rule that is the gradient of the row, and only one chunk's chains are in memory at a time.
+By the chain rule this is the gradient of the row, and only one chunk's chains are in memory at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from peagle.engine.drafting.markov_head import MarkovHead, chained, chained_in_t
 from peagle.engine.drafting.ngrams import NgramIndex
 
 Precision = Callable[[], AbstractContextManager[object]]
-# The loss over positions, from the anchors and the depths of each, both [positions].
+# Returns the loss over positions, given the anchor and the depth of each, both [positions].
 LossOf = Callable[[torch.Tensor, torch.Tensor], LossConfig]
 
 
@@ -45,7 +45,7 @@ class Chunk:
 
     @property
     def all_anchors(self) -> torch.Tensor:
-        """The anchor of every position: first of those at depth 0, then of the deeper ones."""
+        """The anchor of every position: first the positions at depth 0, then the deeper ones."""
         return torch.cat([torch.arange(self.start, self.end, device=self.anchors.device), self.anchors])
 
     @property
@@ -55,7 +55,7 @@ class Chunk:
 
 
 def chunks_of(anchors: torch.Tensor, depths: torch.Tensor, length: int, partitions: int) -> Iterator[Chunk]:
-    """Split sampled positions, both [positions], into at most `partitions` runs of anchors of about as many positions.
+    """Split sampled positions, both [positions], into at most `partitions` ranges of anchors of similar size.
 
     Every anchor of the row's `length` and every deeper position is in exactly one chunk; a chain stays whole.
     """
@@ -82,20 +82,20 @@ def backward_in_chunks(
 ) -> dict[str, float]:
     """Add the gradients of one row's loss, times `loss_scale`, to the head's parameters.
 
-    The same positions are sampled, from the same random state, and the same loss is taken over them as in
+    Samples the same positions from the same random state, and computes the same loss over them, as
     `PEagleDraftModel.forward`.
 
     Args:
-        head: Its attention implementation has to take dense masks (`sdpa` or `eager`).
-        batch: What `PEagleDraftModel.forward` takes: `hidden_states` [1, length, 3 hidden],
+        head: Its attention implementation must accept dense masks (`sdpa` or `eager`).
+        batch: The input of `PEagleDraftModel.forward`: `hidden_states` [1, length, 3 hidden],
             `verifier_last_hidden_states` [1, length, hidden]; `input_ids`, `document_ids`, `loss_mask`, [1, length].
-        partitions: How many chunks at most.
+        partitions: Maximum number of chunks.
         sampling: `num_depths`, `down_sample_ratio` and `down_sample_ratio_min` of COD sampling.
-        loss_of: Makes a chunk's loss; a position's may depend on its own chain, which is never split.
-        precision: Context that forward passes run in, such as `torch.autocast`.
+        loss_of: Returns a chunk's loss; that of a position may depend on its chain, which is never split.
+        precision: Context of forward passes, such as `torch.autocast`.
 
     Returns:
-        `loss` in nats, and speculators' counts of right drafts by depth.
+        `loss` in nats, and speculators' counts of accepted drafts by depth.
     """
     length = batch["input_ids"].shape[1]
     anchors, depths = generate_cod_sample_indices(seq_length=length, loss_mask=batch["loss_mask"], **sampling)
@@ -119,12 +119,12 @@ def draft_tokens(
     partitions: int = 1,
     ngram_bias_nats: float = 0.0,
 ) -> torch.Tensor:
-    """What the head drafts from every position of a row, greedily, as an engine does: int, [length, num_depths].
+    """Return the head's greedy drafts from every position of a row, as in an engine: int, [length, num_depths].
 
-    Takes the same `batch` as `backward_in_chunks`, without what only a loss needs.
+    Takes the same `batch` as `backward_in_chunks`, without the parts that only a loss needs.
 
     Args:
-        ngram_bias_nats: As in `chained_in_text`; drafts of a head without a Markov head gain nothing by it.
+        ngram_bias_nats: As in `chained_in_text`; has no effect without a Markov head.
     """
     length = batch["input_ids"].shape[1]
     positions = torch.arange(length, device=batch["input_ids"].device)
@@ -139,7 +139,7 @@ def draft_tokens(
         with precision():
             hidden = head.norm(row.states(chunk, last, before))[0]
             logits = head.lm_head(hidden)
-        # Of each chain in its order: [anchors, depths, ...].
+        # By chain, in its order: [anchors, depths, ...].
         at = (chunk.all_anchors - chunk.start, chunk.all_depths)
         shape = (chunk.end - chunk.start, num_depths)
         logits, hidden = (each.new_empty(*shape, each.shape[-1]).index_put_(at, each) for each in (logits, hidden))
@@ -153,14 +153,14 @@ def draft_tokens(
 
 
 def _written_further(text: NgramIndex, tokens: Sequence[int]) -> Iterator[NgramIndex]:
-    """The text with one token more each time."""
+    """Yield the text with one more token each time."""
     for token in tokens:
         text.read([token])
         yield text
 
 
 class _Row:
-    """The pass over a row's depth-0 positions, and what the chunks sent back to it."""
+    """The pass over a row's depth-0 positions, and the gradients that chunks add to it."""
 
     def __init__(self, head: PEagleDraftModel, batch: Mapping[str, torch.Tensor], precision: Precision) -> None:
         self._head, self._batch, self._precision = head, batch, precision
@@ -170,24 +170,24 @@ class _Row:
             inputs = _layer_input(head, batch["input_ids"], batch["hidden_states"])
             last = self._layers(inputs, self._positions, torch.zeros_like(self._positions), 0, kept)
         self._shared = [last, *kept.keys, *kept.values]
-        # Where what is shared learns nothing, what reaches it is not asked for.
+        # Gradients of the shared values are not needed if these are not trained.
         self._learns = any(each.requires_grad for each in self._shared)
-        # In float32, whatever they are themselves: many chunks' small shares are summed here.
+        # Always in float32, because many small contributions of chunks are summed here.
         self._gradients = [torch.zeros_like(each, dtype=torch.float32) for each in self._shared]
 
     def leaves(self, chunk: Chunk) -> list[torch.Tensor]:
-        """The last states of a chunk's anchors, and the keys and values before its end, cut off from the first pass."""
+        """Return the last states of a chunk's anchors, and the keys and values up to its end, detached."""
         last, *before = (each.detach() for each in self._shared)
         return [last[:, chunk.start : chunk.end], *(each[:, :, : chunk.end] for each in before)]
 
     def states(self, chunk: Chunk, last: torch.Tensor, before: list[torch.Tensor]) -> torch.Tensor:
-        """Last states of a chunk's positions, [1, positions, hidden], in the order of `all_anchors`."""
+        """Return the last states of a chunk's positions, [1, positions, hidden], in the order of `all_anchors`."""
         return torch.cat([last, self._chains(chunk, before)], dim=1) if len(chunk.anchors) else last
 
     def backward_chunk(
         self, chunk: Chunk, num_depths: int, loss_of: LossOf, counted: torch.Tensor, loss_scale: float
     ) -> dict[str, float]:
-        """Send one chunk's share of the row's loss backward; `counted` positions are in the whole row's mean."""
+        """Propagate back one chunk's share of the row's loss, a mean over `counted` positions of the whole row."""
         last, *before = (each.requires_grad_(self._learns) for each in self.leaves(chunk))
         loss_mask, positions = self._batch["loss_mask"], chunk.all_anchors + chunk.all_depths
         with self._precision():
@@ -205,13 +205,13 @@ class _Row:
         if last.grad is not None:
             self._gradients[0][:, chunk.start : chunk.end] += last.grad
         for gradient, leaf in zip(self._gradients[1:], before, strict=True):
-            if leaf.grad is not None:  # there is none where the chunk has no chains
+            if leaf.grad is not None:  # None if the chunk has no chains
                 gradient[:, :, : chunk.end] += leaf.grad
         counts = {name: float(value) for name, value in metrics.items() if "_acc_" in name}
         return counts | {"loss": float(share.detach())}
 
     def backward(self) -> None:
-        """Send what the chunks left at the shared values backward through depth 0."""
+        """Propagate the chunks' gradients of the shared values back through depth 0."""
         if not self._learns:
             return
         torch.autograd.backward(
@@ -220,7 +220,7 @@ class _Row:
         )
 
     def _chains(self, chunk: Chunk, before: list[torch.Tensor]) -> torch.Tensor:
-        """Last states of a chunk's deeper positions, [1, deeper, hidden]; all of them start from the same input."""
+        """Return the last states of a chunk's deeper positions, [1, deeper, hidden]; all have the same input."""
         head = self._head
         mask_token = torch.full_like(self._batch["input_ids"][:, :1], head.mask_token_id)
         mask_hidden = head.mask_hidden.to(self._batch["hidden_states"].dtype)
@@ -239,9 +239,9 @@ class _Row:
         preceding: int,
         cache: "_Kept | _Preceded",
     ) -> torch.Tensor:
-        """Run `states`, [1, positions, 2 hidden], through every layer, behind `preceding` positions of the cache.
+        """Run `states`, [1, positions, 2 hidden], through every layer, after `preceding` positions of the cache.
 
-        `anchors` and `depths` are those of the preceding positions, then of their own.
+        `anchors` and `depths` are those of the preceding positions, followed by the states' own.
         """
         head = self._head
         position_ids = (anchors + depths)[None, preceding:]
@@ -261,7 +261,7 @@ class _Row:
     def _mask(
         self, anchors: torch.Tensor, depths: torch.Tensor, preceding: int, sliding_window: int | None
     ) -> torch.Tensor:
-        """The additive mask, [1, 1, positions, preceding + positions]: one for all layers, each would make its own."""
+        """Return the additive mask, [1, 1, positions, preceding + positions], shared by all layers."""
         allowed = create_peagle_mask_mod(anchors, depths, self._batch["document_ids"][0], sliding_window)
 
         def behind(batch: torch.Tensor, attention_head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> Any:
@@ -274,27 +274,27 @@ class _Row:
         return torch.zeros(boolean.shape, dtype=dtype, device=anchors.device).masked_fill_(~boolean, float("-inf"))
 
     def _logits(self, chunk: Chunk, states: torch.Tensor) -> torch.Tensor:
-        """Of a chunk's positions, [1, positions, vocabulary], each behind the row's own token where it would be behind
-        a draft."""
+        """Return the logits of a chunk's positions, [1, positions, vocabulary], with the row's own token as the
+        previous token of each draft."""
         hidden = self._head.norm(states)
         logits: torch.Tensor = self._head.lm_head(hidden)
         if not hasattr(self._head, "markov_head"):
             return logits
-        first = chunk.end - chunk.start  # what is drafted first follows a token that is known
+        first = chunk.end - chunk.start  # the first draft of a chain follows a known token
         before = self._batch["input_ids"][:, chunk.anchors + chunk.depths]
         bias = self._head.markov_head.block_bias(prev_token_ids=before, hidden_states=hidden[:, first:])
         return torch.cat([logits[:, :first], logits[:, first:] + bias], dim=1)
 
     @torch.no_grad()
     def _targets(self, chunk: Chunk, num_depths: int) -> torch.Tensor:
-        """The target's logits from the chunk's first position to the last that its chains reach."""
+        """Return the target's logits from the chunk's first position to the last that its chains reach."""
         last = self._batch["verifier_last_hidden_states"][:, chunk.start : chunk.end + num_depths - 1]
         logits: torch.Tensor = self._head.verifier_lm_head(self._head.verifier_norm(last))
         return logits
 
 
 class _Kept:
-    """Stands where an attention layer expects its cache: keeps what each layer adds, [1, heads, length, size]."""
+    """Replaces an attention layer's cache: keeps the keys and values of each layer, [1, heads, length, size]."""
 
     def __init__(self) -> None:
         self.keys: list[torch.Tensor] = []
@@ -307,7 +307,7 @@ class _Kept:
 
 
 class _Preceded:
-    """Stands there as well: puts what was kept of a layer before what it has itself."""
+    """Replaces an attention layer's cache: prepends the kept keys and values of a layer to its own."""
 
     def __init__(self, keys: list[torch.Tensor], values: list[torch.Tensor]) -> None:
         self._keys, self._values = keys, values
@@ -317,7 +317,7 @@ class _Preceded:
 
 
 def _layer_input(head: PEagleDraftModel, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """What the first layer takes, [1, positions, 2 hidden], from `ids` [1, positions] and [1, positions, 3 hidden]."""
+    """Return the first layer's input, [1, positions, 2 hidden]; `ids` are [1, positions], `hidden` also 3 hidden."""
     embeddings = head.embed_tokens(ids).to(hidden.dtype)
     if head.input_norm is not None:
         hidden = head.input_norm(hidden)

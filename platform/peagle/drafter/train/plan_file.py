@@ -1,4 +1,4 @@
-"""Plan files of `peagle drafter train`: what to train, on what and how, one YAML for each head."""
+"""Plan files of `peagle drafter train`: target, text, head and schedule, one YAML file for each head."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -21,16 +21,16 @@ Ratio = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 Steps = Annotated[int, Field(ge=1, le=100_000_000)]
 
-_THERE = "Name a {} that is there, from where the plan lies."
-# In what a file says beside its head, the methods' plans are alike.
+_THERE = "Name an existing {}, relative to the plan file."
+# Except for the head, both methods have the same defaults.
 _OWN = HEAD_PLANS["p-eagle"]
 
 
 class Head(Strict):
-    """What is trained. By default `layers` is 4 for p-eagle, 1 for eagle3; `tapped_layers` an early, a middle, a late
-    one; `trained_depth` 8 for p-eagle, 7 for eagle3; `markov_rank` 128 for p-eagle, which drafts without a Markov head
-    where it is 0, and `ngram_bias_nats` 0.85. `start` is the folder of a head whose weights it goes on from; with
-    `frozen` only its Markov head and its output matrix learn."""
+    """The head to train. By default `layers` is 4 for p-eagle, 1 for eagle3; `tapped_layers` an early, a middle and a
+    late layer; `trained_depth` 8 for p-eagle, 7 for eagle3; `markov_rank` 128 for p-eagle, 0 for no Markov head; and
+    `ngram_bias_nats` 0.85. `start` is the folder of a head from whose weights to continue; with `frozen` only its
+    Markov head and its output matrix are trained."""
 
     method: Literal["p-eagle", "eagle3"] = "p-eagle"
     start: Name | None = None
@@ -48,24 +48,22 @@ class Head(Strict):
             problem = "eagle3 drafts token by token and needs no Markov head"
             raise wrong("markov_rank", self.markov_rank, problem, "Remove it, or write method: p-eagle.")
         if self.ngram_bias_nats and (self.method == "eagle3" or self.markov_rank == 0):
-            problem = "only drafts of a head with a Markov head gain by n-grams"
-            raise wrong(
-                "ngram_bias_nats", self.ngram_bias_nats, problem, "Remove it, or give a markov_rank to p-eagle."
-            )
+            problem = "n-grams only affect drafts of a head with a Markov head"
+            raise wrong("ngram_bias_nats", self.ngram_bias_nats, problem, "Remove it, or set markov_rank for p-eagle.")
         return self
 
     @model_validator(mode="after")
     def _only_a_trained_head_is_frozen(self) -> Self:
         if self.frozen and (self.start is None or self.method == "eagle3" or self.markov_rank == 0):
-            problem = "what would learn is the Markov head of a P-EAGLE head that has learned the rest"
+            problem = "it trains only the Markov head of a P-EAGLE head that is already trained"
             raise wrong("frozen", True, problem, "Name the head as start, or write false.")
         return self
 
 
 class Text(Strict):
-    """What it is trained on: rows of `peagle drafter generate`, and a share of text that the target did not write.
+    """Training text: rows of `peagle drafter generate`, and a share of text that the target did not write.
 
-    `corpus` is `standard-library`, this Python's own, or the path of a file of UTF-8 text.
+    `corpus` is `standard-library`, that of this Python, or the path of a UTF-8 text file.
     """
 
     generated: Name
@@ -81,7 +79,7 @@ class Text(Strict):
 
 
 class LearningRates(Strict):
-    """Warm up, hold, then fall linearly to zero over the last `decay_steps`, or over all where a run is shorter;
+    """Warm up, hold, then fall linearly to zero over the last `decay_steps`, or over all steps of a shorter run;
     `matrix` is for hidden matrices (Muon)."""
 
     matrix: Rate = HEAD_RATES.matrix
@@ -92,8 +90,8 @@ class LearningRates(Strict):
 
 
 class Training(Strict):
-    """The schedule, as HeadPlan describes it, and where it runs: `device` auto is a GPU where there is one; `threads`
-    0 takes PyTorch's choice, which `torchrun` sets to one for each process."""
+    """Schedule, see HeadPlan, and device: `auto` uses a GPU if there is one; `threads` 0 is PyTorch's default, which
+    `torchrun` sets to one for each process."""
 
     steps: Steps = _OWN.steps
     tokens_per_step: int = Field(default=_OWN.tokens_per_step, ge=1, le=1_000_000)
@@ -111,7 +109,7 @@ class Training(Strict):
 
 
 class TrainingFile(Strict):
-    """One head's training; paths are relative to the file. `target` may be a repository, `org/name[@revision]`, too."""
+    """Training of one head; paths are relative to the file. `target` may be a repository, `org/name[@revision]`."""
 
     target: Name
     out: Name
@@ -128,7 +126,7 @@ class TrainingFile(Strict):
 
     @property
     def plan(self) -> HeadPlan:
-        """The same as the trainer takes it; the method's own defaults stand where the file is silent."""
+        """The trainer's plan; unset fields have the method's defaults."""
         own, schedule, rates = HEAD_PLANS[self.head.method], self.training, self.training.rates
         return HeadPlan(
             method=self.head.method,
@@ -154,10 +152,10 @@ class TrainingFile(Strict):
 
 
 def load_training(path: Path) -> TrainingFile:
-    """Read a plan file; what it names becomes an absolute path, a repository that of what is fetched of it.
+    """Read a plan file; paths become absolute, and a repository becomes the folder of its download.
 
-    Raises ConfigError where the file is missing, is not YAML, or a field is wrong; all wrong fields are named. Or a
-    target, rows, a corpus or a head to start from that it names is not there, or the target cannot be fetched.
+    Raises ConfigError if the file is missing, is not YAML, or has invalid fields, all of which are named; if a named
+    target, rows, corpus or start head is missing, or the target cannot be downloaded.
     """
     file = parse(TrainingFile, read_mapping(path, "deployments/embedded/"), str(path), "a training plan")
     corpus = file.text.corpus
@@ -169,7 +167,7 @@ def load_training(path: Path) -> TrainingFile:
     out = _place(path, "out", file.out)
     head = file.head
     if head.start is not None:
-        # What has begun goes on without it.
+        # A run that has begun continues without it.
         find = _place if (out / CHECKPOINT).exists() else _folder
         head = head.model_copy(update={"start": str(find(path, "head.start", head.start))})
     target = str(local_target(file.target, f"{path}: target", path.parent))
@@ -194,4 +192,4 @@ def _place(origin: Path, field: str, name: str) -> Path:
     try:
         return (origin.parent / Path(name).expanduser()).resolve()
     except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"{origin}: {field}", name, f"it is no path ({error})", "Name another.") from None
+        raise ConfigError(f"{origin}: {field}", name, f"it is not a path ({error})", "Name another.") from None

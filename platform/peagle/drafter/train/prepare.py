@@ -1,4 +1,4 @@
-"""Reads what a head's training needs, and checks it, before the long part."""
+"""Reads and checks the inputs of a head's training, before its long part."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from peagle.errors import CombinedConfigError, ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A training as it was asked for. `corpus` is `standard-library`, a file of UTF-8 text, or nothing."""
+    """A requested training. `corpus` is `standard-library`, a UTF-8 text file, or None."""
 
     target: Path
     generated: Path
@@ -50,8 +50,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What a job's names stand for: rows, the corpus as one stream (int, [tokens]), the mask token's id, and weights to
-    start from, where there are some and no checkpoint has later ones."""
+    """Inputs of a job: rows, the corpus as one stream (int, [tokens]), the mask token's id, and weights to start from,
+    unless there are none or a checkpoint has later ones."""
 
     text: GeneratedText
     corpus: np.ndarray
@@ -60,12 +60,12 @@ class Material:
 
 
 def prepare(job: Job, compute: Compute = ALONE) -> Material:
-    """Read everything that `job` names, and check that its training can work there.
+    """Read everything that `job` names, and check that its training can work with this compute.
 
-    Raises ConfigError where it cannot; everything wrong is named.
+    Raises ConfigError if it cannot; names all problems.
     """
     if job.out.resolve() == job.target.resolve():
-        problem = "the head would be written over the target"
+        problem = "the head would overwrite the target"
         raise ConfigError("out", str(job.out), problem, "Train into another folder.")
     folder = Folder(job.target, "target")
     tokenizer = read_tokenizer(job.target)
@@ -77,16 +77,16 @@ def prepare(job: Job, compute: Compute = ALONE) -> Material:
 
 
 def _weights(job: Job, target_layers: int, mask_token: int | None) -> Mapping[str, torch.Tensor] | None:
-    """Of the head to start from; None without one, and where a checkpoint has later ones.
+    """Load the weights of the head to start from; None without one, or if a checkpoint has later ones.
 
-    Raises ConfigError where there is no head, it is not shaped as the plan says, or this training would write over it.
+    Raises ConfigError if the head is missing or differs from the plan, or if this training would overwrite it.
     """
     plan = job.plan
     if plan.start is None:
         return None
     start = Path(plan.start)
     if start.resolve() == job.out.resolve():
-        problem = "the head that training starts from would be written over"
+        problem = "training would overwrite the head that it starts from"
         raise ConfigError("head.start", plan.start, problem, "Train into another folder.")
     if (job.out / CHECKPOINT).exists():
         return None
@@ -96,14 +96,14 @@ def _weights(job: Job, target_layers: int, mask_token: int | None) -> Mapping[st
         "method": (known.method, plan.method),
         "layers": (known.layers, plan.layers),
         "trained_depth": (known.trained_depth, plan.trained_depth),
-        # A head without a Markov head is given one.
+        # A head without a Markov head gets one.
         "markov_rank": (known.markov_rank or plan.markov_rank, plan.markov_rank),
         "tapped_layers": (known.tapped_layers, taps),
         "mask_token": (getattr(head, "mask_token_id", mask_token), mask_token),
     }
     problems = [
         ConfigError(
-            f"head.{name}", wanted, f"the head in {start} has {has}", "Write that, or train without head.start."
+            f"head.{name}", wanted, f"the head in {start} has {has}", "Write that value, or train without head.start."
         )
         for name, (has, wanted) in shaped.items()
         if has != wanted
@@ -114,9 +114,9 @@ def _weights(job: Job, target_layers: int, mask_token: int | None) -> Mapping[st
 
 
 def target_shape(folder: Folder, tokenizer: Tokenizer, dtype: torch.dtype = torch.float32) -> TargetShape:
-    """What `config.json` and the headers of the weights say of a target whose weights are held in `dtype`.
+    """Read a target's properties from `config.json` and the weights' headers, for weights held in `dtype`.
 
-    Raises ConfigError where a size is missing, or there are no weights.
+    Raises ConfigError if a size or the weights are missing.
     """
     keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
     sizes = {key: read_size(folder, key) for key in keys}

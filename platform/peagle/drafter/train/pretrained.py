@@ -1,4 +1,4 @@
-"""Reads back a head that was trained here, to evaluate it or to go on from its weights."""
+"""Reads a head trained here, to evaluate it or to continue from its weights."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +18,9 @@ _REMEDY = "Name a head that `peagle drafter train` wrote for this target."
 
 
 def load_head(target: Path, folder: Path, field: str = "HEAD") -> tuple[Eagle3DraftModel, HeadPlan]:
-    """Load a head that `peagle drafter train` wrote, as it was trained, and what of its plan the checkpoint tells.
+    """Load a head written by `peagle drafter train`, as trained, and the part of its plan in the checkpoint.
 
-    Raises ConfigError, which names `folder` as `field`, where it is none, or of another target.
+    Raises ConfigError, which names `folder` as `field`, if it is not such a head, or belongs to another target.
     """
     plan = read_plan(folder, field)
     files = Folder(folder, field, _REMEDY)
@@ -31,7 +31,7 @@ def load_head(target: Path, folder: Path, field: str = "HEAD") -> tuple[Eagle3Dr
         problem = f"the target's layers go from 0 to {layers - 1}"
         raise files.wrong(f"config.json: {TAPS_KEY}", taps, problem, _REMEDY)
     if taps != sorted(taps):
-        raise files.wrong(f"config.json: {TAPS_KEY}", taps, OUT_OF_ORDER, "Train it anew; vLLM cannot serve it.")
+        raise files.wrong(f"config.json: {TAPS_KEY}", taps, OUT_OF_ORDER, "Train it again; vLLM cannot serve it.")
     head = make_head(target, AutoConfig.from_pretrained(target), mask_token, plan, plan.tapped_layers or ())
     weights = _weights(files)
     if plan.markov_rank:
@@ -53,9 +53,9 @@ def load_head(target: Path, folder: Path, field: str = "HEAD") -> tuple[Eagle3Dr
 
 
 def read_size(target: Folder, key: str) -> int:
-    """A size in the `config.json` of a target.
+    """Read a size in the `config.json` of a target.
 
-    Raises ConfigError where there is none, or heads cannot be trained for a target of this kind.
+    Raises ConfigError if it is missing, or heads cannot be trained for this kind of target.
     """
     config = target.read_json("config.json")
     if (kind := config.get("model_type")) not in TARGET_TYPES:
@@ -65,9 +65,9 @@ def read_size(target: Folder, key: str) -> int:
 
 
 def read_plan(folder: Path, field: str = "HEAD") -> HeadPlan:
-    """What the checkpoint of a head that was trained here tells of its plan; the rest is as it is by default.
+    """Read the plan of a head trained here from its checkpoint; settings not in the checkpoint have their defaults.
 
-    Raises ConfigError where it is none.
+    Raises ConfigError if it is not such a head.
     """
     files = Folder(folder, field, _REMEDY)
     config = files.read_json("config.json")
@@ -78,8 +78,8 @@ def read_plan(folder: Path, field: str = "HEAD") -> HeadPlan:
 
 
 def _weights(files: Folder) -> dict[str, Tensor]:
-    """What is in the one file that training writes, in float32."""
-    files.read_tensors()  # says what is wrong with it
+    """Read the single weights file that training writes, as float32."""
+    files.read_tensors()  # reports a damaged file
     file = files.path / "model.safetensors"
     if not file.is_file():
         raise files.wrong(file.name, None, "there is no such file", _REMEDY)

@@ -1,6 +1,6 @@
-"""Whether a head's training can work, said before the long part: text, tokenizer, mask token, tapped layers, memory.
+"""Checks whether a head's training can work, before its long part: text, tokenizer, mask token, taps and memory.
 
-Decides over plain facts; no file is read and no tensor made.
+Decides over plain values; reads no file and creates no tensor.
 """
 
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ from peagle.errors import CombinedConfigError, ConfigError
 
 GENERATE = "Write the rows again with `peagle drafter generate` and this target."
 
-# What PyTorch's kernels keep for themselves.
+# Memory that PyTorch's kernels reserve.
 WORKSPACE_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class TargetShape:
-    """What training has to know of a target.
+    """Properties of a target that training needs.
 
-    `weights_bytes` is what its weights take in memory, `tokenizer_tokens` how many ids its tokenizer gives out.
+    `weights_bytes` is the memory of its weights, `tokenizer_tokens` the number of ids in its tokenizer.
     """
 
     layers: int
@@ -46,13 +46,13 @@ def check_training(
     """Check a training before it starts.
 
     Args:
-        corpus: Text that the target did not write, as one stream: int, [tokens].
-        mask_token: Id of P-EAGLE's mask token; None where the tokenizer has none of that name.
-        memory_bytes: What is left for each process.
-        processes: How many share the rows of a step.
+        corpus: Text not written by the target, as one stream: int, [tokens].
+        mask_token: Id of P-EAGLE's mask token; None if the tokenizer lacks it.
+        memory_bytes: Memory available to each process.
+        processes: Number of processes that share the rows of a step.
 
     Raises:
-        ConfigError: It cannot work; everything wrong is named.
+        ConfigError: Training cannot work; names all problems.
     """
     problems = [
         *_text_problems(plan, shape, generated, corpus),
@@ -82,15 +82,15 @@ def _text_problems(
     lengths = generated.row_lengths
     row = int((lengths - generated.prompt_tokens).argmin())
     if (prompt_tokens := int(generated.prompt_tokens[row])) + ANSWER_TOKENS_MIN > lengths[row]:
-        problem = f"a row of {lengths[row]} tokens with so long a prompt has no answer of {ANSWER_TOKENS_MIN}"
+        problem = f"a row of {lengths[row]} tokens with a prompt this long has no answer of {ANSWER_TOKENS_MIN}"
         yield ConfigError("text.generated: prompt_tokens", prompt_tokens, problem, GENERATE)
     if plan.method == "eagle3" and (shortest := int(lengths.min())) < plan.trained_depth + 2:
-        problem = f"eagle3 passes over a row once for each of {plan.trained_depth} depths, and the shortest ends before"
-        fix = f"Lower head.trained_depth to {shortest - 2}, or leave out prompts so short."
+        problem = f"eagle3 passes over a row once for each of {plan.trained_depth} depths, and this is too short"
+        fix = f"Lower head.trained_depth to {shortest - 2}, or leave out prompts this short."
         yield ConfigError("text.generated: lengths", shortest, problem, fix)
     if shape.tokenizer_tokens > shape.vocab_size:
         problem = f"the tokenizer has more tokens than the target's vocabulary of {shape.vocab_size}"
-        fix = "Put the tokenizer into the target's folder that it was trained with."
+        fix = "Put the tokenizer of the target's training into its folder."
         yield ConfigError("target: tokenizer.json", shape.tokenizer_tokens, problem, fix)
     for name, tokens, fix in (
         ("text.generated: tokens", generated.written, GENERATE),
@@ -110,7 +110,7 @@ def _mask_problems(
     if plan.method != "p-eagle":
         return
     if mask_token is None:
-        fix = "Name a token of the target's tokenizer that its text never holds, such as a reserved one."
+        fix = "Name a token of the target's tokenizer that its text never contains, such as a reserved one."
         yield ConfigError("head.mask_token", None, "the tokenizer has no such token", fix)
         return
     if mask_token >= shape.vocab_size:
@@ -118,8 +118,8 @@ def _mask_problems(
         yield ConfigError("head.mask_token", mask_token, problem, "Name a token of the target's own vocabulary.")
     for name, tokens in (("generated text", generated.written), ("corpus", corpus)):
         if count := int((tokens == mask_token).sum()):
-            problem = f"the {name} holds it {count} times, so it cannot stand for a token yet to come"
-            yield ConfigError("head.mask_token", mask_token, problem, "Name one that the text never holds.")
+            problem = f"the {name} contains it {count} times, so it cannot represent a token still to be drafted"
+            yield ConfigError("head.mask_token", mask_token, problem, "Name a token that the text never contains.")
 
 
 def _tap_problems(plan: HeadPlan, shape: TargetShape) -> Iterator[ConfigError]:
@@ -130,7 +130,7 @@ def _tap_problems(plan: HeadPlan, shape: TargetShape) -> Iterator[ConfigError]:
             yield error
         return
     taps = list(plan.tapped_layers)
-    fix = "Name three different ones, such as an early, a middle and the last."
+    fix = "Name three different layers, such as an early, a middle and the last."
     if len(set(taps)) != 3 or len(taps) != 3:
         yield ConfigError("head.tapped_layers", taps, "three different layers are tapped", fix)
     elif min(taps) < 0 or max(taps) >= shape.layers:
@@ -140,7 +140,7 @@ def _tap_problems(plan: HeadPlan, shape: TargetShape) -> Iterator[ConfigError]:
 
 
 def _step_problems(plan: HeadPlan, row_tokens: int, processes: int) -> Iterator[ConfigError]:
-    """Of steps as most are; where one in several sees whole rows, some processes may have none in it."""
+    """Check most steps; in the few with whole rows some processes may have no row."""
     length = row_tokens if plan.whole_row_every == 1 else min(plan.crop_tokens, row_tokens)
     rows = max(1, plan.tokens_per_step // length)
     if rows < processes:
@@ -155,7 +155,7 @@ def _memory_problems(
     needed = peak_bytes(plan, shape, row_tokens)
     if needed <= memory_bytes:
         return
-    left = f"{memory_bytes / 2**30:.1f} are left" + (" for each process" if processes > 1 else "")
+    left = f"{memory_bytes / 2**30:.1f} are available" + (" for each process" if processes > 1 else "")
     problem = f"a row of {row_tokens} tokens takes about {needed / 2**30:.1f} GiB, and {left}"
     more = next((2**power for power in range(1, 11) if _fits(plan, shape, row_tokens, memory_bytes, 2**power)), None)
     if plan.method == "p-eagle" and more is not None:
@@ -170,11 +170,11 @@ def _fits(plan: HeadPlan, shape: TargetShape, row_tokens: int, memory_bytes: int
 
 
 def peak_bytes(plan: HeadPlan, shape: TargetShape, row_tokens: int, partitions: int | None = None) -> int:
-    """About how much memory training takes at its peak: weights and optimizer, and the longest row's pass.
+    """Estimate the peak memory of training: weights and optimizer, and the pass of the longest row.
 
-    Counted are, for each position, a layer's inputs to its matrices and the logits of head and target with what the
-    loss makes of them; and for each pair of positions, the mask and each layer's copy of it. Peaks measured for the
-    embedded model's P-EAGLE head, rows of 1,024 and 4,096 tokens whole and in 8 chunks, are within a tenth of it.
+    Includes for each position the inputs of each layer's matrices, and the logits of head and target with the loss's
+    intermediate values; for each pair of positions, the mask and each layer's copy of it. Measured peaks of the
+    embedded model's P-EAGLE head, for rows of 1,024 and 4,096 tokens, whole and in 8 chunks, are within a tenth.
     """
     partitions = partitions or plan.partitions
     hidden, vocabulary = shape.hidden_size, shape.vocab_size

@@ -1,4 +1,4 @@
-"""What a checkpoint was trained by and from, kept beside it: one that goes on as something else would be neither."""
+"""Record of the plan and data of a checkpoint, so that a run never continues with others."""
 
 import hashlib
 import json
@@ -15,16 +15,16 @@ from peagle.engine.checkpoint import fingerprint
 from peagle.errors import ConfigError
 
 PLAN = "plan.json"
-# They change no gradient.
+# Settings that change no gradient.
 _FREE = {"partitions", "ngram_bias_nats"}
-# What was so before a plan could say it.
+# Values before a plan had these settings.
 _BEFORE = {"markov_rank": 0, "frozen": False}
 
 
 def learned_from(
     target: Path, generated: GeneratedText, corpus: np.ndarray, mask_token: int | None
 ) -> dict[str, str | int | None]:
-    """What a head is trained on, each by a short name that is the same for the same content."""
+    """Return fingerprints of everything that a head is trained on; the same for the same content."""
     lengths = () if generated.lengths is None else (generated.lengths,)
     return {
         "target": fingerprint(target),
@@ -35,9 +35,9 @@ def learned_from(
 
 
 def check_record(out: Path, plan: HeadPlan, learned: dict[str, str | int | None]) -> None:
-    """Check that the folder's checkpoint, where there is one, was trained by and from the same.
+    """Check that the folder's checkpoint, if there is one, was trained with the same plan and data.
 
-    Raises ConfigError where it is of another plan, or of other text or another target.
+    Raises ConfigError if it belongs to another plan, other text or another target.
     """
     path = out / PLAN
     if not (path.exists() and (out / CHECKPOINT).exists()):
@@ -45,24 +45,24 @@ def check_record(out: Path, plan: HeadPlan, learned: dict[str, str | int | None]
     try:
         kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        problem = f"what the checkpoint beside it was trained with cannot be read ({error})"
-        raise ConfigError("out", str(path), problem, "Put it back from a copy, or train into another folder.") from None
+        problem = f"the record of the checkpoint cannot be read ({error})"
+        raise ConfigError("out", str(path), problem, "Restore it from a copy, or train into another folder.") from None
     for name, value in _settings(plan).items():
         before = kept.get(name, _BEFORE.get(name))
         if before != value and name not in _FREE:
             problem = f"the checkpoint in {out} was trained with {before}"
             raise ConfigError(name, value, problem, "Write that, or train into another folder.")
-    # An older version did not say.
+    # Records of older versions lack this.
     for name, value in learned.items() if "learned_from" in kept else ():
         if kept["learned_from"].get(name) != value:
             problem = f"the checkpoint in {out} was trained with another"
-            raise ConfigError(name, value, problem, "Name what it was trained with, or train into another folder.")
+            raise ConfigError(name, value, problem, "Name the one of its training, or train into another folder.")
 
 
 def write_record(out: Path, plan: HeadPlan, learned: dict[str, str | int | None]) -> None:
-    """Write down what the folder's checkpoint is trained by and from."""
+    """Record the plan and data of the folder's checkpoint."""
     record = _settings(plan) | {"learned_from": learned}
-    partial = out / f"{PLAN}.partial"  # a kill while writing leaves what the checkpoint needs to go on
+    partial = out / f"{PLAN}.partial"  # so that a kill while writing does not lose the old record
     partial.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     partial.replace(out / PLAN)
 

@@ -25,7 +25,7 @@ from peagle.drafter.train.training import (
     update,
 )
 
-# The model completes text; a conversation is simply its messages, one under the other.
+# The model completes text; a conversation is the concatenation of its messages.
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{{ '\\n' }}{% endfor %}"
 
 TARGET_RATES = Rates(matrix=6e-3, other=3e-3, warmup_steps=60, decay_steps=450)
@@ -33,7 +33,7 @@ TARGET_RATES = Rates(matrix=6e-3, other=3e-3, warmup_steps=60, decay_steps=450)
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A run of steps at one depth, with its own warm-up and decay."""
+    """A range of steps with one number of layers, with its own warm-up and decay."""
 
     layers: int
     steps: int
@@ -41,10 +41,11 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class TargetPlan:
-    """Shape and schedule. Sequences are short while the rate holds, which is faster, and whole while it falls.
+    """Shape and schedule. Sequences are short while the rate holds, which is faster, and full while it falls.
 
-    A deep model learns cheapest when it starts shallow: each stage goes on from the last one with layers added that
-    change nothing at first (progressive stacking, arXiv 2405.15319; identity blocks as in LLaMA Pro, arXiv 2401.02415).
+    A deep model is cheapest to train when it starts shallow. Each stage continues from the previous one with added
+    layers that change nothing at first (progressive stacking, arXiv 2405.15319; identity blocks as in LLaMA Pro, arXiv
+    2401.02415).
     """
 
     vocab_size: int = 2048
@@ -70,9 +71,9 @@ def train_target(
     report: Callable[[Progress], None],
     checkpoint_every_steps: int = 100,
 ) -> float:
-    """Train on `corpus` into `out` (a Hugging Face folder); continue from `out`'s checkpoint where there is one.
+    """Train on `corpus` into `out` (a Hugging Face folder); continue from `out`'s checkpoint if there is one.
 
-    Batches depend on the step number alone, so a run that was killed ends where an uninterrupted one does.
+    Batches depend only on the step number, so an interrupted run ends like an uninterrupted one.
 
     Returns:
         Held-out loss in nats per token.
@@ -87,7 +88,7 @@ def train_target(
         started, ended = ended, ended + stage.steps
         model = grown(model, stage.layers)
         if done > ended:
-            continue  # a later stage's checkpoint holds what this one learned
+            continue  # the checkpoint of a later stage includes this one
         optimizers = _optimizers(model, plan)
         first = restore_checkpoint(out, model, optimizers) if done > started else started
         compiled = torch.compile(model)
@@ -106,9 +107,9 @@ def train_target(
 
 
 def grown(model: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
-    """`model` with `layers` layers: spread evenly, copies that add nothing to the residual stream until trained.
+    """Return `model` with `layers` layers: copies, spread evenly, that add nothing to the residual stream at first.
 
-    Raises ValueError where `model` has more layers than that.
+    Raises ValueError if `model` has more layers than that.
     """
     had = model.config.num_hidden_layers
     if layers < had:
@@ -134,7 +135,7 @@ def grown(model: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
 
 
 def held_out_loss(model: LlamaForCausalLM, tokens: np.ndarray, sequence_tokens: int) -> float:
-    """Mean loss in nats per token over `tokens` (int, [tokens]), cut into sequences that do not overlap."""
+    """Return the mean loss in nats per token over `tokens` (int, [tokens]), cut into disjoint sequences."""
     rows = torch.from_numpy(tokens[: (len(tokens) - 1) // sequence_tokens * sequence_tokens + 1]).long()
     losses = []
     model.eval()
@@ -148,7 +149,7 @@ def held_out_loss(model: LlamaForCausalLM, tokens: np.ndarray, sequence_tokens: 
 
 
 def export_target(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
-    """Write `model` in bfloat16, with tokenizer and chat template, as a folder that vLLM loads as is."""
+    """Write `model` in bfloat16, with tokenizer and chat template, as a folder that vLLM can load."""
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)
     wrapped = PreTrainedTokenizerFast(
@@ -210,7 +211,7 @@ def _backward(model: Callable[..., Any], inputs: torch.Tensor, labels: torch.Ten
 
 
 def _batch(tokens: torch.Tensor, plan: TargetPlan, step: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and labels of one step, both [sequences, `length`]."""
+    """Return inputs and labels of one step, both [sequences, `length`]."""
     draw = np.random.default_rng((plan.seed, step))
     starts = draw.integers(0, len(tokens) - length - 1, plan.batch_tokens // length)
     windows = torch.stack([tokens[start : start + length + 1] for start in starts])

@@ -1,4 +1,4 @@
-"""What target and head training share: the optimizers, the rate schedule, and checkpoints that survive a kill."""
+"""Shared by target and head training: optimizers, rate schedule, and checkpoints that survive a kill."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ CHECKPOINT = "checkpoint.pt"
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Learning rates: warm up, hold, then fall linearly to zero over the last `decay_steps`, or over all where a run is
-    shorter."""
+    """Learning rates: warm up, hold, then fall linearly to zero over the last `decay_steps`, or over all steps of a
+    shorter run."""
 
     matrix: float
     other: float
@@ -21,13 +21,13 @@ class Rates:
     weight_decay: float = 0.1
 
     def factor_at(self, step: int, steps: int) -> float:
-        """Factor in (0, 1] on both rates at `step` (0-based) of `steps`."""
+        """Return the factor in (0, 1] of both rates at `step` (0-based) of `steps`."""
         return min(1.0, (step + 1) / self.warmup_steps, (steps - step) / min(self.decay_steps, steps))
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One finished step: `loss` in nats, a head's weighed by position, and its `accuracy` by draft position."""
+    """A finished step: `loss` in nats, for a head weighted by position, and a head's `accuracy` by draft position."""
 
     step: int
     steps: int
@@ -39,7 +39,7 @@ class Progress:
 def make_optimizers(
     matrices: Sequence[torch.nn.Parameter], others: Sequence[torch.nn.Parameter], rates: Rates
 ) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon for hidden matrices, which needs fewer steps than AdamW at these sizes, and AdamW for everything else."""
+    """Create Muon for hidden matrices, which needs fewer steps than AdamW at these sizes, and AdamW for the rest."""
     adamw = torch.optim.AdamW(list(others), lr=rates.other, betas=(0.9, 0.95), weight_decay=0.01)
     if not matrices:
         return (adamw,)
@@ -61,7 +61,7 @@ def update(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
 def save_checkpoint(
     folder: Path, model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer], step: int
 ) -> None:
-    """Replace the folder's checkpoint in one move: a kill while writing leaves the last whole one."""
+    """Replace the folder's checkpoint atomically, so that a kill while writing leaves the previous one."""
     partial = folder / f"{CHECKPOINT}.partial"
     state = {"step": step, "model": model.state_dict(), "optimizers": [each.state_dict() for each in optimizers]}
     torch.save(state, partial)
@@ -69,17 +69,17 @@ def save_checkpoint(
 
 
 def checkpoint_step(folder: Path) -> int:
-    """How many steps the folder's checkpoint has behind it; 0 without one."""
+    """Return the number of steps of the folder's checkpoint; 0 without one."""
     path = folder / CHECKPOINT
     return int(torch.load(path, map_location="cpu", weights_only=True)["step"]) if path.exists() else 0
 
 
 def restore_checkpoint(folder: Path, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> int:
-    """Load the folder's checkpoint, if there is one; return the step to go on from, 0 without one."""
+    """Load the folder's checkpoint, if there is one; return the step from which to continue, 0 without one."""
     path = folder / CHECKPOINT
     if not path.exists():
         return 0
-    state = torch.load(path, map_location="cpu", weights_only=True)  # loading a state moves it to the weights
+    state = torch.load(path, map_location="cpu", weights_only=True)  # loading it moves it to the weights' device
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved)

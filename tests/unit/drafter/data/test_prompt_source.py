@@ -150,8 +150,8 @@ def test_an_answer_s_end_is_its_row_s_end() -> None:
     assert text.tokens.shape == (2, 22)
     assert len(text.written) == 34
     assert (left_out.too_long, left_out.loops, left_out.too_short) == (5, 1, 1)
-    assert str(left_out).startswith("5 with too long a prompt for a row, 1 with an answer that loops, 1 with")
-    with pytest.raises(ConfigError, match=r"prompts = 1: no row is left: 1 with an answer that loops"):
+    assert str(left_out).startswith("5 with a prompt too long for a row, 1 with an answer that repeats itself, 1 with")
+    with pytest.raises(ConfigError, match=r"prompts = 1: no row is left: 1 with an answer that repeats itself"):
         rows_of(Asked(prompts[:1], np.ones(1, bool), True), [[8] * 40], 0.6)
 
 
@@ -183,7 +183,7 @@ def test_lengths_are_saved_and_loaded(tmp_path: Path) -> None:
 def test_lengths_of_other_rows_are_refused(tmp_path: Path, lengths: list[float]) -> None:
     text = padded(0)
     GeneratedText(text.tokens, text.prompt_tokens, np.asarray(lengths)).save(tmp_path / "rows.npz")
-    with pytest.raises(ConfigError, match=r"lengths do not belong together.*peagle drafter generate"):
+    with pytest.raises(ConfigError, match=r"lengths do not match.*peagle drafter generate"):
         GeneratedText.load(tmp_path / "rows.npz")
 
 

@@ -54,7 +54,7 @@ def test_a_path_that_is_not_there_is_no_repository(snapshot: Path, name: str) ->
 @pytest.mark.parametrize("name", ["org/another", "org/name@v3", "nowhere", "org/na--me"])
 def test_a_repository_that_cannot_be_fetched_is_named(snapshot: Path, name: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"^TARGET = .*no such folder, and the repository cannot be fetched"
+        ConfigError, match=r"^TARGET = .*no such folder, and the repository cannot be downloaded"
     ) as caught:
         local_target(name, "TARGET")
     assert len(str(caught.value).splitlines()) == 1
@@ -68,5 +68,5 @@ def test_a_plan_file_names_a_folder_or_a_repository(snapshot: Path, tmp_path: Pa
         path.write_text(yaml.safe_dump({"target": name, "out": "head", "text": {"generated": "rows.npz"}}))
         assert Path(load_training(path).target).samefile(folder)
     path.write_text(yaml.safe_dump({"target": "org/gone", "out": "head", "text": {"generated": "rows.npz"}}))
-    with pytest.raises(ConfigError, match=r"plan\.yaml: target = 'org/gone': .*cannot be fetched"):
+    with pytest.raises(ConfigError, match=r"plan\.yaml: target = 'org/gone': .*cannot be downloaded"):
         load_training(path)

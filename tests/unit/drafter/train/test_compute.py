@@ -59,7 +59,7 @@ def test_a_step_with_fewer_rows_than_processes_is_told_what_would_do() -> None:
 def test_processes_of_a_machine_share_its_memory() -> None:
     four = Compute(CPU, 0, 8, local_processes=4).memory_bytes
     assert four == pytest.approx(available_memory_bytes() / 4, rel=0.1)
-    assert "are left for each process" in refusal(PLAN, 2, GIB // 8)
+    assert "are available for each process" in refusal(PLAN, 2, GIB // 8)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

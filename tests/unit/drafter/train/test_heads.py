@@ -122,6 +122,6 @@ def test_a_head_is_not_written_over_its_target(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in target.iterdir()}
     rows().save(tmp_path / "rows.npz")
     job = Job(target, tmp_path / "rows.npz", tmp_path / "x" / ".." / "target", PLAN, corpus=None, mask_token="<mask>")
-    with pytest.raises(ConfigError, match=r"out = .*would be written over the target"):
+    with pytest.raises(ConfigError, match=r"out = .*the head would overwrite the target"):
         prepare(job)
     assert {path.name: path.read_bytes() for path in target.iterdir()} == before

@@ -89,12 +89,12 @@ def test_a_short_file_takes_the_defaults_of_its_method() -> None:
         ({"head__method": "eagle3"}, r"head\.markov_rank = 128: eagle3 .*Remove it"),
         ({"head__markov_rank": 0}, r"head\.ngram_bias_nats = 0\.85: only drafts .*Remove it"),
         ({"head__ngram_bias_nats": 11}, r"head\.ngram_bias_nats = 11: it must be at most 10"),
-        ({"head__frozen": True}, r"head\.frozen = True: what would learn .*Name the head as start"),
+        ({"head__frozen": True}, r"head\.frozen = True: it trains only .*Name the head as start"),
         ({"text__corpus": None}, r"text\.generated_ratio = 0\.8: there is no corpus"),
         ({"text__corpus": "./no.txt"}, r"text\.corpus = './no\.txt': there is no such file"),
         ({"head__start": "./nowhere"}, r"head\.start = './nowhere': there is no such folder"),
         ({"target": "./nowhere"}, r"target = './nowhere': there is no such folder"),
-        ({"out": "~nobody-of-this-name/head"}, r"out = '~nobody-of-this-name/head': it is no path"),
+        ({"out": "~nobody-of-this-name/head"}, r"out = '~nobody-of-this-name/head': it is not a path"),
         ({"training__depth_ratio": "much"}, r"training\.depth_ratio = 'much': it must be a number"),
     ],
 )
@@ -137,8 +137,8 @@ def test_what_cannot_work_is_said_before_the_long_part() -> None:
     assert "more tokens than the target's vocabulary" in complaints(shape=replace(SHAPE, tokenizer_tokens=3000))
     assert "text.corpus = 256" in complaints(corpus_tokens=256)
     assert "head.mask_token: the tokenizer has no such token" in complaints(mask_token=None)
-    assert "generated text holds it 1024 times" in complaints(mask_token=7)
-    assert "corpus holds it 5000 times" in complaints(mask_token=9)
+    assert "generated text contains it 1024 times" in complaints(mask_token=7)
+    assert "corpus contains it 5000 times" in complaints(mask_token=9)
     assert "three different layers" in complaints(replace(PLAN, tapped_layers=(2, 2, 3)))
     assert "from 0 to 23" in complaints(replace(PLAN, tapped_layers=(2, 3, 24)))
     # In service the matrix that joins them would meet each where it has learned another.

@@ -240,7 +240,7 @@ def test_a_head_that_training_cannot_start_from_is_named(
         prepare(replace(job, plan=replace(plan, layers=5, trained_depth=5, tapped_layers=(0, 1, 3))))
     for name in ("layers", "trained_depth", "tapped_layers"):
         assert f"head.{name} = " in str(caught.value)
-    with pytest.raises(ConfigError, match=r"head\.start = .*would be written over"):
+    with pytest.raises(ConfigError, match=r"head\.start = .*training would overwrite"):
         prepare(replace(job, out=heads["eagle3"] / ".." / method))
     with pytest.raises(ConfigError, match=r"head\.start = .*nowhere(.|\n)*that `peagle drafter train` wrote"):
         prepare(replace(job, plan=replace(plan, start=str(tmp_path / "nowhere"))))
@@ -290,7 +290,7 @@ def test_a_record_that_cannot_be_read_is_named(target: Path, tmp_path: Path) -> 
         run_head(target, tmp_path, "p-eagle", killed_at(3))
     assert not list(tmp_path.glob("*.partial"))
     (tmp_path / "plan.json").write_text("")
-    with pytest.raises(ConfigError, match=r"plan\.json.*what the checkpoint beside it was trained with"):
+    with pytest.raises(ConfigError, match=r"plan\.json.*the record of the checkpoint"):
         run_head(target, tmp_path, "p-eagle")
 
 
