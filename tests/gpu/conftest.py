@@ -1,4 +1,4 @@
-"""Tests that need an NVIDIA GPU; on a machine without one they are skipped, and say why."""
+"""Tests that need an NVIDIA GPU; without one they are skipped with a reason."""
 
 import os
 
@@ -10,14 +10,14 @@ from support.paths import REPOSITORY
 
 @pytest.fixture(scope="session")
 def gpu() -> None:
-    """Skips what asks for it where there is none; engines that start later are processes of their own."""
+    """Skip the test if there is no GPU; make engines start in separate processes."""
     if (why := why_no_gpu()) is not None:
         pytest.skip(why)
-    # CUDA does not work in a fork of a process that has looked for devices.
+    # CUDA does not work in a fork of a process that has enumerated devices.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that a test starts find the package and what tests share, as whoever measures is told to have it."""
+    """Let processes started by a test import the package and the tests' shared modules, as documented for measuring."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(str(REPOSITORY / name) for name in ("platform", "tests")))

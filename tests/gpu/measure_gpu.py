@@ -1,10 +1,10 @@
-"""Shows on one GPU what this project promises there: one JSON file and a short table, meant for eight minutes at most.
+"""Checks this project's claims on one GPU: one JSON file and a short table, meant to take at most eight minutes.
 
     python tests/gpu/measure_gpu.py RESULT.json
 
 It needs a Python with the engine, this project's `platform` and `tests` on PYTHONPATH, about 130 GiB of GPU memory, and
-no network: the models are the embedded one and a shape with made-up weights. All engines start at once, since most of a
-start is compilation on the host; the embedded model's checks run meanwhile. Then each engine is measured alone, while
+no network: the models are the embedded one and a shape with made-up weights. All engines start at once, because a start
+is mostly compilation on the host. Meanwhile the embedded model is checked. Then each engine is measured alone, while
 the others idle.
 """
 
@@ -26,14 +26,14 @@ from support.gpu_checks import CHECKS, drafting, empty_caches, why_no_gpu
 from support.gpu_lines import all_lines, shown, table
 
 HERE = Path(__file__).parent
-# In the order of being measured, and what of the time that is left then each may take.
+# In the order of measurement, with the share of the remaining time that each may take.
 ENGINES = {PEAGLE: 0.65, NONE: 0.5, "eagle3 K=3": 0.5, "eagle3 K=7": 1.0}
 STOP_S, READY_S = 20.0, 300.0
 READY = ".ready"
 
 
 class Measured:
-    """An engine in a process of its own, with caches that are empty at its start."""
+    """An engine in a separate process, with caches that are empty at its start."""
 
     def __init__(self, name: str, folder: Path, passes: int) -> None:
         self.name = name
@@ -42,13 +42,13 @@ class Measured:
         environment = {**os.environ, **empty_caches(self._out.with_suffix(""))}
         command = [sys.executable, str(HERE / "measured_engine.py"), name, str(self._out), "--passes", str(passes)]
         command += ["--ready", str(self._out.with_suffix(READY))]
-        # Into a file: nobody would read a pipe while the checks run, and a full one stops its writer.
+        # Into a file: a pipe is not read while the checks run, and a full pipe would block the process.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=self._log, stderr=subprocess.STDOUT, env=environment, text=True
         )
 
     def wait_until_ready(self, until_s: float) -> bool:
-        """Whether it is, by then."""
+        """Return whether it is ready by `until_s`."""
         while self._process.poll() is None and time.monotonic() < until_s:
             if self._out.with_suffix(READY).exists():
                 return True
@@ -56,9 +56,9 @@ class Measured:
         return False
 
     def measure(self, budget_s: float) -> dict[str, Any]:
-        """What it has found; after the budget it begins nothing new."""
+        """Return its results; after the budget it begins nothing new."""
         try:
-            # One that has died since it was ready takes no budget, which is no error here.
+            # If the process has died, it does not read its budget, which is not an error here.
             self._process.communicate(f"{budget_s}\n", timeout=budget_s + 4 * STOP_S)
         except subprocess.TimeoutExpired:
             return self.failed("it did not end in time")
@@ -82,7 +82,7 @@ class Measured:
 
 
 def checked() -> dict[str, str | None]:
-    """Every check of the embedded model: what was wrong, None for nothing."""
+    """Run every check of the embedded model; return the problem of each, None if it passed."""
     results: dict[str, str | None] = {}
     with drafting() as (runner, truth):
         for check in CHECKS:

@@ -1,7 +1,7 @@
-"""One engine of a shape with made-up weights, started beside others and measured alone.
+"""One engine of a shape with made-up weights, started in parallel with others and measured alone.
 
-Started by measure_gpu.py. When it is warm it makes the file `--ready`; it reads from its input for how many seconds it
-may begin a pass, measures, and writes JSON.
+Started by measure_gpu.py. When it is warm it creates the file `--ready`. It reads from its input for how many seconds
+it may begin a pass, measures, and writes JSON.
 """
 
 import argparse
@@ -32,17 +32,17 @@ SHAPE = "llama-3.1-8b"
 ACCEPTANCE = (0.83, 0.60, 0.45, 0.34, 0.27, 0.21, 0.17)
 TOKENS = 300
 EAGLE3_LOADS = (1, 32, 128)
-# A first step can be told from the others where all prompts fit into the step before it.
+# A first step can be distinguished from the others if all prompts fit into the step before it.
 FIRST_STEP_LOADS = (1, 8, 32)
-# Rounds at which the rule may learn before what it chose is measured.
+# Rounds in which the rule may learn before its choice is measured.
 LEARNING = 2
 CALIBRATION_S = 20.0
 
 
 def plan_of(name: str, deployments: dict[str, Deployment]) -> EnginePlan:
-    """The engine called `none`, `p-eagle` or `eagle3 K=…`."""
+    """Return the engine called `none`, `p-eagle` or `eagle3 K=…`."""
     method, _, depth = name.partition(" K=")
-    # A CPU's sampler plays no curve.
+    # A CPU's sampler cannot simulate an acceptance curve.
     acceptance = ACCEPTANCE if deployments[PEAGLE].resources.accelerator == "gpu" else None
     if method == NONE:
         return EnginePlan(NONE, _with(deployments[PEAGLE], enabled=False), (0,), live=False)
@@ -60,7 +60,7 @@ def _with(deployment: Deployment, **speculation: Any) -> Deployment:
 
 
 def like(kv_gib: float, batch_max: int, accelerator: str) -> Deployment:
-    """What else holds of each engine; beside others it cannot have a share of all memory."""
+    """Return the settings common to all engines; none may take its usual share of the memory."""
     raw: dict[str, Any] = {
         "name": SHAPE,
         "target": {"source": "org/target"},
@@ -68,7 +68,7 @@ def like(kv_gib: float, batch_max: int, accelerator: str) -> Deployment:
         "engine": {
             "max_model_len": 1024,
             "max_num_seqs": batch_max,
-            # What is free while others start says nothing.
+            # Free memory is meaningless while other engines start.
             "gpu_memory_utilization": 0.05,
             "kv_cache_memory_bytes": int(kv_gib * 2**30),
         },
@@ -78,7 +78,7 @@ def like(kv_gib: float, batch_max: int, accelerator: str) -> Deployment:
 
 
 async def measure(engine: Any, plan: EnginePlan, passes: int, loads: Sequence[int], ends_s: float) -> dict[str, Any]:
-    """Every variant at every load by turns, as many of the passes as there is time for."""
+    """Measure every variant at every load in turn, for as many passes as there is time."""
     variants = [Variant(0, plan.method, depth) for depth in plan.depths]
     if plan.live:
         variants.append(Variant(0, plan.method, 7, adaptive=True))
@@ -112,7 +112,7 @@ async def measure(engine: Any, plan: EnginePlan, passes: int, loads: Sequence[in
 
 
 def first_step_ratio(traces: Sequence[Trace]) -> float:
-    """Of the request that began last, its first decode step over the median of the later ones."""
+    """Return the first decode step over the median of the later ones, for the request that began last."""
     gaps = max(traces, key=lambda trace: trace.ttft_s).gaps_s
     return gaps[0] / median(gaps[1:])
 
@@ -124,7 +124,7 @@ async def _graphs(engine: Any) -> dict[str, int]:
 
 @contextmanager
 def started(options: argparse.Namespace, batch_max: int) -> Iterator[Any]:
-    """The engine, for as long as the block lasts; its shape's files too."""
+    """Run the engine, with its shape's files, for the duration of the block."""
     from peagle.bench.engines.vllm_engines import Engine
 
     own = like(options.kv_gib, batch_max, options.accelerator)

@@ -1,4 +1,4 @@
-"""The kernel that lays out a drafter's rows, compiled: equal to its reference, and nothing waits for the device."""
+"""The compiled kernel that lays out a drafter's rows equals its reference, and nothing waits for the device."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ DEPTH_MAX, SIZE, BATCHES = 8, 4096, 200
 
 @pytest.fixture
 def sync_mode() -> Iterator[None]:
-    """Leave the device's mode as it was."""
+    """Restore the device's mode afterwards."""
     yield
     torch.cuda.set_sync_debug_mode("default")
 
@@ -56,7 +56,7 @@ def test_one_kernel_is_compiled_whatever_the_numbers_of_a_step(monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("sync_mode")
-# PyTorch says once that this mode is a prototype.
+# PyTorch warns once that this mode is a prototype.
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_device() -> None:
     from vllm.utils.torch_utils import async_tensor_h2d

@@ -1,4 +1,4 @@
-"""An engine on a GPU drafts what it verifies, but for one step in eight, whose drafts tell what lies beyond K."""
+"""An engine on a GPU drafts what it verifies, except for one step in eight, which measures acceptance beyond K."""
 
 from collections.abc import Iterator
 
@@ -64,7 +64,7 @@ def test_tails_say_what_whole_drafts_say(runner: Runner, truth: list[tuple[int, 
         first = sum(cell.accepted[0] for cell in cells) if depth == DEPTH_MAX else None
         of = first if first is not None else sum(getattr(cell, reached)[1] for cell in cells)
         rates[depth] = sum(getattr(cell, matched)[1] for cell in cells) / of
-    # Where drafts begin is not the same: deep ones pass over easy text in fewer steps.
+    # Drafts begin at different positions: deep drafts pass easy text in fewer steps.
     assert rates[1] == pytest.approx(rates[DEPTH_MAX], abs=0.15)
 
 

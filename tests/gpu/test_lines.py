@@ -1,4 +1,4 @@
-"""What the figures of a GPU are held against; the figures themselves are made up here."""
+"""The bounds for figures measured on a GPU; the figures themselves are made up here."""
 
 from typing import Any
 

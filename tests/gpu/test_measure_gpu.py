@@ -1,4 +1,4 @@
-"""What becomes of the other engines' figures where one has died."""
+"""What happens to the other engines' figures if one engine has died."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The process that measures one engine on a GPU, tried on a CPU with a very small shape."""
+"""The process that measures one engine on a GPU, tested on a CPU with a very small shape."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ LOADS = (1, 2)
 
 
 def measured(name: str, tmp_path: Path) -> dict[str, Any]:
-    """What the process wrote of the engine `name`."""
+    """Return the process's results for the engine `name`."""
     out, shape = tmp_path / "out.json", tmp_path / "tiny.json"
     shape.write_text(json.dumps(TINY))
     command = [sys.executable, str(Path(__file__).with_name("measured_engine.py")), name, str(out)]
@@ -37,7 +37,7 @@ def test_each_k_and_the_rule_are_measured_at_each_load(tmp_path: Path) -> None:
     found = measured("p-eagle", tmp_path)
     variants = (*DEPTHS, ADAPTIVE)
     assert {(row["load"], row["variant"]) for row in found["rows"]} == {(load, k) for load in LOADS for k in variants}
-    # Its time was up when it began: one pass, and no more.
+    # Its time was up when it began, so it ran exactly one pass.
     assert all(len(row["tokens_per_s"]) == 1 and row["tokens_per_s"][0] > 0 for row in found["rows"])
     static = [row for row in found["rows"] if row["variant"] in DEPTHS]
     assert all(row["step_ms"] > 0 for row in static)

@@ -1,4 +1,4 @@
-"""Live depth on a GPU: outputs never change, K is what was asked for, and steps run in full graphs."""
+"""Live depth on a GPU: outputs never change, K is as requested, and steps run in full graphs."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""An engine that says that it is ready compiles no kernel while clients wait."""
+"""An engine that reports ready compiles no kernel while clients wait."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from support.gpu_checks import DEPTHS, SCHEMA, compiled_kernels, empty_caches, o
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
-# None of them is one that a warm-up runs.
+# A warm-up runs none of these.
 SIZES = (1, 3, 5, 12)
 
 

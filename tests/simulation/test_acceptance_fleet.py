@@ -1,4 +1,4 @@
-"""Dispatch by acceptance, judged by fleets of drafting replicas; `support.acceptance_fleet` has more."""
+"""Dispatch by acceptance, evaluated on fleets of drafting replicas; see `support.acceptance_fleet`."""
 
 from support.acceptance_fleet import BY_ACCEPTANCE, compared, served
 

@@ -1,4 +1,4 @@
-"""The depth rule around a replica whose acceptance and step times are known, in simulated time."""
+"""The depth rule with a replica whose acceptance and step times are known, in simulated time."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def steady(curve: Curve, batch_size: int, **more: object) -> Replica:
 
 
 def phased(phases: Sequence[tuple[float, int, Curve]], **more: object) -> Replica:
-    """A replica whose batch size and prompts change: (until when, batch size, acceptance)."""
+    """Return a replica whose batch size and prompts change: (until when, batch size, acceptance)."""
 
     def now(now_s: float) -> tuple[float, int, Curve]:
         return next((phase for phase in phases if now_s < phase[0]), phases[-1])
@@ -53,7 +53,7 @@ def phased(phases: Sequence[tuple[float, int, Curve]], **more: object) -> Replic
 
 
 def settled_after_s(loop: Loop[WholeRule], batch_size: int, from_s: float, until_s: float) -> float:
-    """When the last step came that yielded under 0.97 of the best static K, of those that no probe asked for."""
+    """Return the time of the last step below 0.97 of the best static K's yield, ignoring probes."""
     replica = loop.replica
     _, best = replica.best(batch_size, from_s)
     probing = [(at_s, plan.mode is Mode.PROBING) for at_s, plan in loop.plans]
@@ -84,7 +84,7 @@ def test_it_reaches_97_percent_of_the_best_static_k(curve: Curve, batch_size: in
 
 @pytest.mark.parametrize(("output_tokens", "best"), [(16, 0), (400, 3)])
 def test_it_counts_what_the_drafter_costs_over_prompts(output_tokens: int, best: int) -> None:
-    """A batch that decodes faster with drafts is served faster without, where prompts are long and answers short."""
+    """A batch that decodes faster with drafts is served faster without, if prompts are long and answers short."""
 
     def step_s(batch_size: int, tokens: int, drafting: int) -> float:
         return 20e-3 + (5e-3 if drafting else 0.0) + 0.2e-3 * tokens
@@ -103,7 +103,7 @@ def test_it_counts_what_the_drafter_costs_over_prompts(output_tokens: int, best:
 
 @pytest.mark.parametrize(("curve", "per_second"), [(CODE, 6), (PROSE, 8), (NOISE, 6)], ids=["code", "prose", "noise"])
 def test_requests_that_come_at_random_take_no_longer_than_at_the_best_static_k(curve: Curve, per_second: float) -> None:
-    """The batch size then changes with every few steps, and what is tried at one of them is seldom at rest."""
+    """The batch size then changes every few steps, and trials rarely see a steady load."""
 
     def replica(depth: int) -> OpenReplica:
         return OpenReplica(curve, per_second, skips=True, tails=False, output_tokens=64, depth_static=depth)
@@ -117,7 +117,7 @@ def test_requests_that_come_at_random_take_no_longer_than_at_the_best_static_k(c
 
 
 def test_the_best_k_crosses_from_seven_to_zero_with_load_on_this_cost() -> None:
-    """So that the tests here have a crossing to find."""
+    """Ensures that the tests here have a crossing to find."""
     replica = steady(PROSE, 1, skips=True)
     assert [replica.best(batch_size, 0.0)[0] for batch_size in BATCHES] == [7, 7, 3, 0, 0, 0]
 
@@ -153,7 +153,7 @@ SHIFTING = (
 
 
 def mean_share_of_best(replica: Replica, serve: Callable[[float], object]) -> float:
-    """Tokens/s over that of the best static K, averaged over the phases, since their scales differ."""
+    """Return tokens/s over that of the best static K, averaged over the phases, since their scales differ."""
     shares, tokens, begin_s = [], 0, 0.0
     for until_s, batch_size, _ in SHIFTING:
         serve(until_s)
@@ -175,16 +175,16 @@ def test_across_a_shifting_load_it_beats_every_static_k_by_five_percent() -> Non
 @pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
 @pytest.mark.parametrize("batch_size", [1, 4, 32])
 def test_with_steady_input_k_changes_at_most_twice_a_minute(batch_size: int, curve: Curve) -> None:
-    """Requests differ among each other, machine and drafts scatter; probes count."""
+    """Requests differ, machine and drafts scatter; probes count."""
     replica = steady(curve, batch_size, skips=True, tails=False, spread=0.3)
     loop = looped(replica).run(330.0)
     assert loop.changes(30.0, 330.0) <= 10
-    # One more than two where a change that promises a gain follows a probe.
+    # Three if a change with predicted gain follows a probe.
     assert all(loop.changes(begun_s, begun_s + 60.0) <= 3 for begun_s in range(30, 271))
 
 
 def test_off_is_never_for_good() -> None:
-    """Nothing is drafted at K = 0, so only probes can tell that the prompts have become predictable."""
+    """Nothing is drafted at K = 0, so only probes can show that the prompts have become predictable."""
     replica = phased([(60.0, 1, NOISE), (200.0, 1, CODE)], skips=True, tails=False)
     loop = looped(replica).run(60.0)
     assert loop.rule.state.plan is not None
@@ -196,7 +196,7 @@ def test_off_is_never_for_good() -> None:
 
 def test_off_returns_within_three_seconds_where_cut_tails_are_scored() -> None:
     def dear_draft(batch_size: int, tokens: int, drafting: int) -> float:
-        """Verification costs so much that noise is best served at K = 0, though the drafter runs."""
+        """Verification is so expensive that K = 0 is best for noise, although the drafter runs."""
         return 2e-3 + 0.5e-3 * tokens
 
     replica = phased([(30.0, 4, NOISE), (60.0, 4, CODE)], step_s=dear_draft)
@@ -231,7 +231,7 @@ def test_requests_that_cannot_draft_again_hold_up_no_recovery() -> None:
 
 
 def test_answers_that_all_end_together_hold_up_no_recovery() -> None:
-    """Whoever runs at K = 0 drafts no more: where all end at once, that is for as long as their answers take."""
+    """Requests running at K = 0 draft no more. If all end at once, this lasts as long as their answers."""
 
     class Together(Replica):
         def answers(self, count: int) -> Any:
@@ -253,7 +253,7 @@ def test_answers_that_all_end_together_hold_up_no_recovery() -> None:
 def test_a_load_that_goes_back_and_forth_around_the_crossing_keeps_its_drafts(
     curve: Curve, sizes: tuple[int, int], slower: float, quicker: float
 ) -> None:
-    """One step at K = 0 ends the drafts of all who run, so ranges beside the load must not differ in that."""
+    """One step at K = 0 ends the drafts of all running requests, so neighbouring ranges must agree with the load's."""
 
     def step_s(batch_size: int, tokens: int, drafting: int) -> float:
         draft_s = 1.75e-3 + 0.15e-3 * drafting if drafting else 0.0
@@ -286,7 +286,7 @@ def test_a_load_that_goes_back_and_forth_around_the_crossing_keeps_its_drafts(
 
 @pytest.mark.parametrize("trial", range(10))
 def test_a_prior_that_is_far_off_is_overcome(trial: int) -> None:
-    """Each coefficient is off by about 1.5 times, and the machine breathes by a third."""
+    """Each coefficient is off by a factor of about 1.5, and the machine's speed varies by a third."""
     rng = random.Random(trial)
     names = ("step_s", "weights_s", "sequence_s", "token_s", "draft_s", "draft_sequence_s")
     prior = replace(QUICK_CPU, **{name: getattr(QUICK_CPU, name) * rng.lognormvariate(0.0, 0.4) for name in names})
@@ -310,9 +310,9 @@ def test_a_prior_that_is_far_off_is_overcome(trial: int) -> None:
 
 
 def test_a_best_k_that_rises_again_with_load_is_found() -> None:
-    """A mixture of experts: drafting is dearest in the middle, where it still wakes experts.
+    """A mixture of experts: drafting is most expensive in the middle, where it still activates experts.
 
-    With some seeds the rule stays at K = 2 there, 5 % short of K = 1.
+    With some seeds the rule stays at K = 2 there, 5 % below K = 1.
     """
 
     def experts_step_s(batch_size: int, tokens: int, drafting: int) -> float:
@@ -328,13 +328,13 @@ def test_a_best_k_that_rises_again_with_load_is_found() -> None:
     for until_s, batch_size, _ in phases:
         loop.run(begin_s + 8.0)
         rate = loop.tokens_per_s(begin_s + 8.0, until_s)
-        # The prior is that of a machine several times as fast.
+        # The prior belongs to a machine several times as fast.
         assert rate >= 0.95 * replica.best(batch_size, 0.0)[1]
         begin_s = until_s
 
 
 def test_goodput_that_stays_short_of_its_prediction_means_the_static_k() -> None:
-    """From 20 s on a third of what is accepted gets lost on its way to the clients."""
+    """From 20 s on a third of the accepted drafts is lost on the way to the clients."""
     replica = steady(CODE, 4, output_tokens=2000)
     loop = looped(replica).run(20.0)
     assert loop.rule.state.guard.trips == 0
@@ -358,7 +358,7 @@ def test_short_answers_that_cut_their_last_drafts_off_do_not_alarm_the_guard() -
 def test_a_calibrated_replica_finds_its_depth_though_the_prior_is_of_another_machine(
     curve: Curve, batch_size: int
 ) -> None:
-    """The prior is a mixture of experts' on a large GPU; without calibration prose at 16 stays at 0.68 of the best."""
+    """The prior is for experts on a large GPU. Without calibration prose at batch 16 stays at 0.68 of the best."""
     prior = roofline_prior(TARGETS["gpt-oss-20b"], DEVICES["B200"])
     replica = steady(curve, batch_size, skips=True, output_tokens=512)
     loop = looped(replica, prior, calibrated=True).run(30.0)

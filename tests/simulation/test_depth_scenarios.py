@@ -1,4 +1,4 @@
-"""The depth rule over measured and published step times and curves, and the small rule that it has to beat."""
+"""The depth rule with measured and published step times and curves, compared with a simpler rule."""
 
 from dataclasses import replace
 from itertools import accumulate
@@ -31,7 +31,7 @@ from support.step_costs import COSTS, CURVES, DEPTHS
 def test_it_reaches_97_percent_of_the_best_single_k_where_one_is_clearly_best(cost: str, curve: str) -> None:
     for seed, load in enumerate((8, 32, 128)):
         (ratio,), _ = served(steady(cost, curve, load), seed, WholeRule)
-        # There K = 0, 2 and 3 lie close together, and a slow step in calibration is believed until K = 0 is looked at.
+        # Here K = 0, 2 and 3 are close, and a slow step in calibration is believed until K = 0 is tried.
         least = 0.93 if (cost, load) == ("8B-H200-measured", 128) else 0.97
         assert ratio >= least, f"{load} at once"
 
@@ -43,7 +43,7 @@ def test_it_settles_within_three_seconds_of_a_shift_of_acceptance(load: int) -> 
 
 
 def test_over_all_it_yields_more_than_the_small_rule() -> None:
-    """Steady input and shifts together; at each of them alone, the small one may have the better luck."""
+    """Steady and changing input together; in any single scenario the simpler rule may be luckier."""
     scenarios = [steady("8B-H200-measured", curve, load, 25.0, 5.0) for curve in CURVES for load in (64,)]
     scenarios += [shifted("8B-H200-measured", 32, "HumanEval", "low", "SPEED-Bench")]
     whole, small = (
@@ -60,9 +60,9 @@ def test_over_all_it_yields_more_than_the_small_rule() -> None:
 def test_drafts_shared_out_by_request_beat_the_best_single_k_on_mixed_traffic(
     cost: str, load: int, least: float
 ) -> None:
-    """By each request's own hits and misses alone, as on a GPU; where the deepest K is best for all, nothing is.
+    """Uses only each request's own hits and misses, as on a GPU; if the deepest K is best for all, nothing is shared.
 
-    A single seed says little: at 30B-A3B-H200 and 8 requests they lie between .99 and 1.04.
+    A single seed says little: for 30B-A3B-H200 at 8 requests results are between .99 and 1.04.
     """
     ratios = [served(mixed(cost, "HumanEval", load), seed, WholeRule)[0][0] for seed in range(3)]
     assert fmean(ratios) >= least
@@ -76,7 +76,7 @@ def test_sharing_costs_nothing_where_requests_are_alike() -> None:
 @pytest.mark.parametrize("curve", CURVES)
 @pytest.mark.parametrize("cost", COSTS)
 def test_no_rung_is_a_trap(cost: str, curve: str) -> None:
-    """From whatever K it starts, at whatever batch size: the neighbours of a rung may look alike or worse."""
+    """From any starting K, at any batch size, although the neighbours of a rung may be equal or worse."""
     settings = settings_of(replica_of(cost, curve, 1))
     ranges = batch_ranges(BATCH_MAX)
     times = [
@@ -101,7 +101,7 @@ def test_no_rung_is_a_trap(cost: str, curve: str) -> None:
 
 @pytest.mark.parametrize("cost", ["8B-H200-measured", "30B-A3B-B200"])
 def test_a_trial_ends_where_every_step_has_prompts(cost: str) -> None:
-    """From K = 0 only steps without prompts would show its drafts, and short answers at 64 at once have none."""
+    """From K = 0 only steps without prompts would show drafts, and short answers at batch 64 have no such steps."""
     scenario = steady(cost, "MT-Bench", 64, output_tokens=24, prompt_tokens=500)
     (ratio,), _ = served(scenario, 2, WholeRule)
     assert ratio >= 0.97

@@ -1,4 +1,4 @@
-"""Dispatch judged by what it does to a fleet over time, in a simulation that repeats exactly."""
+"""Dispatch evaluated by its effect on a fleet over time, in a simulation that repeats exactly."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -18,7 +18,7 @@ from peagle.simulator.simulated_fleet import (
 )
 
 REPLICAS, SLOW = 8, "replica-3"
-# Requests per second: half, two thirds and most of what the fleet can do.
+# Requests per second: half, two thirds and most of the fleet's capacity.
 LIGHT, MEDIUM, HEAVY = 20.0, 25.0, 30.0
 SEEDS = (1, 2, 3)
 
@@ -38,7 +38,7 @@ def outcome(way: str, per_s: float, seed: int) -> Outcome:
 
 
 def ttft_s_p95(way: str, per_s: float) -> float:
-    """Time to first token below which 95 of 100 requests stay, over all seeds."""
+    """Return the 95th percentile of the time to first token, over all seeds."""
     every = sorted(ttft_s for seed in SEEDS for ttft_s in outcome(way, per_s, seed).ttft_s)
     return every[int(0.95 * len(every))]
 
@@ -96,7 +96,7 @@ def of_clients(
 def test_a_replica_that_was_slow_for_two_seconds_has_its_share_again_after_ten(
     number: int, each: int, dispatchers: int
 ) -> None:
-    """It gets no requests while it looks slow, so its own steps never show that it no longer is."""
+    """It gets no requests while it looks slow, so its own steps never show that it is no longer slow."""
     replicas = [Replica(f"replica-{n}", slow_until_s=0.0 if n else 2.0, measures=True) for n in range(number)]
     sent = of_clients(SOONEST, replicas, each * number, dispatchers).sent_from(10.0)
     assert sent["replica-0"] >= 0.5 * sent.total() / number, sent

@@ -1,4 +1,4 @@
-"""A shape with made-up weights runs in a real engine, which says what its steps take."""
+"""A shape with made-up weights runs in a real engine, which reports its step times."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`peagle drafter generate` on a real engine: rows of a file's own prompts, as the target itself goes on."""
+"""`peagle drafter generate` on a real engine: rows of a file's prompts with the target's own continuations."""
 
 import json
 from pathlib import Path
@@ -12,16 +12,16 @@ from peagle.drafter.data.generated_text import GeneratedText
 from peagle.drafter.drafter_cli import app
 from support.paths import EMBEDDED
 
-# What vLLM and torch warn of while they are imported and start is not about this project.
+# Warnings of vLLM and torch at import and start are not about this project.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 TARGET = EMBEDDED / "target"
 ROW_TOKENS = 64
 END = 0
-# It ends by itself; the chat's answer goes on to the end of its row.
+# Its answer ends by itself; the chat's answer continues to the end of its row.
 TEXT = "\n\nif __name__ == '__main__':"
 CHAT = "import unittest\n\nclass TestCase(unittest.TestCase):\n    def test_open(self):"
-# In nats, by which the first choice may lie ahead of the one made: the engine rounds to bfloat16.
+# Largest gap in nats between the first choice and the chosen token: the engine rounds to bfloat16.
 TIE = 0.25
 
 

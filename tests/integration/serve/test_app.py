@@ -1,4 +1,4 @@
-"""What a deployment file becomes in Ray Serve LLM's own configuration. Needs vLLM installed, and starts none."""
+"""How a deployment file becomes Ray Serve LLM's own configuration. Needs vLLM installed, but starts no engine."""
 
 from typing import Any
 
@@ -137,7 +137,7 @@ def test_the_kinds_of_gpu_are_those_that_ray_takes() -> None:
 
 @pytest.mark.parametrize(("keys_file", "bound"), [(None, False), ("keys.yaml", True)])
 def test_a_router_keeps_clients_limits_even_where_it_has_nothing_else_to_do(keys_file: str | None, bound: bool) -> None:
-    with local_ray():  # Ray would connect to any that it finds on this machine
+    with local_ray():  # Ray would otherwise connect to any cluster on this machine
         app = compose([_deployment()], ApiSettings(keys_file=keys_file))
     assert (app._bound_deployment.init_kwargs["router"] is not None) == bound
 

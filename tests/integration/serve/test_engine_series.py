@@ -1,4 +1,4 @@
-"""vLLM's series: what an engine's steps add up to reaches Ray, and seldom."""
+"""vLLM's metrics reach Ray summed over an engine's steps, and rarely."""
 
 import asyncio
 from typing import Any
@@ -10,7 +10,7 @@ from support.virtual_time import in_virtual_time
 
 
 class Ray:
-    """Stands where Ray's metric is, and writes down what it is told."""
+    """Replaces Ray's metric, and records its values."""
 
     _tag_keys = ("engine", "ReplicaId")
 

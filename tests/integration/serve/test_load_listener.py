@@ -1,4 +1,4 @@
-"""What a replica hears of its engine's steps, whenever it asks."""
+"""What a replica learns about its engine's steps, whenever it asks."""
 
 import weakref
 
@@ -17,7 +17,7 @@ def _step(running: int, tokens: int) -> tuple[SchedulerStats, IterationStats]:
 
 
 def kept(steps: list[weakref.ref[IterationStats]]) -> int:
-    """How many of the steps' statistics somebody still holds."""
+    """Return how many of the steps' statistics are still referenced."""
     return sum(step() is not None for step in steps)
 
 

@@ -1,4 +1,4 @@
-"""Real engines that score and embed, asked as a replica asks them."""
+"""Real engines that score and embed, called as by a replica."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ DOCUMENTS = ["import os", "def f(x):\n    return x", "class A:", "x = 1"]
 
 
 class Engine:
-    """One engine with vLLM's handlers of what its model does."""
+    """One engine with vLLM's handlers for its model."""
 
     def __init__(self, client: Any, state: Any) -> None:
         self.client, self.state = client, state
@@ -41,7 +41,7 @@ class Engine:
         client.logger_manager.stat_loggers.append(self.listener)
 
     async def ask(self, make: Callable[[dict[str, Any]], Any], **data: Any) -> Any:
-        """The answer's body, or the error in Ray's form."""
+        """Return the answer's body, or the error in Ray's form."""
         handler = self.state.serving_embedding if make is to_embeddings else self.state.serving_scores
         request = make({**data}).model_copy(update={"request_id": "r"})
         (reply,) = [reply async for reply in ask_pooled(handler, request, None)]
@@ -121,7 +121,7 @@ async def test_sides_of_different_lengths_are_the_client_s_mistake(reranker: Eng
 
 
 async def test_clients_share_its_steps(reranker: Engine) -> None:
-    """Several clients at once: requests rest that have no part in a step, and every answer is as it is alone."""
+    """Several clients at once: requests without a part in a step rest, and every answer is the same as alone."""
     alone = await reranker.ask(to_score, text_1="x", text_2=DOCUMENTS * 8)
 
     async def of(client: str) -> Any:

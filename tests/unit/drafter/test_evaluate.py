@@ -1,4 +1,4 @@
-"""What a head drafts, and what a greedy target accepts of it."""
+"""What a head drafts, and how much of it a greedy target accepts."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def one_thread() -> None:
 def test_a_walk_counts_what_is_accepted_and_goes_on_behind_it() -> None:
     tokens = np.arange(10)
     drafts = np.array([[known + 1, known + 2] for known in range(1, 10)])
-    assert walk(drafts, tokens, 2) == [2, 2]  # known 2, 5; from 8 on a draft would leave the row
+    assert walk(drafts, tokens, 2) == [2, 2]  # known 2, 5; from 8 on a draft would exceed the row
     assert walk(drafts * 0, tokens, 2) == [0] * 6
     drafts[1] = (3, 99)
     assert walk(drafts, tokens, 2) == [1, 2, 2]
@@ -71,7 +71,7 @@ def test_a_draft_depends_only_on_what_is_known_when_it_is_made(method: str) -> N
 def test_partitioned_drafts_are_those_that_the_training_pass_makes() -> None:
     head, plan = load_head(TARGET, EMBEDDED / "p-eagle")
     if plan.markov_rank:
-        del head.markov_head  # the training pass of speculators has none
+        del head.markov_head  # speculators' training pass has none
     batch = TargetTap(TARGET, plan.tapped_layers or ())(Row(TOKENS))
     seen: list[torch.Tensor] = []
     head.lm_head.register_forward_hook(lambda _module, _inputs, logits: seen.append(logits[0].argmax(-1)))
@@ -111,7 +111,7 @@ def test_a_head_drafts_along_the_ngrams_of_the_row_up_to_there() -> None:
     batch = TargetTap(TARGET, plan.tapped_layers or ())(Row(tokens))
     plain, biased = (drafts_of(head, batch, 5, nats) for nats in (0.0, 5.0))
     changed = (plain != biased).any(1)
-    assert not changed[:9].any()  # nothing has come again
+    assert not changed[:9].any()  # no n-gram has occurred again yet
     assert changed[10:].any()
     assert torch.equal(plain[:, 0], biased[:, 0])
     for known in (5, 17, 30):
@@ -140,7 +140,7 @@ def test_drafts_in_padding_are_not_counted() -> None:
 
 
 def greedy_rows(count: int) -> GeneratedText:
-    """Rows of 40 tokens, the last 24 of which the target wrote greedily."""
+    """Return rows of 40 tokens, the last 24 of which the target wrote greedily."""
     model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
     tokens = torch.from_numpy(np.random.default_rng(9).integers(2, 2048, (count, 16)))
     with torch.no_grad():

@@ -7,8 +7,8 @@ import pytest
 
 @pytest.fixture(scope="package")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Configurations of a small target and its head."""
-    # Imported here: it brings in torch.
+    """Write configurations of a small target and its head."""
+    # Imported here, because it imports torch.
     from support.scheduler_core import write_models
 
     return write_models(tmp_path_factory.mktemp("model"))
@@ -16,7 +16,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def draft_rows_kernel() -> ModuleType:
-    """The kernel's module, under Triton's interpreter: which it is to be is settled as the module is imported."""
+    """Return the kernel's module under Triton's interpreter, which must be chosen before the import."""
     pytest.importorskip("triton")
     module = importlib.import_module("peagle.engine.drafting.draft_rows_kernel")
     with pytest.MonkeyPatch.context() as patch:

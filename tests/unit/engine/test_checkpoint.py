@@ -1,4 +1,4 @@
-"""Whatever a checkpoint's files hold, the only thing that comes out of reading them is a ConfigError."""
+"""Whatever a checkpoint's files contain, reading them raises nothing except ConfigError."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""What becomes of log records about requests that cannot be answered, by vLLM's loggers and Ray Serve's."""
+"""How vLLM's and Ray Serve's log records about invalid requests are shortened."""
 
 import logging
 
@@ -21,7 +21,7 @@ def record_of(name: str, text: str, error: BaseException | None = None) -> loggi
 
 
 def said(name: str, error: BaseException, is_mistake: IsMistake) -> str:
-    """The level and the text of a record about `error`."""
+    """Return the level and the text of a record about `error`."""
     try:
         raise error
     except BaseException as caught:

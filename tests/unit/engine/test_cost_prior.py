@@ -1,4 +1,4 @@
-"""What step times are first guessed from; what stands in for something unknown is said with its field and the fix."""
+"""The source of the step-time prior; a stand-in for something unknown is reported with its field and the fix."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""What a CPU computes in, by what Linux says of it."""
+"""The default dtype on a CPU, by the flags that Linux reports."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which cores the threads of an engine's process run on."""
+"""On which cores the threads of an engine's process run."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# In a process of its own: where it may run is changed, and it keeps its threads.
+# In a separate process, because it changes its affinity and keeps its threads.
 PROGRAM = """
 import json, os, sys, threading
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_threads_of_process_groups_leave_the_models_cores_and_no_others_do() -> 
 
 
 def _all_cores() -> list[int]:
-    """What this process may be given, which is more than it has where pytest runs several."""
+    """Return the cores that this process may use, which may be more than pytest's workers get."""
     own = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))

@@ -1,4 +1,4 @@
-"""Steps shared among clients on the real scheduler: outputs stay the target's, whoever rests and whenever."""
+"""Steps shared among clients on the real scheduler: outputs stay the target's, whichever requests rest."""
 
 import random
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_output_is_the_targets_own_while_requests_rest(
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
 def test_a_client_with_one_request_waits_for_no_more_than_the_step_under_way(folder: Path, overlapped: bool) -> None:
     core = Core(scheduler_of(folder, overlapped, blocks=200, step_tokens=16), overlapped, random.Random(1))
-    for index in range(20):  # of which 8 fill the batch
+    for index in range(20):  # 8 of these fill the batch
         add(core, f"many{index}", [index, 2, 3], 200, [], flow=MANY)
     for _ in range(5):
         core.step()
@@ -87,7 +87,7 @@ def test_prompts_longer_than_a_step_come_in_beside_those_who_run(folder: Path, o
     add(core, "few", [1, 2, 3], 200, [], flow=FEW)
     for index in range(8):
         add(core, f"many{index}", [index] * 40, 100, [], flow=MANY)
-    for _ in range(10):  # until nobody is behind
+    for _ in range(10):  # until no flow is behind
         core.step()
     for _ in range(50):
         core.step()

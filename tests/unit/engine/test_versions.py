@@ -1,4 +1,4 @@
-"""Which releases of vLLM are known."""
+"""Which vLLM releases are supported."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Property tests repeat: the same examples every time, none kept on disk, and no limit that a busy machine breaks."""
+"""Makes property tests repeatable: the same examples every time, nothing stored, no deadline on a busy machine."""
 
 from hypothesis import settings
 

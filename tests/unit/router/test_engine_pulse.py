@@ -1,4 +1,4 @@
-"""When an engine's silence is unusual, and when it is given up."""
+"""When an engine's silence is unusual, and when the engine counts as dead."""
 
 import pytest
 
@@ -9,7 +9,7 @@ HUNG_AFTER_S = 30.0
 
 
 class Watched:
-    """A pulse that is looked at twice a second."""
+    """A pulse that is checked twice a second."""
 
     def __init__(self) -> None:
         self.pulse = EnginePulse(HUNG_AFTER_S)
@@ -17,7 +17,7 @@ class Watched:
         self.tokens, self.rate = 0, 1000.0
 
     def pass_s(self, seconds: float, step_s: float | None = None) -> Pulse:
-        """Let time pass, with steps of `step_s` or none; return what the last look said."""
+        """Let time pass, with steps of `step_s` or none; return the result of the last look."""
         seen = Pulse.BEATS
         until_s, next_step_s = self.now_s + seconds, self.now_s
         while self.now_s < until_s - 1e-9:
@@ -29,7 +29,7 @@ class Watched:
         return seen
 
     def until(self, wanted: Pulse) -> float:
-        """Seconds of silence until a look says `wanted`."""
+        """Return the seconds of silence until a look returns `wanted`."""
         began_s = self.now_s
         while self.pass_s(TICK_S) is not wanted:
             assert self.now_s - began_s < 1000, "it never came"
@@ -91,7 +91,7 @@ def test_time_without_work_is_no_step(watched: Watched) -> None:
 
 
 def test_a_long_prompt_has_its_time(watched: Watched) -> None:
-    watched.tokens = 8000  # 8 s at its rate
+    watched.tokens = 8000  # 8 s at the engine's rate
     assert watched.until(Pulse.STALLED) >= 20
 
 

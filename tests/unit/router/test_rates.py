@@ -1,4 +1,4 @@
-"""An engine's rates are learned from its steps and requests, and forget what is long past."""
+"""An engine's rates are learned from its steps and requests, and old observations fade."""
 
 import math
 import random
@@ -225,7 +225,7 @@ def test_the_only_replica_is_as_fast_as_it_says() -> None:
 
 
 def test_a_usual_answer_is_as_long_on_every_replica() -> None:
-    """Its length is the model's and the clients'; what a few requests showed would make one replica look slow."""
+    """Its length depends on the model and the clients; a few requests would make one replica look slow."""
     short = replace(measured("a", 100.0, 500.0), output_tokens_mean=50.0)
     long = replace(short, replica_id="b", output_tokens_mean=150.0)
     fleet = FleetRates([short, long])

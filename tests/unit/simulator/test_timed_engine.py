@@ -1,4 +1,4 @@
-"""The timed engine takes the time of its model: batches share steps, prompts wait for chunks, cached ones do not."""
+"""The timed engine takes its model's time: batches share steps, prompts wait for chunks, cached prefixes are free."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ def request(prompt: int, key: int | None = None, prefix: int = 0) -> RouteReques
 
 
 async def timed(engine: TimedEngine, asked: RouteRequest, output: int) -> tuple[float, float, list[int]]:
-    """Seconds to the first token and to the last, and what was said."""
+    """Return the seconds to the first and the last token, and the output."""
     start, arrivals, said = now_s(), [], []
     async for tokens in engine.generate(asked, output):
         arrivals.append(now_s() - start)
@@ -28,7 +28,7 @@ async def timed(engine: TimedEngine, asked: RouteRequest, output: int) -> tuple[
 async def test_a_request_gets_its_tokens_and_takes_its_steps() -> None:
     first_s, last_s, said = await timed(TimedEngine(MODEL, now_s=now_s), request(1000), 10)
     assert said == [1, 10]
-    # 1,000 tokens at 10,000 a second, in two chunks of a step each, and then nine steps.
+    # 1,000 tokens at 10,000 per second, in two chunks of one step each, then nine steps.
     assert first_s == pytest.approx(0.1 + 2 * 0.01)
     assert last_s == pytest.approx(0.1 + 11 * 0.01)
 
@@ -45,7 +45,7 @@ async def test_a_cached_beginning_is_not_prefilled_again() -> None:
     cold_s, _, _ = await timed(engine, request(3000, key=1, prefix=2900), 1)
     warm_s, _, said = await timed(engine, request(3000, key=1, prefix=2900), 1)
     assert said == [1]
-    # At 10,000 tokens a second and a step for each chunk of 512: all 3,000 of them, then the 100 after its beginning.
+    # At 10,000 tokens per second and a step per chunk of 512: first all 3,000 tokens, then the 100 after the prefix.
     assert cold_s == pytest.approx(0.3 + 6 * 0.01)
     assert warm_s == pytest.approx(0.01 + 0.01)
 
@@ -58,7 +58,7 @@ async def test_who_finds_the_batch_full_waits_and_is_counted() -> None:
     seen = engine.snapshot("a")
     assert (seen.running_requests, seen.waiting_requests, seen.requests) == (2, 1, 3)
     waits = sorted(first_s for first_s, _, _ in await asyncio.gather(*tasks))
-    # Until the two before it have had theirs: a step for their prompts, which gives a token, and 19 more; then its own.
+    # It waits for the two before it: a step for their prompts, which gives a token, and 19 more; then its own.
     assert waits[2] == pytest.approx(21 * 0.01 + 3 * 10 / 10_000)
     seen = engine.snapshot("a")
     assert (seen.requests, seen.queued_prompt_tokens) == (0, 0)

@@ -317,7 +317,10 @@ class _Preceded:
 
 
 def _layer_input(head: PEagleDraftModel, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """Return the first layer's input, [1, positions, 2 hidden]; `ids` are [1, positions], `hidden` also 3 hidden."""
+    """Return the first layer's input, [1, positions, 2 hidden].
+
+    `ids` is [1, positions], `hidden` is [1, positions, 3 hidden].
+    """
     embeddings = head.embed_tokens(ids).to(hidden.dtype)
     if head.input_norm is not None:
         hidden = head.input_norm(hidden)

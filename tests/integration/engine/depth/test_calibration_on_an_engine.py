@@ -1,4 +1,4 @@
-"""A real engine is timed at every batch size and K before it serves, and is as before afterwards."""
+"""A real engine is timed at every batch size and K before it serves, and is unchanged afterwards."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,12 +16,12 @@ from support.engine_runner import KV_CACHE_GIB, embedded
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SIZES, DEPTHS = (1, 2, 4), (0, 3, 7)
-# It ends once each point is timed, however long that takes a busy machine.
+# Calibration ends once each point is timed, however long that takes on a busy machine.
 ENOUGH_S = 300.0
 
 
 class Watched:
-    """An engine that counts requests which run to their end."""
+    """An engine that counts requests that run to their end."""
 
     def __init__(self, engine: Any) -> None:
         self.engine, self.ended = engine, 0
@@ -62,20 +62,20 @@ async def test_each_point_is_timed_and_nothing_is_left_behind(engine: Watched) -
     stats = await live_depth.read_step_stats(engine)
     assert stats.table.depths == (3, 3, 1)
     assert stats.table.version > 5
-    # What was timed is what its K says: each request drafted to the end, and where K is 0 none did.
+    # The timed steps match their K: each request drafted to the end, and at K = 0 none did.
     cells = {(cell.batch_size, cell.depth): cell for cell in stats.cells}
     assert all(cells[each.batch_size, each.depth].steps >= each.steps for each in times)
     assert all(cells[size, depth].reached and not cells[size, depth].rested for size in SIZES for depth in (3, 7))
     assert not any(sum(cells[size, 0].drafted) for size in SIZES)
 
-    # Every request has been taken back: the next one has the engine for itself.
+    # Every request has been aborted, so the next one has the engine for itself.
     assert await engine.reset_prefix_cache()
     parameters = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     assert [output async for output in engine.generate({"prompt_token_ids": [1, 2, 3]}, parameters, "next")]
     added = (await live_depth.read_step_stats(engine)).since(stats)
     assert {cell.batch_size for cell in added.cells if cell.steps} == {1}
 
-    # Too little time: what was under way is taken back, rather than waited for.
+    # With too little time, running requests are aborted instead of awaited.
     engine.ended = 0
     few = await calibrate(engine, (1, 8, 16, 24, 32), tuple(range(8)), 1.0)
     assert len(few) < 40
@@ -85,7 +85,7 @@ async def test_each_point_is_timed_and_nothing_is_left_behind(engine: Watched) -
 
 
 async def test_every_k_runs_through_every_path_and_nothing_is_left_behind(engine: Watched) -> None:
-    """What a GPU's engine does before it is ready, on a CPU, which need not."""
+    """The warm-up of a GPU engine, on a CPU, which does not need it."""
     from peagle.engine.depth.warm_up import run_all
 
     runs = warm_runs(DEPTHS, 3, 100)
@@ -103,7 +103,7 @@ async def test_every_k_runs_through_every_path_and_nothing_is_left_behind(engine
     paths = len(SamplingPath)
     for size in warm_batch_sizes(3):
         for depth in DEPTHS:
-            # A step of an own for each path, and drafts as deep as asked.
+            # A separate step for each path, and drafts as deep as requested.
             assert cells[size, depth].steps >= paths - (size == 1)
             assert depth == 0 or cells[size, depth].reached
     assert await engine.reset_prefix_cache()

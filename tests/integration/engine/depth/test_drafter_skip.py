@@ -1,4 +1,4 @@
-"""Where K is 0 for all of a batch no draft is made; outputs stay, and a request that missed drafts makes no more."""
+"""With K = 0 for a whole batch no draft is made; outputs stay, and a request that missed drafts makes no more."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from support.engine_runner import Runner, embedded, held_out, running
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # float32: see test_live_depth.py.
-# Small blocks, so that prompts leave whole ones in the prefix cache.
+# Small blocks, so that prompts leave whole blocks in the prefix cache.
 ENGINE = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8, "block_size": 32}
 TOKENS = 32
 
@@ -57,7 +57,7 @@ def runner() -> Iterator[Runner]:
     deployment = embedded(**ENGINE)
     adaptive = deployment.speculation.model_copy(update={"adaptive": True})
     with pytest.MonkeyPatch.context() as patch:
-        # Lets a test look into the worker.
+        # Lets a test inspect the worker.
         patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
         with running(deployment.model_copy(update={"speculation": adaptive})) as runner:
             runner.llm.collective_rpc(watch)
@@ -66,7 +66,7 @@ def runner() -> Iterator[Runner]:
 
 @pytest.fixture(scope="module")
 def truth(runner: Runner) -> list[tuple[int, ...]]:
-    """The texts at full depth, which are the target's own (test_live_depth.py)."""
+    """Return the texts at full depth, which are the target's own (test_live_depth.py)."""
     runner.set_depths(7)
     return texts(runner)
 
@@ -113,11 +113,11 @@ def test_no_deeper_is_drafted_than_is_verified_and_as_well(runner: Runner, truth
         drafted = counts(runner)["rows"] - counted
         assert added.depth_effective == depth
         assert drafted > 0.9 * added.drafts * depth
-        # A mask for each draft but the first, of as many as there are; a CPU passes over no rejected rows.
+        # A mask for each draft except the first; a CPU computes no rejected rows.
         assert 0 < added.rows.drafted < added.rows.verified + drafted
     # One step in eight drafts all seven.
     assert drafted < 1.8 * added.drafts * 2
-    # Texts are the same, but where drafts begin is not: the deeper ones pass over easy text in fewer steps.
+    # Texts are the same, but drafts begin at different positions: deeper ones pass easy text in fewer steps.
     assert rights[2] == pytest.approx(rights[7], abs=0.15)
     assert sum(cell.tail_reached[6] for cell in added.cells) > 0
 
@@ -195,7 +195,7 @@ def test_after_a_time_without_drafts_new_ones_are_as_good_as_before(
     for depth in (7, 0, 7):
         runner.set_depths(depth)
         if depth == 0:
-            # Prompts too are computed without the drafter then; what that leaves in the cache may not spoil the next.
+            # Prompts are then also computed without the drafter; the gaps in the cache must not harm later requests.
             runner.llm.reset_prefix_cache()
         before = runner.counters()
         assert texts(runner) == truth
@@ -204,13 +204,13 @@ def test_after_a_time_without_drafts_new_ones_are_as_good_as_before(
             after[name] - before[name] for name in ("spec_decode_num_accepted_tokens", "spec_decode_num_draft_tokens")
         )
         shares.append(accepted / drafted if drafted else 0.0)
-    # vLLM's own counters hold every draft. Which batch it is made in can turn the last bits of a close choice.
+    # vLLM's own counters include every draft. The batch size can flip the last bits of a close choice.
     assert shares[2] == pytest.approx(shares[0], rel=0.05)
     assert shares[1] == 0.0
 
 
 def test_what_the_drafter_had_no_room_for_is_no_draft(runner: Runner) -> None:
-    """At the context's end vLLM hands out zeros for drafts, which the target would refuse one by one."""
+    """At the end of the context vLLM returns zeros as drafts, which the target would reject one by one."""
     tokenizer, length = runner.llm.get_tokenizer(), runner.llm.model_config.max_model_len
     prompt = tokenizer.decode(tokenizer.encode("\n".join(held_out(16)))[: length - 40])
     texts: list[tuple[int, ...]] = []
@@ -227,7 +227,7 @@ def test_what_the_drafter_had_no_room_for_is_no_draft(runner: Runner) -> None:
     assert 20 < len(texts[1]) < 60
     steps = [after.since(before) for before, after in itertools.pairwise(seen)]
     tokens = [sum(cell.tokens for cell in step.cells) for step in steps]
-    # Where fewer than these are left to be written the drafter, which needs room for Kmax, has none.
+    # With fewer tokens left than this, the drafter has no room, because it needs Kmax.
     left = [sum(tokens[number:]) for number in range(len(steps))]
     late = [bool(step.drafts) for step, tokens_left in zip(steps, left, strict=True) if 0 < tokens_left < 6]
     assert late

@@ -1,9 +1,9 @@
-"""Live depth in a real engine: outputs never change, and K is what was asked for.
+"""Live depth in a real engine: outputs never change, and K is as requested.
 
-Everything runs in float32. In bfloat16 a row's logits depend, in their last bits, on how many rows are computed with
-it: K, batch size and preemption all change that number, and where two tokens are nearly as likely the greedy choice
-flips, with and without speculation. float32 leaves differences of about one part in a million, far below the gaps that
-occur. vLLM's own tests of speculation compare in float32 for the same reason.
+Everything runs in float32. In bfloat16 the last bits of a row's logits depend on how many rows are computed with it. K,
+batch size and preemption all change that number. If two tokens are almost equally likely, the greedy choice then flips,
+with and without speculation. float32 leaves differences of about one part in a million, far below the gaps that occur.
+vLLM's own tests of speculation compare in float32 for the same reason.
 """
 
 import json
@@ -23,17 +23,17 @@ from support.engine_runner import Runner, embedded, held_out, running
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 DEPTH_MAX = 7
-# By batch size. Alone each takes several times as long, and has the same text to go wrong in.
+# By batch size. Alone a prompt takes several times as long, and tests the same text.
 PROMPTS = {1: 25, 8: 100}
 TOKENS = 24
-# Room for 8 requests of the lossless tests, not for 8 of PREEMPTING.
+# Room for 8 requests of the lossless tests, but not for 8 of PREEMPTING.
 ENGINE = {
     "dtype": "float32",
     "enforce_eager": True,
     "max_num_seqs": 8,
     "block_size": 32,
     "num_gpu_blocks_override": 100,
-    # A model this small otherwise indents until its tokens run out.
+    # A model this small would otherwise indent until its tokens run out.
     "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
 }
 SCHEMA = {
@@ -46,7 +46,7 @@ SCHEMA = {
     "required": ["kind", "public", "names"],
     "additionalProperties": False,
 }
-# By turns: those whose own parameters vLLM does not apply to drafts are served beside others, without any.
+# In turn: vLLM does not apply these parameters to drafts, so such requests run without drafts next to others.
 BIAS = dict.fromkeys(range(200, 2000, 3), -100.0)
 TURNS: tuple[dict[str, Any], ...] = (
     {},
@@ -54,10 +54,10 @@ TURNS: tuple[dict[str, Any], ...] = (
     {"min_p": 0.3, "temperature": 1.2, "seed": 5},
     {"logit_bias": BIAS, "min_p": 0.1, "temperature": 0.9, "seed": 6},
 )
-# By turns: three requests of one client, one of another; a shared step has room for three.
+# In turn: three requests of one client, one of another; a shared step has room for three.
 CLIENTS = tuple({"extra_args": {FLOW_ARG: [name, 1.0, False]}} for name in ("many", "many", "few", "many"))
 STEP_TOKENS = 3 * (DEPTH_MAX + 1)
-# Each way to read the text so far is one more to compare the next token with: 0.2 ms at first, 50 ms later.
+# Each way to parse the text so far must be compared with the next token: 0.2 ms at first, 50 ms later.
 LATE_GRAMMAR = """
 root ::= a "~"
 a ::= b a | b
@@ -76,7 +76,7 @@ def lossless(runner: Runner, batch_size: int, on_step: OnStep = None, by_turns: 
 
 
 def preempting(runner: Runner, on_step: OnStep = None, by_turns: Turns = ({},)) -> list[tuple[int, ...]]:
-    """Eight requests that outgrow the KV cache together."""
+    """Run eight requests that together outgrow the KV cache."""
     prompts = [prompt * 2 for prompt in held_out(8)]
     outputs = runner.generate(prompts, 8, on_step, by_turns, max_tokens=320, ignore_eos=True)
     return [tuple(output.token_ids) for output in outputs]
@@ -97,10 +97,10 @@ def structured(runner: Runner, on_step: OnStep = None, by_turns: Turns = ({},)) 
 
 
 def beside_a_late_grammar(runner: Runner) -> tuple[Any, list[tuple[int, ...]]]:
-    """The answer of a request whose grammar becomes slow, and those of three requests beside it."""
+    """Return the answer of a request whose grammar becomes slow, and those of three concurrent requests."""
     from vllm.sampling_params import StructuredOutputsParams
 
-    # Its turn comes once.
+    # It is used once.
     turns = ({"structured_outputs": StructuredOutputsParams(grammar=LATE_GRAMMAR)}, {}, {}, {})
     late, *others = runner.generate(held_out(4), 4, by_turns=turns, max_tokens=250, ignore_eos=True)
     return late, [tuple(output.token_ids) for output in others]
@@ -121,7 +121,7 @@ def tokens_of(outputs: list[Any]) -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def truth() -> dict[str, Any]:
-    """What the target says without speculation."""
+    """Return the target's output without speculation."""
     deployment = embedded(**ENGINE)
     plain = deployment.model_copy(update={"speculation": deployment.speculation.model_copy(update={"enabled": False})})
     with running(plain, mask_s_max=MASK_S_MAX) as runner:
@@ -142,7 +142,7 @@ def truth() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def runner(truth: dict[str, Any]) -> Iterator[Runner]:
-    """One engine with live depth; started after the one without has gone."""
+    """Start one engine with live depth, after the one without has stopped."""
     deployment = embedded(**ENGINE)
     routing = deployment.routing.model_copy(update={"step_tokens_shared": STEP_TOKENS})
     with running(deployment.model_copy(update={"routing": routing}), mask_s_max=MASK_S_MAX) as runner:
@@ -182,7 +182,7 @@ def test_output_equals_the_targets_own_while_clients_share_steps(runner: Runner,
     before = runner.stats()
     assert lossless(runner, 8, by_turns=CLIENTS) == truth["lossless at 8"]
     done = runner.stats().since(before)
-    # Until one of the clients has all its answers. Most shared steps hold a part of a prompt, too.
+    # Until one client has all its answers. Most shared steps also contain part of a prompt.
     crowded = sum(cell.steps for cell in done.cells if cell.batch_size > 3)
     assert crowded < 0.2 * (sum(cell.steps for cell in done.cells) + sum(cell.steps for cell in done.prompts.cells))
     assert lossless(runner, 8, runner.restless(seed=19), CLIENTS) == truth["lossless at 8"]
@@ -199,7 +199,7 @@ def test_shared_out_by_request_as_many_drafts_are_verified_and_more_of_them_are_
         runner.set_depths(depth, by_request=by_request)
         assert lossless(runner, 8) == truth["lossless at 8"]
         before = runner.stats()
-        # Of short answers few steps hold eight drafts and no prompt.
+        # With short answers few steps hold eight drafts and no prompt.
         runner.generate(held_out(48), 8, max_tokens=96, ignore_eos=True)
         cells = [cell for cell in runner.stats().since(before).cells if cell.batch_size == 8]
         (cell,) = cells
@@ -213,7 +213,7 @@ def test_shared_out_by_request_as_many_drafts_are_verified_and_more_of_them_are_
 
 
 def rate_gap(right: int, of: int, other_right: int, other_of: int) -> float:
-    """Two-proportion z: how many standard errors apart two rates are."""
+    """Return the two-proportion z: the difference of two rates in standard errors."""
     pooled = (right + other_right) / (of + other_of)
     error = math.sqrt(pooled * (1 - pooled) * (1 / of + 1 / other_of))
     return 0.0 if error == 0 else (right / of - other_right / other_of) / error
@@ -226,10 +226,10 @@ def total(cells: Sequence[StepCell], field: str, position: int) -> int:
 def measured(
     runner: Runner, shallow: int, deep: int, batch_size: int
 ) -> tuple[tuple[StepCell, ...], tuple[StepCell, ...]]:
-    """Steps at one depth and at another, drawn anew for each step of one run.
+    """Measure steps at two depths, chosen randomly for each step of one run.
 
-    In runs of their own the two would draft from different places: deep drafts pass over easy text in fewer steps, so
-    that less of it is counted.
+    In separate runs the drafts would begin at different positions: deep drafts pass easy text in fewer steps, so less
+    of it is counted.
     """
     rng, before = random.Random(batch_size), runner.stats()
     runner.generate(
@@ -315,7 +315,7 @@ def test_parameters_that_no_draft_is_judged_by_are_served_without_drafts(
     drafted = [output.spec_decode_metrics.num_draft_tokens for output in outputs]
     assert [count > 0 for count in drafted] == [index % len(TURNS) == 0 for index in range(len(outputs))]
     assert tokens_of(by_turns(runner, runner.restless(seed=17))) == truth["by turns"]
-    # The bias shows.
+    # The bias has an effect.
     assert not any(
         set(text) & set(BIAS) for index, text in enumerate(tokens_of(outputs)) if index % len(TURNS) in (1, 3)
     )

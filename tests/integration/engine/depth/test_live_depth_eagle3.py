@@ -1,4 +1,4 @@
-"""The cut does not care how a draft was made: live depth with the autoregressive EAGLE-3 head."""
+"""Live depth cuts drafts of the autoregressive EAGLE-3 head in the same way."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a P-EAGLE drafter passes over on a CPU, against vLLM's own layout without the rows that it marks as rejected."""
+"""A P-EAGLE drafter's rows on a CPU, compared with vLLM's own layout without its rejected rows."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ BUFFER = 512
 
 @pytest.fixture(scope="module", autouse=True)
 def vllm_with_cpu_kernels() -> None:
-    """Do once what a worker and the CPU model runner do when they start."""
+    """Do once what a worker and the CPU model runner do at start."""
     from vllm.platforms import current_platform
     from vllm.utils import cpu_triton_utils
     from vllm.v1.spec_decode import llm_base_proposer
@@ -36,7 +36,7 @@ def vllm_with_cpu_kernels() -> None:
 
 
 def proposer(method: str = "eagle3", masks: bool = True, depth: int = DRAFTED) -> Any:
-    """vLLM's, with no model: the buffers that it lays rows out in. A step asks it for `depth` drafts."""
+    """Return vLLM's proposer without a model: only the buffers for its rows. A step asks it for `depth` drafts."""
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
     made = object.__new__(SpecDecodeBaseProposer)
@@ -62,7 +62,7 @@ def proposer(method: str = "eagle3", masks: bool = True, depth: int = DRAFTED) -
 
 
 def batch(lengths: Sequence[int], computed: Sequence[int], rejected: Sequence[int] | None) -> dict[str, Any]:
-    """What vLLM gives: `lengths` verified rows of requests that had `computed` tokens, of them `rejected` wrong."""
+    """Return vLLM's inputs: `lengths` verified rows of requests with `computed` tokens, `rejected` of them wrong."""
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
     draw = np.random.default_rng(len(lengths))
@@ -101,7 +101,7 @@ def batch(lengths: Sequence[int], computed: Sequence[int], rejected: Sequence[in
         ([1], [100], None),
         ([40], [0], None),
         ([8, 8, 8], [3, 60, 17], [7, 0, 4]),
-        ([8, 1, 30, 4, 8], [33, 64, 0, 15, 200], [2, 0, 0, 3, 5]),  # one that prefills among them
+        ([8, 1, 30, 4, 8], [33, 64, 0, 15, 200], [2, 0, 0, 3, 5]),  # one of them prefills
         ([8, 8], [CONTEXT - 8, CONTEXT - 11], [0, 2]),  # masks beyond the context
         ([8, 8], [CONTEXT - 8, 16], [5, 0]),
     ],
@@ -124,7 +124,7 @@ def test_rows_are_vllms_without_the_rejected_ones(
         assert torch.equal(getattr(ours, name)[:count], getattr(theirs, name)[:padded][kept]), name
     assert torch.equal(metadata.slot_mapping, padded_metadata.slot_mapping[kept])
 
-    # Each row among those kept: the same ones are sampled.
+    # The index of each row among those kept: the same rows are sampled.
     numbers = kept.cumsum(0) - 1
     assert samples.dtype == torch.int32
     assert samples.tolist() == numbers[padded_samples.long()].tolist()
@@ -135,7 +135,7 @@ def test_rows_are_vllms_without_the_rejected_ones(
     assert torch.equal(metadata.seq_lens, padded_metadata.seq_lens - dropped)
     assert metadata.max_query_len == int(metadata.query_start_loc.diff().max())
     assert metadata.max_seq_len == padded_metadata.max_seq_len
-    # What was computed before does not change.
+    # Earlier computed tokens do not change.
     assert torch.equal(metadata.compute_num_computed_tokens(), padded_metadata.compute_num_computed_tokens())
 
 
@@ -167,9 +167,9 @@ def test_a_step_that_asks_for_fewer_drafts_has_fewer_masks_and_else_the_same_row
 
 
 def test_a_layout_of_vllms_own_is_taken_for_what_it_is() -> None:
-    """It has masks for the configured depth, whatever depth is asked for."""
+    """vLLM lays out masks for the configured K, whatever K is asked for."""
     made = proposer(depth=3)
-    made.vllm_config.model_config.uses_mrope = True  # a kind of target whose drafter keeps vLLM's layout
+    made.vllm_config.model_config.uses_mrope = True  # a kind of target for which vLLM's layout is kept
     count, samples, _ = made.set_inputs_first_pass(**batch([8, 3], [20, 40], [2, 0]))
     assert made.peagle_runner.peagle_rows == (count, count)
     assert made.num_speculative_tokens == DRAFTED
@@ -189,7 +189,7 @@ def test_other_drafters_keep_vllms_layout() -> None:
 
 
 def test_ngrams_are_those_of_what_is_written_so_far() -> None:
-    """Over the chunks of a prompt, behind drafts that are wrong, and after steps that drafted nothing."""
+    """Over the chunks of a prompt, after rejected drafts, and after steps without drafts."""
     text = np.random.default_rng(5).integers(2, 9, 60).tolist()
     prompt = text[:40]
     ours = proposer()
@@ -207,7 +207,7 @@ def test_ngrams_are_those_of_what_is_written_so_far() -> None:
         rows["target_token_ids"], rows["next_token_ids"] = torch.tensor(tokens).int(), torch.tensor([new]).int()
         ours.set_inputs_first_pass(**rows)
 
-    step(0, prompt[:16], prompt[-1])  # what vLLM has follow a chunk behind which more is to come
+    step(0, prompt[:16], prompt[-1])  # vLLM's next token after a chunk that is not the last
     step(16, prompt[16:], text[40])
     step(40, [*text[40:44], 99, 99, 99, 99], text[44], wrong=4)
     step(47, text[47:48], text[48])

@@ -1,4 +1,4 @@
-"""A Markov head in a real engine, with n-grams and without: the text is the same, and it takes fewer steps."""
+"""A Markov head in a real engine, with and without n-grams: the same text in fewer steps."""
 
 import json
 import shutil

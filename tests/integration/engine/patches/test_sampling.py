@@ -1,4 +1,4 @@
-"""vLLM's samplers on CPU as peagle mends them, fed with logits of the test's own: no engine, many draws."""
+"""vLLM's samplers on CPU with peagle's fixes, with given logits and many draws, without an engine."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ CHI_SQUARE_3 = 16.27
 
 @pytest.fixture(scope="module", autouse=True)
 def vllm_with_cpu_kernels() -> None:
-    """Do once what a worker and the CPU model runner do when they start."""
+    """Do once what a worker and the CPU model runner do at start."""
     from vllm.platforms import current_platform
     from vllm.utils import cpu_triton_utils
     from vllm.v1.sample import rejection_sampler
@@ -40,7 +40,7 @@ def vllm_with_cpu_kernels() -> None:
 
 
 class Batch:
-    """Requests that all see the same logits; request i drafted `drafts[i]` and its seed is `seeds[i]`, or None."""
+    """Requests with the same logits; request i has `drafts[i]` and the seed `seeds[i]`, or None."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Batch:
         return dataclasses.replace(self.metadata, generators=SeededRows(self.generators, last, drafted))
 
     def without_speculation(self, position: int) -> list[int]:
-        """Each request's token after `position`."""
+        """Return each request's token after `position`."""
         from vllm.v1.sample.sampler import Sampler
 
         last = torch.full((self.size,), position)
@@ -98,7 +98,7 @@ class Batch:
         return Sampler()(self.row_logits.repeat(self.size, 1), metadata).sampled_token_ids[:, 0].tolist()
 
     def judged(self, logprobs_mode: str = "raw_logprobs") -> Any:
-        """The rejection sampler's output for one step."""
+        """Return the rejection sampler's output for one step."""
         from vllm.v1.sample.rejection_sampler import RejectionSampler
         from vllm.v1.sample.sampler import Sampler
         from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
@@ -121,7 +121,7 @@ class Batch:
         return sampler(step, None, self.row_logits.repeat(len(rows), 1), metadata)
 
     def tokens(self) -> list[list[int]]:
-        """What each request emits in one step."""
+        """Return what each request emits in one step."""
         from vllm.v1.sample.rejection_sampler import RejectionSampler
 
         return RejectionSampler.parse_output(self.judged().sampled_token_ids, VOCABULARY)[0]
@@ -187,7 +187,7 @@ def test_seeds_hold_beside_greedy_and_unseeded_requests_and_leave_those_alone(lo
     alone = Batch(logits, [[0, 0]], [1]).tokens()[0]
     emitted = Batch(logits, drafts, seeds, temperature).tokens()
     assert emitted[0::4] == [alone] * 10
-    assert emitted[1::4] == [[0, 0]] * 10  # the greedy token is 0: the second draft is refused
+    assert emitted[1::4] == [[0, 0]] * 10  # the greedy token is 0, so the second draft is rejected
     assert len({tuple(tokens) for tokens in emitted[2::4]}) > 1
     assert emitted[3::4] == [Batch(logits, [[]], [2]).without_speculation(START)] * 10
 
@@ -203,7 +203,7 @@ def test_logprobs_are_the_targets_and_not_the_noises(logits: Tensor, mode: str) 
 
 
 def test_vllms_own_stand_in_still_needs_the_mend() -> None:
-    """Fails once vLLM writes what it expands; `cpu_sampling` can then go."""
+    """Fails once vLLM writes its expanded values; `cpu_sampling` can then be removed."""
     code = """
 import torch
 from vllm.platforms import current_platform

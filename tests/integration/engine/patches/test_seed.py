@@ -1,7 +1,7 @@
-"""A seed in a real engine: one text per request and seed, at every depth and batch size, speculation on or off.
+"""A seed in a real engine: one text per request and seed, at every depth and batch size, with or without speculation.
 
-In float32, for the reason that test_live_depth.py gives: in bfloat16 the last bits of the logits depend on the shape of
-the batch, and where two tokens are that close a seeded choice flips as a greedy one does.
+In float32, for the reason given in test_live_depth.py: in bfloat16 the last bits of the logits depend on the shape of
+the batch, and if two tokens are that close a seeded choice flips like a greedy one.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 DEPTH_MAX = 7
 PROMPTS = 8
-# Prompts above `max_num_batched_tokens` are prefilled in parts.
+# Prompts above `max_num_batched_tokens` are prefilled in chunks.
 ENGINE = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -43,7 +43,7 @@ def long_prompt(runner: Runner) -> Texts:
 
 @pytest.fixture(scope="module")
 def truth() -> dict[str, Texts]:
-    """What each seed gives without speculation, one request at a time."""
+    """Return each seed's text without speculation, one request at a time."""
     deployment = embedded(**ENGINE)
     plain = deployment.model_copy(update={"speculation": deployment.speculation.model_copy(update={"enabled": False})})
     with running(plain) as runner:
@@ -54,7 +54,7 @@ def truth() -> dict[str, Texts]:
 
 @pytest.fixture(scope="module")
 def runner(truth: dict[str, Texts]) -> Iterator[Runner]:
-    """One engine with live depth; started after the one without has gone."""
+    """Start one engine with live depth, after the one without has stopped."""
     with running(embedded(**ENGINE)) as runner:
         yield runner
 

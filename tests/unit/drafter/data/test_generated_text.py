@@ -19,7 +19,7 @@ CORPUS = np.zeros(600, dtype=np.int32)
 
 
 def text_of(prompt_tokens: int, tokens: int) -> GeneratedText:
-    """Rows of ones after a prompt of twos."""
+    """Return rows of ones after a prompt of twos."""
     rows = np.ones((4, tokens), dtype=np.int32)
     rows[:, :prompt_tokens] = 2
     return GeneratedText(rows, np.full(4, prompt_tokens, dtype=np.int32))
@@ -75,7 +75,7 @@ def test_every_row_has_an_answer_and_knows_where_its_prompt_ends(prompt_tokens: 
 def test_a_checkpoint_goes_on_only_by_the_plan_that_it_was_trained_with(tmp_path: Path) -> None:
     plan, learned = HEAD_PLANS["p-eagle"], {"target": "one"}
     write_record(tmp_path, plan, {"target": "another"})
-    check_record(tmp_path, replace(plan, seed=12), learned)  # nothing is trained yet
+    check_record(tmp_path, replace(plan, seed=12), learned)  # no checkpoint exists yet
     write_record(tmp_path, replace(plan, seed=12), learned)
     (tmp_path / CHECKPOINT).touch()
     check_record(tmp_path, replace(plan, seed=12, partitions=4, ngram_bias_nats=0.0), learned)

@@ -1,4 +1,4 @@
-"""Prompts of one's own: what a target is asked, which answers become rows, and that padding teaches nothing."""
+"""Custom prompts: what the target is asked, which answers become rows, and that padding has no effect."""
 
 import json
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def chats() -> Any:
-    """The target's tokenizer with its chat template."""
+    """Return the target's tokenizer with its chat template."""
     return AutoTokenizer.from_pretrained(TARGET)
 
 
@@ -156,7 +156,7 @@ def test_an_answer_s_end_is_its_row_s_end() -> None:
 
 
 def padded(padding: int, dtype: type = np.int32) -> GeneratedText:
-    """Four rows of 24, 12, 40 and 30 tokens after prompts of 4, padded to 48."""
+    """Return four rows of 24, 12, 40 and 30 tokens after prompts of 4, padded to 48."""
     rows = np.random.default_rng(5).integers(10, 2048, (4, 48)).astype(np.int32)
     lengths = np.array([24, 12, 40, 30], dtype)
     for row, length in zip(rows, lengths, strict=True):
@@ -222,7 +222,7 @@ def test_full_rows_are_cut_as_they_always_were(step: int, crop_tokens: int, told
 
 @pytest.fixture(scope="module")
 def gradients() -> Callable[[GeneratedText, HeadPlan], dict[str, torch.Tensor]]:
-    """What one step on whole rows teaches a new head of the embedded target."""
+    """Return the gradients of one step on whole rows for a new head of the embedded target."""
     torch.set_num_threads(1)
     tap, config = TargetTap(TARGET, TAPS), AutoConfig.from_pretrained(TARGET)
 
@@ -248,7 +248,7 @@ def test_padding_teaches_nothing(
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
     other = padded(0)
-    other.tokens[:, 11] = 77  # of the answers themselves
+    other.tokens[:, 11] = 77  # in the answers themselves
     assert any(not torch.equal(first[name], each) for name, each in gradients(other, plan).items())
 
 

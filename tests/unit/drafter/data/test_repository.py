@@ -1,4 +1,4 @@
-"""Targets by name: folders as they always were, and repositories out of Hugging Face's cache, without a network."""
+"""Targets by name: folders, and repositories in Hugging Face's cache, without a network."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of org/name at main, in a cache that the library reads, offline."""
+    """Create a snapshot of org/name at main, in a cache that the library reads offline."""
     cache = tmp_path / "cache"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

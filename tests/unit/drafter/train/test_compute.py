@@ -1,4 +1,4 @@
-"""Where training runs: who takes which row, what is refused, and that no tensor is made elsewhere than its row."""
+"""Processes and devices of training: which process takes which row, what is refused, and where tensors are created."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -84,7 +84,7 @@ def test_every_tensor_is_made_where_its_row_lies(tmp_path: Path, method: str, pa
     plan = replace(SMALL_PLAN, method=method, partitions=partitions)
     head = make_head(target, AutoConfig.from_pretrained(target), VOCABULARY - 1, plan, (1, 2, 3))
     tap = TargetTap(target, (1, 2, 3))
-    with torch.device("meta"):  # where a tensor without a device of its own would land, and could not be computed with
+    with torch.device("meta"):  # a tensor without an explicit device would be created there, and be unusable
         batch = tap(Row(rows().tokens[0], 8))
         measures = heads.backward(head, batch, plan, 1)
         drafts = drafts_of(head, batch, 3)
@@ -96,7 +96,7 @@ def test_every_tensor_is_made_where_its_row_lies(tmp_path: Path, method: str, pa
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
 def test_a_gpu_learns_what_the_cpu_does(tmp_path: Path, method: str) -> None:
     target, text = target_of("llama", tmp_path / "target"), rows()
-    # Nearly all positions are sampled: which ones, each kind of device draws for itself.
+    # Nearly all positions are sampled, because each kind of device samples differently.
     plan = replace(SMALL_PLAN, method=method, layers=HEAD_PLANS[method].layers, depth_ratio=1.0, tokens_per_step=96)
     losses: dict[str, list[float]] = {}
     for device in ("cpu", "cuda"):

@@ -1,4 +1,4 @@
-"""Real processes under torchrun: they train the head that one process does, go on after a kill, and fail together."""
+"""Real torchrun processes train the same head as one process, resume after a kill, and fail together."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def write_plan(folder: Path, name: str, method: str, partitions: int = 1, tokens_per_step: int = 48) -> None:
-    """A plan whose steps have three rows, but for the first and each fourth from there: they have one."""
+    """Write a plan whose steps have three rows, except the first and every fourth from there, which have one."""
     rates = {"matrix": 2e-3, "other": 1e-3, "warmup_steps": 2, "decay_steps": 2}
     plan = {
         "target": "target",
@@ -120,8 +120,8 @@ def test_two_processes_train_the_head_that_one_does(runs: Runs, name: str) -> No
     one, two = weights(runs.folder / "one" / name), weights(runs.folder / name)
     assert one.keys() == two.keys()
     new = {key: new[key].reshape(value.shape) for key, value in one.items()}
-    # Both compute in bfloat16, where a sum in another order may round to the next number, a 256th away: a small part of
-    # the way that training went. With the gradients of one of the two processes alone it is four tenths.
+    # Both compute in bfloat16, in which another order of a sum may round differently by 1/256: a small part of the
+    # distance that training covers. With the gradients of only one of the two processes it is four tenths.
     assert distance(one, two) <= 0.02 * distance(one, new)
 
 
@@ -140,7 +140,7 @@ def test_two_processes_that_were_killed_end_where_uninterrupted_ones_do(runs: Ru
 
 
 def test_only_one_process_talks(runs: Runs) -> None:
-    said = " ".join(runs.resumed.stderr.split())  # wherever the terminal's width broke it
+    said = " ".join(runs.resumed.stderr.split())  # undo the terminal's line breaks
     assert said.count(f"2 of {STEPS} steps are done") == 1
     assert said.count("is ready") == 1
 

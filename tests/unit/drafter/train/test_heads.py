@@ -1,4 +1,4 @@
-"""Heads for targets of every kind that they can be trained for: what a head takes over is the target's own."""
+"""Heads for every supported kind of target, with the target's own reused weights."""
 
 import json
 from dataclasses import replace
@@ -48,7 +48,7 @@ EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "
 
 
 def target_of(kind: str, folder: Path, **more: Any) -> Path:
-    """A target with new weights, none of which are those that a layer or a norm begins with."""
+    """Create a target with new weights, none of which equal the initial weights of a layer or a norm."""
     own = EXPERTS if kind in ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss") else {}
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SMALL, **own, **more))
@@ -83,7 +83,7 @@ def test_a_head_learns_from_its_targets_own_logits_and_is_one_that_vllm_knows(ki
             torch.from_numpy(material.text.tokens[:1]).long()
         ).logits
         seen = head.verifier_lm_head(head.verifier_norm(tapped["verifier_last_hidden_states"].float()))
-    # The target's pass is in bfloat16 where it is learned from.
+    # The training pass of the target is in bfloat16.
     assert torch.nn.functional.cosine_similarity(seen, own[:, 1:], dim=-1).min() > 0.99
     assert torch.equal(head.embed_tokens.weight, load_file(target / "model.safetensors")["model.embed_tokens.weight"])
 

@@ -1,4 +1,4 @@
-"""How much each position counts: held to the acceptance length that they weigh by."""
+"""The weight of each position equals its gain in acceptance length."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ CHANCE = st.floats(0.05, 1.0)
 
 
 def whole_chains(chances: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Chances, anchors (the first before the row's first position) and depths of every position of whole chains."""
+    """Return chances, anchors (the first before the row's start) and depths of every position of whole chains."""
     right = torch.tensor(chances, dtype=torch.float64)
     anchors, depths = torch.meshgrid(torch.arange(len(chances)) - 2, torch.arange(right.shape[1]), indexing="ij")
     return right.flatten(), anchors.flatten(), depths.flatten()
@@ -28,7 +28,7 @@ def test_a_position_weighs_what_the_acceptance_length_gains_by_it(chances: list[
     acceptance_length = right.view(len(chances), -1).cumprod(1).sum()
     acceptance_length.backward()
     assert right.grad is not None
-    # With respect to the logarithm of each chance; a floor of nearly 0 leaves the chances as they are.
+    # The derivative by the logarithm of each chance; a floor near 0 leaves the chances unchanged.
     weights = acceptance_weights(right.detach(), anchors, depths, [1.0] * len(chances[0]), 1e-12)
     assert torch.allclose(weights, right.grad * right.detach(), rtol=1e-6)
 
@@ -37,11 +37,11 @@ def test_what_is_sampled_stands_for_what_is_not() -> None:
     right, anchors, depths = whole_chains([[0.9, 0.8, 0.7, 0.6]] * 2000)
     kept = [1.0, 0.5, 0.25, 0.25]
     draw = torch.rand(2000, generator=torch.Generator().manual_seed(0)).repeat_interleave(4)
-    there = draw < torch.tensor(kept).repeat(2000)  # nested: a chain is cut short, never holed
+    there = draw < torch.tensor(kept).repeat(2000)  # nested: a chain is only cut at its end
     weights = acceptance_weights(right[there], anchors[there], depths[there], kept, 0.1)
     whole = acceptance_weights(right, anchors, depths, [1.0] * 4, 0.1)
     for depth in range(4):
-        mean = weights[depths[there] == depth].mean() * kept[depth]  # as a sum over the positions that are there
+        mean = weights[depths[there] == depth].mean() * kept[depth]  # as a sum over the sampled positions
         assert mean == pytest.approx(float(whole[depth]), rel=0.1)
 
 

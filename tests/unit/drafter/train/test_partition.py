@@ -64,7 +64,7 @@ def head_of(layers: int, key_heads: int = 4, sliding_window: int | None = None) 
         ),
     )
     head = PEagleDraftModel(config).float()
-    with torch.no_grad():  # speculators leaves to the target what it takes over from it
+    with torch.no_grad():  # weights that speculators takes from the target
         for weight in head.parameters():
             weight.copy_(torch.randn_like(weight) * 0.2 + (weight.ndim == 1))
     head.lm_head.weight.requires_grad_()
@@ -108,7 +108,7 @@ def compare(
     parts = gradients(head)
     assert parts.keys() <= whole.keys()
     for name, gradient in whole.items():
-        part = parts.get(name, torch.zeros_like(gradient))  # a row without chains leaves their parameters alone
+        part = parts.get(name, torch.zeros_like(gradient))  # a row without chains has no gradient for their parameters
         assert (part - gradient).norm() <= 1e-5 * gradient.norm(), name
     assert found["loss"] == pytest.approx(loss.item(), rel=1e-5)
     for name, value in metrics.items():

@@ -1,4 +1,4 @@
-"""What sequence partition saves, measured."""
+"""Measured savings of sequence partition."""
 
 import json
 import os

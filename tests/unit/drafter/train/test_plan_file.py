@@ -1,4 +1,4 @@
-"""Plan files of `peagle drafter train`: what is read, and that what is wrong is named with field, value and fix."""
+"""Plan files of `peagle drafter train`: how they are read, and errors with field, value and fix."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ def text_of(rows: int = 4, tokens: int = 256, prompt_tokens: int = 100, token: i
 
 
 def write(folder: Path, **changes: Any) -> Path:
-    """The example beside a target folder and rows, with `changes` to its fields, given as `section__field`."""
+    """Write the example with a target folder and rows, and `changes` to its fields, given as `section__field`."""
     (folder / "target").mkdir()
     text_of().save(folder / "generated.npz")
     raw = yaml.safe_load(EXAMPLE.read_text())
@@ -141,7 +141,7 @@ def test_what_cannot_work_is_said_before_the_long_part() -> None:
     assert "corpus contains it 5000 times" in complaints(mask_token=9)
     assert "three different layers" in complaints(replace(PLAN, tapped_layers=(2, 2, 3)))
     assert "from 0 to 23" in complaints(replace(PLAN, tapped_layers=(2, 3, 24)))
-    # In service the matrix that joins them would meet each where it has learned another.
+    # When served, the fusing matrix would receive each layer's states in another layer's place.
     assert "Write [2, 12, 23]." in complaints(replace(PLAN, tapped_layers=(23, 12, 2)))
     assert "too shallow" in complaints(shape=replace(SHAPE, layers=4))
 

@@ -1,4 +1,4 @@
-"""Real training runs at toy size: what counts is that they resume exactly and export what vLLM expects."""
+"""Real training runs at toy size, which resume exactly and export what vLLM expects."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ CORPUS = Corpus(
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Several would wait for each other where the machine has other work."""
+    """Use one thread: several would wait for each other on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -69,7 +69,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained head, and what each step lost."""
+    """A trained head, and the loss of each step."""
 
     folder: Path
     losses: list[float] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def trained(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Trained]:
-    """Heads by their method, and by how many partitions their rows had."""
+    """Train heads by method and number of partitions."""
     found, folder = {}, tmp_path_factory.mktemp("heads")
     for method, partitions, name in (("p-eagle", 1, "p-eagle"), ("p-eagle", 3, "parts"), ("eagle3", 1, "eagle3")):
         found[method, partitions] = head = Trained(folder / name)
@@ -87,19 +87,19 @@ def trained(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tupl
 
 @pytest.fixture(scope="module")
 def heads(trained: dict[tuple[str, int], Trained]) -> dict[str, Path]:
-    """A trained head by its method."""
+    """Return the folder of a trained head by method."""
     return {method: head.folder for (method, partitions), head in trained.items() if partitions == 1}
 
 
 @pytest.fixture
 def first(heads: dict[str, Path], tmp_path: Path) -> Path:
-    """A trained P-EAGLE head that a test may change."""
+    """Copy a trained P-EAGLE head that a test may change."""
     return shutil.copytree(heads["p-eagle"], tmp_path / "first")
 
 
 @pytest.fixture
 def rows(tmp_path: Path) -> GeneratedText:
-    """Rows that are also in a file, `rows.npz`."""
+    """Return rows that are also in a file, `rows.npz`."""
     rows = GeneratedText(np.random.default_rng(1).integers(2, 300, (4, 24)).astype(np.int32), np.full(4, 8, np.int32))
     rows.save(tmp_path / "rows.npz")
     return rows

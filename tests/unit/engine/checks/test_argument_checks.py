@@ -1,4 +1,4 @@
-"""Engine arguments are checked against vLLM's own sources: here a small stand-in for them, and the real ones."""
+"""Engine arguments are checked against vLLM's own sources: a small stand-in for them, and the real ones."""
 
 import importlib.util
 from pathlib import Path
@@ -51,7 +51,7 @@ class BaseFrontendArgs:
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package `vllm` that is found in place of any installed one."""
+    """Create a package `vllm` that is found instead of an installed one."""
     folder = tmp_path / "vllm"
     for name, text in SOURCES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A head that does not match its target is named before anything starts, with where, what and the fix."""
+"""A head that does not match its target is rejected before anything starts, with field, problem and fix."""
 
 import json
 import subprocess
@@ -233,7 +233,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
     ],
 )
 def test_a_damaged_checkpoint_is_named(pair: Any, file: str, content: bytes | slice | None, words: str) -> None:
-    """A file that is missing, is another, or holds a part of what it held."""
+    """A file that is missing, replaced, or truncated."""
     deployment, path = pair.deployment(), pair.head.folder / file
     if content is None:
         path.unlink()

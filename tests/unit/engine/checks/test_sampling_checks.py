@@ -1,4 +1,4 @@
-"""A drafter that would draft for greedy requests alone is told of, wherever the default comes from."""
+"""A drafter that would only draft for greedy requests is reported, wherever the default comes from."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ MODELS = {"min_p": 0.1, "temperature": 0.7}
 
 
 def cautions(pair: Any, engine: dict[str, Any], **changes: Any) -> list[str]:
-    """What is said of a deployment whose model asks for `MODELS`."""
+    """Return the cautions for a deployment whose model's defaults are `MODELS`."""
     pair.target.files["generation_config.json"] = json.dumps(MODELS)
     checks = examine_sampling(parse_deployment(pair.raw(engine=engine, **changes), "tiny.yaml"))
     assert {check.outcome for check in checks} <= {"caution"}

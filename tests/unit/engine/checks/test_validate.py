@@ -1,4 +1,4 @@
-"""`peagle validate` looks at the whole of a file and reports instead of raising."""
+"""`peagle validate` checks the whole file and reports problems instead of raising."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What calibration does when an engine has no room, no time, or fails: a stand-in answers in milliseconds."""
+"""Calibration of an engine without room or time, or one that fails; a stand-in answers in milliseconds."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,10 +16,10 @@ SIZES, DEPTHS = (1, 2, 3, 4, 6, 8), (0, 3, 7)
 
 
 class Engine:
-    """Answers as an `AsyncLLM` does: each running request gets a token in a millisecond; `room` of them can run.
+    """Answers like an `AsyncLLM`: each running request gets a token per millisecond; `room` of them can run.
 
-    Its steps are told to have taken a millisecond for each request, and `token_s` for each token of one's context; one
-    step of `stalls_every` is held up for a second.
+    Its steps report a millisecond for each request, and `token_s` for each token of a request's context; one step of
+    `stalls_every` is delayed by a second.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ async def test_batches_for_which_the_cache_has_no_room_are_left_out() -> None:
 async def test_a_batch_that_never_comes_together_takes_no_more_than_the_time() -> None:
     engine = Engine(room=7)
     times = await calibration.calibrate(engine, SIZES, DEPTHS, 0.5)
-    assert 0.85 * 0.5 < now_s() <= 0.5  # what is planned: it waits for the batch, and then no longer
+    assert 0.85 * 0.5 < now_s() <= 0.5  # the planned time: it waits for the batch, and no longer
     assert 8 not in {each.batch_size for each in times}
     assert (engine.depths, engine.running) == ([3, 1], set())
 
@@ -159,7 +159,7 @@ async def test_a_request_that_fails_is_told_at_once_and_the_depths_are_as_before
     with pytest.raises(ExceptionGroup) as caught:
         await calibration.calibrate(engine, SIZES, DEPTHS, 30.0)
     assert caught.group_contains(RuntimeError, match="refuses")
-    assert now_s() == pytest.approx(0.001)  # with the first token, not when its batch is given up
+    assert now_s() == pytest.approx(0.001)  # with the first token, not when the batch is given up
     assert (engine.depths, engine.running) == ([3, 1], set())
 
 
@@ -167,7 +167,7 @@ async def test_a_request_that_fails_is_told_at_once_and_the_depths_are_as_before
 async def test_contexts_that_are_soon_full_stop_nothing() -> None:
     engine = Engine(context_tokens=12)
     await calibration.calibrate(engine, SIZES, DEPTHS, 30.0)
-    assert now_s() < 1.0  # not what a batch whose requests have all ended is waited for
+    assert now_s() < 1.0  # a batch whose requests have all ended is not waited for
     assert engine.depths == [3, 1]
 
 

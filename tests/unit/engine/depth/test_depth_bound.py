@@ -1,4 +1,4 @@
-"""A request's own bound of K, on the real schedulers: kept from its first draft on, and nobody else's business."""
+"""A request's own bound of K, on the real schedulers: it holds from the first draft and affects no other request."""
 
 import random
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ PROMPT = [1, 2, 3]
 
 
 def run(core: Core, bounds: Sequence[int | None], tokens: int = 60) -> dict[int | None, set[int]]:
-    """Requests of these bounds at once; by bound, how many drafts were verified where some could be."""
+    """Run requests with these bounds at once; return by bound the numbers of drafts verified while there was room."""
     for bound in bounds:
         add(core, str(bound), PROMPT, tokens, [], bound)
     while core.busy():
         core.step()
     assert all(core.emitted[str(bound)] == continuation(PROMPT, tokens) for bound in bounds)
-    # Where an answer ends there is less room than K.
+    # At the end of an answer there is less room than K.
     last = len(PROMPT) + tokens - DEPTH_MAX
     return {
         bound: {count for name, start, _, count in core.worker.seen if name == str(bound) and start < last}
@@ -56,7 +56,7 @@ def test_each_request_is_verified_to_its_own_bound(
     )
     verified = run(core, [None, 0, 2, DEPTH_MAX, 99])
     assert verified == {None: {DEPTH_MAX}, 0: {0}, 2: {2}, DEPTH_MAX: {DEPTH_MAX}, 99: {DEPTH_MAX}}
-    # Beside others that draft, the drafter sees all of it.
+    # In a batch with requests that draft, the drafter computes all of it.
     assert core.worker.gapped <= {"0"}
 
 
@@ -107,7 +107,7 @@ def test_counts_of_a_bounded_request_are_what_was_verified(folder: Path, overlap
         assert sum(cell.drafted[2:]) == sum(cell.tail_reached) == 0
         assert cell.spared == (0 if cell.depth == 0 else cell.steps * (cell.depth - 2))
         assert cell.rested == (cell.steps if cell.batch_size == 2 or cell.depth == 0 else 0)
-        # As often as the other's turn came, of which the last may have no room for a draft.
+        # One draft for each of the other request's steps; the last may have no room.
         assert cell.drafts <= cell.steps
     assert {(cell.batch_size, cell.depth) for cell in stats_of(core).cells} >= {(2, DEPTH_MAX), (1, 0)}
 
@@ -148,7 +148,7 @@ def test_who_drafts_finds_the_prompt_but_not_the_answer_of_one_that_did_not(fold
     add(core, "more", prompt + core.emitted["off"], 30, [])
     while core.busy():
         core.step()
-    # Of three whole blocks of the prompt vLLM computes the last one again, for the drafter's sake.
+    # Of three whole blocks of the prompt vLLM recomputes the last one for the drafter.
     assert core.worker.cached["same"] == 32
     assert core.worker.cached["more"] <= 48, "behind the prompt the drafter has not been"
 

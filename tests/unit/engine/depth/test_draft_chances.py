@@ -18,13 +18,13 @@ def test_a_drafter_is_believed_until_it_has_been_checked() -> None:
     for _ in range(500):
         checked(chances, "a", [0.55], 0, 1)
     assert chances.survival("a", 1, [0.55])[0] < 0.02
-    assert chances.survival("a", 1, [0.95])[0] > 0.9  # of another confidence
-    assert chances.survival("a", 2, [0.95, 0.55])[1] > 0.5  # at another position
+    assert chances.survival("a", 1, [0.95])[0] > 0.9  # another confidence
+    assert chances.survival("a", 2, [0.95, 0.55])[1] > 0.5  # another position
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_it_learns_what_a_confidence_is_worth_whatever_was_verified(seed: int) -> None:
-    """The drafter says 0.75 where it is right in 0.6, 0.35 where in 0.5; those cut are scored by what follows."""
+    """The drafter says 0.75 but is right in 0.6, and 0.35 but 0.5; cut drafts are scored by the tokens that follow."""
     rng, chances = random.Random(seed), DraftChances(DEPTH_MAX)
     worth = {0.75: 0.6, 0.35: 0.5}
     for _ in range(4000):

@@ -1,4 +1,4 @@
-"""Steps by kind of graph, counted by the real scheduler; and steps that it makes uniform where only those replay."""
+"""Steps by kind of graph, counted by the real scheduler; and steps padded where only uniform batches replay."""
 
 import random
 from dataclasses import replace
@@ -70,7 +70,7 @@ def test_vllm_s_own_statement_goes_on_only_where_it_is_asked_for(folder: Path) -
 
 
 def batches_of_both(core: Core) -> list[set[int]]:
-    """Let one request rest and another join it; the numbers of tokens that requests have in each step of both."""
+    """Let one request rest and another join it; return the token counts of the requests in each common step."""
     add(core, "old", [1, 2, 3], 120, [])
     for _ in range(6):
         core.step()
@@ -93,11 +93,11 @@ def test_a_request_that_rests_makes_no_step_uneven_where_only_uniform_batches_re
     core.worker.ran_as = ran_as("full", takes_uniform_only=True)
     steps = batches_of_both(core)
     assert {4} in steps
-    # The one where "new" comes in with its prompt, and where one of them ends.
+    # The step in which "new" joins with its prompt, and the one in which a request ends.
     assert sum(each != {4} for each in steps) <= 3
     stats = stats_of(core)
     both = [cell for cell in stats.cells if cell.batch_size == 2 and cell.depth]
-    # Drafts over the gap say nothing of acceptance.
+    # Drafts over the gap do not count for acceptance.
     assert all(cell.drafts <= cell.steps and cell.rested == cell.steps for cell in both)
 
 

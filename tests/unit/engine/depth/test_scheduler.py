@@ -1,4 +1,4 @@
-"""Live depth on the real scheduler: outputs, effective depth and counts, whoever drafts and whenever K changes."""
+"""Live depth on the real scheduler: outputs, effective depth and counts, for any drafter and any change of K."""
 
 import random
 from pathlib import Path
@@ -103,8 +103,8 @@ def test_no_more_is_drafted_than_will_be_verified_but_for_one_step_in_eight(
     assert stats.requested == depth * stats.drafting_steps
     for cell in stats.cells:
         assert cell.drafted == (cell.drafts,) * depth + (0,) * (DEPTH_MAX - depth)
-    # Tails are known from where all was drafted, and say what they would say anywhere.
-    # At K = 0 one token is drafted all the same.
+    # Tails are known from steps that drafted Kmax, and agree with all others.
+    # At K = 0 one token is still drafted.
     tails = sum(cell.tail_reached[max(1, depth)] for cell in stats.cells if depth < DEPTH_MAX)
     assert (tails > 0) == (depth < DEPTH_MAX)
     assert tails <= 4 * whole
@@ -203,7 +203,7 @@ def test_effective_depth_is_the_requested_one_and_every_count_is_the_workers_own
         drafted, accepted = ("drafted", "accepted") if position < depth else ("tail_reached", "tail_matched")
         assert sum(getattr(cell, drafted)[position] for cell in cells) == counted[position]
         assert sum(getattr(cell, accepted)[position] for cell in cells) == right[position]
-    # Each request's first token comes from its prefill, which is no decode-only step.
+    # Each request's first token comes from its prefill, which is not a decode-only step.
     assert sum(cell.tokens for cell in cells) == 4 * (100 - 1)
     assert all(cell.seconds > 0 for cell in cells)
 
@@ -214,7 +214,7 @@ def test_effective_depth_is_the_requested_one_and_every_count_is_the_workers_own
 def test_who_has_ended_before_the_output_came_is_told_of_apart(
     folder: Path, overlapped: bool, depth: int, skips_drafter: bool
 ) -> None:
-    """Nobody knows beforehand where an answer stops, so the next step computes it once more."""
+    """The end of an answer is not known in advance, so the next step computes it once more."""
     core = Core(
         scheduler_of(folder, overlapped, blocks=200, depth_static=depth, skips_drafter=skips_drafter),
         overlapped,
@@ -245,7 +245,7 @@ def test_depth_follows_the_batch_size_of_the_step(folder: Path, overlapped: bool
     while core.busy():
         core.step()
     seen = {(cell.batch_size, cell.depth) for cell in stats_of(core).cells}
-    # Overlapped, the last step of a request that has just ended still runs, at the depth of the batch it was part of.
+    # With overlap, the last step of a request that has just ended still runs at the depth of its batch.
     assert {(1, 7), (2, 5), (3, 3), (4, 0), (5, 0)} <= seen
     if not overlapped:
         assert seen == {(1, 7), (2, 5), (3, 3), (4, 0), (5, 0)}
@@ -303,7 +303,7 @@ def test_a_one_token_prompt_is_padded_only_where_whole_drafts_are_verified_on_a_
     core.step()
     add(core, "second", [1], 30, [])
     output = core.scheduler.schedule()
-    # A CPU's kernel would take what a new request is padded with for tokens.
+    # A CPU's kernel would take the padding of a new request for tokens.
     padding = DEPTH_MAX if depth == DEPTH_MAX and device == "cuda" else 0
     assert output.num_scheduled_tokens == {"first": 1 + depth, "second": 1 + padding}
     assert output.num_spec_tokens_to_schedule == DEPTH_MAX
@@ -333,7 +333,7 @@ def test_a_static_depth_is_served_whatever_vllm_this_is(
     monkeypatch.setattr(vllm, "__version__", version)
     built = scheduler_of(folder, overlapped, blocks=50, is_live=False)
     assert type(built).__name__ == kind
-    # Only where nothing of peagle's is, vLLM pads new requests on a CPU as well.
+    # Only without a peagle scheduler does vLLM pad new requests on a CPU as well.
     assert (built.dynamic_sd_lookup is None) == ("Static" not in kind)
 
 
@@ -356,7 +356,7 @@ def test_steps_with_prompts_are_counted_apart_with_what_they_decode_beside(
         overlapped,
         random.Random(1),
     )
-    # Longer than a step's budget, so that it is computed in parts.
+    # Longer than a step's budget, so it is computed in chunks.
     lengths = {"first": 3, "long": 190, "twin": 3}
     for request_id, length in lengths.items():
         add(core, request_id, [7] * length, 30, [])

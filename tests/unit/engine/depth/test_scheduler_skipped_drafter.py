@@ -1,4 +1,4 @@
-"""Where K is 0 for a whole batch the real scheduler has no drafter run, and nobody drafts who has missed that."""
+"""With K = 0 for a whole batch the real scheduler skips the drafter, and its requests never draft again."""
 
 import random
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_where_nobody_drafts_the_drafter_rests_until_a_new_request_comes(folder:
     assert verified == {"new"}
     assert core.emitted["old"] == continuation([1, 2, 3], 60)
     assert core.emitted["new"] == continuation([4, 5, 6], 40)
-    # Steps of both are told of, and that of the two one was asked for no draft.
+    # Steps with both requests are reported, and one of the two was asked for no draft.
     stats = stats_of(core)
     both = [cell for cell in stats.cells if cell.batch_size == 2]
     assert {cell.depth for cell in both} == {DEPTH_MAX}
@@ -109,7 +109,7 @@ def test_who_follows_a_batch_that_has_just_ended_counts_on_as_many(
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
 def test_a_queue_that_finds_no_room_ends_nobodys_drafts(folder: Path, overlapped: bool) -> None:
-    """Of requests of five blocks each three fit; K is 0 only for a batch that never comes to be."""
+    """Of requests of five blocks each three fit; K is 0 only for a batch size that is never reached."""
     core = Core(scheduler_of(folder, overlapped, blocks=17, skips_drafter=True), overlapped, random.Random(1))
     core.scheduler.set_depths(1, [DEPTH_MAX] * 5 + [0])
     prompts = {f"r{index}": [(index + number) % VOCABULARY for number in range(50)] for index in range(8)}
@@ -130,7 +130,7 @@ def test_who_drafts_finds_nothing_in_the_prefix_cache_that_the_drafter_has_not_s
     core = Core(
         scheduler_of(folder, overlapped, blocks=200, depth_static=0, skips_drafter=True), overlapped, random.Random(1)
     )
-    # Three blocks, of which vLLM computes the last one again wherever it drafts, for the drafter's sake.
+    # Three blocks, of which vLLM recomputes the last one for the drafter whenever it drafts.
     prompt = [number % VOCABULARY for number in range(50)]
 
     def cached_tokens(request_id: str) -> int:

@@ -134,7 +134,7 @@ def test_cells_sum_what_was_added_and_survive_the_way_to_the_client(seed: int) -
 
 
 class Sums:
-    """An engine with nothing but its sums, which counts the cells that it hands out."""
+    """An engine that only has its sums, and counts the cells that it sends."""
 
     def __init__(self) -> None:
         self.sums, self.engine_core, self.sent = StepSums(DEPTH_MAX), self, 0
@@ -188,6 +188,6 @@ async def test_an_answer_that_a_later_one_has_overtaken_takes_nothing_back() -> 
 def test_a_request_that_comes_in_again_has_computed_its_prompt_all_the_same() -> None:
     sums = PromptSums()
     sums.begin("a", 16)
-    sums.begin("a", 90)  # put off, and found again what it had computed itself
+    sums.begin("a", 90)  # preempted, it finds in the cache what it computed itself
     sums.end("a", 100, 5)
     assert (sums.plain()["ended_prompt_tokens"], sums.plain()["ended_output_tokens"]) == (84, 5)

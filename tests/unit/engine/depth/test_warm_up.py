@@ -1,4 +1,4 @@
-"""What a warm-up asks of an engine: a stand-in answers in milliseconds of virtual time."""
+"""What a warm-up asks of an engine; a stand-in answers in milliseconds of virtual time."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ warming = pytest.importorskip("peagle.engine.depth.warm_up")  # it imports vLLM
 
 
 class Engine:
-    """Answers as an `AsyncLLM` does; keeps the K, the batch and the paths of every output."""
+    """Answers like an `AsyncLLM`; records the K, the batch and the path of every output."""
 
     def __init__(self, *, batch_max: int = 8, blocks: int = 10_000, context: int = 4096, live: bool = True) -> None:
         self.engine_core, self.live = self, live
@@ -35,7 +35,7 @@ class Engine:
         self.began_at: list[int] = []
         self.prompts: set[int] = set()
         self.resets = 0
-        # which output of two requests at once is refused, and how long it takes to say that depths are set
+        # which output of two simultaneous requests fails, and the delay before depths are confirmed
         self.fails_at: int | None = None
         self.says_so_s = 0.0
 
@@ -110,7 +110,7 @@ async def test_every_k_decodes_at_every_batch_size_through_every_path_and_the_en
                 assert engine.seen[size, depth, path] >= 3
     assert (engine.depths, engine.running, engine.resets) == ([3, 1], {}, 1)
     assert told == [(number, batches) for number in range(batches + 1)]
-    # The drafter runs over every prompt: a request without it would rest at every K.
+    # The drafter runs over every prompt; otherwise the request would rest at every K.
     assert set(engine.began_at) == {7}
     assert engine.prompts == {1, 4, 16, 64, 256, 512}
 
@@ -132,7 +132,7 @@ async def test_without_a_tokenizer_or_logprobs_the_others_run() -> None:
     assert {path for _, _, path in engine.seen} == {"greedy", "random", "top_p", "top_k", "seeded"}
 
 
-# A request of 16 tokens grows by 144 at most and drafts 7 beyond them: 11 blocks. vLLM keeps one.
+# A request of 16 tokens grows by at most 144 and drafts 7 beyond them: 11 blocks. vLLM reserves one block.
 @pytest.mark.parametrize(("blocks", "largest"), [(22, 1), (23, 2), (40, 2), (89, 8)])
 @in_virtual_time
 async def test_batches_for_which_the_cache_has_no_room_are_left_out(blocks: int, largest: int) -> None:

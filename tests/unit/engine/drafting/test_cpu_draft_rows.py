@@ -1,4 +1,4 @@
-"""How a drafter's rows lie: accepted tokens one to the left, the new one, masks."""
+"""Layout of a drafter's rows: accepted tokens shifted left by one, the new token, masks."""
 
 import pytest
 

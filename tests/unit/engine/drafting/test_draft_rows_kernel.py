@@ -1,4 +1,4 @@
-"""The kernel that lays out a drafter's rows on a GPU, under Triton's interpreter, against its plain reference."""
+"""The kernel that lays out a drafter's rows on a GPU, under Triton's interpreter, compared with its reference."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ from peagle.engine.drafting.draft_rows_trials import trial, trials  # noqa: E402
 
 CPU = torch.device("cpu")
 DEPTH_MAX = 8
-# In a process of its own, where the kernel is not interpreted. A compiler needs no GPU.
+# In a separate process, where the kernel is not interpreted. Compiling needs no GPU.
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
@@ -118,7 +118,7 @@ def test_the_batches_of_a_start_have_all_that_occurs() -> None:
 
 
 def _is_empty(batch: tuple[object, Verified, Mask, DraftCache]) -> object:
-    """Which rows belong to a rejected token."""
+    """Return which rows belong to rejected tokens."""
     plan, verified = batch[:2]
     ends = torch.from_numpy(plan.starts[1:])
     rows, requests = torch.arange(plan.rows), torch.from_numpy(plan.requests).long()

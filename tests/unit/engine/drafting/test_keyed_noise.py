@@ -95,7 +95,7 @@ def test_single_precision_keeps_the_tail_by_which_rare_tokens_win() -> None:
     for above in (2.0, 5.0, 8.0, 10.0):
         expected = len(noise) * -torch.expm1(-torch.exp(torch.tensor(-above))).item()
         assert int((noise > above).sum()) == pytest.approx(expected, abs=5 * expected**0.5)
-    # Near 1, floats would come in steps here: the same few values, and none above.
+    # Near 1, floats would be coarse here: the same few values, and none above.
     tail = noise[noise > 10.0]
     assert len(tail.unique()) == len(tail) > 300
 
@@ -109,7 +109,7 @@ def test_the_noise_is_that_of_double_precision_rounded() -> None:
 
 
 def double_noise(keys: Tensor, width: int) -> Tensor:
-    """The same by Python's own integers, SplitMix64, for `width` tokens of each key."""
+    """Compute the same with Python integers, SplitMix64, for `width` tokens of each key."""
     import numpy as np
 
     with np.errstate(over="ignore"):

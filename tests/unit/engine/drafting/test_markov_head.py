@@ -1,4 +1,4 @@
-"""Drafts that follow each other: a Markov head's bias, against speculators' own module."""
+"""Drafts that depend on each other: a Markov head's bias, compared with speculators' own module."""
 
 import pytest
 
@@ -72,7 +72,7 @@ def test_what_has_followed_is_no_candidate_by_that_alone() -> None:
 @pytest.mark.parametrize("favoured", [3, 7])
 def test_a_small_bias_counts_beside_large_logits_in_bfloat16_too(favoured: int) -> None:
     logits = torch.zeros(DRAFTS, DEPTH, VOCABULARY, dtype=torch.bfloat16)
-    logits[..., [3, 7]] = 32.0  # where 0.1 more is no other number
+    logits[..., [3, 7]] = 32.0  # at which bfloat16 cannot represent 0.1 more
     output = torch.zeros(VOCABULARY, RANK, dtype=torch.bfloat16)
     output[favoured] = 0.1 / RANK
     none = torch.zeros(VOCABULARY, RANK, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""What has followed what: the index of one text, and of an engine's batch."""
+"""Followers of n-grams: the index of one text, and of an engine's batch."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ TOKENS = st.lists(st.integers(0, 4), max_size=40)
 
 
 def naive(text: list[int], drafts: list[int]) -> list[set[int]]:
-    """By a look at every place of the text."""
+    """Search every position of the text."""
     whole, found = [*text, *drafts], []
     for length in range(1, min(NGRAM_TOKENS_MAX, len(whole)) + 1):
         last = whole[-length:]
@@ -41,7 +41,7 @@ def test_what_is_left_out_is_followed_by_nothing() -> None:
 
 
 def batch(**texts: list[int]) -> SimpleNamespace:
-    """An engine's batch of requests, with room behind what is known of their texts."""
+    """Return an engine's batch of requests, with room after the known tokens of their texts."""
     tokens, lengths = np.full((len(texts), 64), -1, dtype=np.int32), [len(text) for text in texts.values()]
     for row, text in enumerate(texts.values()):
         tokens[row, : len(text)] = text
@@ -83,7 +83,7 @@ def test_a_prompt_that_comes_in_chunks_is_read_as_it_stands(chunk: int) -> None:
     text = [1, 2, 3, 4, 5]
     known = BatchNgrams()
     for start in range(0, len(text), chunk):
-        # Until its last chunk a drafter is given the prompt's last token for what follows.
+        # Before the last chunk of a prompt, the drafter gets the prompt's last token as the next one.
         new = [*text[start + 1 : start + chunk], 9 if start + chunk >= len(text) else text[-1]]
         known.read(batch(a=text), [(start + 1, new)])
     (index,) = known.of_each()

@@ -1,4 +1,4 @@
-"""Which rows of a step a seed draws, and that the token follows from seed and place alone."""
+"""Which rows of a step are drawn by seed, and that a token depends only on seed and position."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""An engine core compiles several grammars at once, in threads that leave cores to its model."""
+"""An engine core compiles several grammars at once, in threads of lower priority than its model."""
 
 import os
 import sys

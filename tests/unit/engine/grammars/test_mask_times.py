@@ -1,4 +1,4 @@
-"""When a grammar counts as slow, and how many drafts of it a step checks."""
+"""When a grammar counts as slow, and how many of its drafts a step verifies."""
 
 import pytest
 

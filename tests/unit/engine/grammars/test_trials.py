@@ -1,4 +1,4 @@
-"""Grammars that real xgrammar compiles on trial, in a real process: what passes, what is stopped, what is left."""
+"""Grammars that real xgrammar compiles on trial, in a real process: which pass, and which are stopped."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def running(tokenizer_info: str, timeout_s: float = TIMEOUT_S, memory_bytes: int
 @pytest.fixture
 async def trials(tokenizer_info: str) -> AsyncIterator[Trials]:
     with running(tokenizer_info) as started:
-        assert await started.refusal(Grammar("regex", "a")) is None  # its process is there
+        assert await started.refusal(Grammar("regex", "a")) is None  # its process is running
         yield started
 
 

@@ -1,4 +1,4 @@
-"""What a request's grammar takes of the processor, by token whatever K is, and its end once that is too much."""
+"""Processor time of a request's grammar per token, independent of K, and the end of a request above the limit."""
 
 import random
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def spend(seconds: float) -> None:
 
 
 def grammar_of(mask_s: Iterator[float], idle_s: float = 0.0) -> Any:
-    """A grammar whose masks take so much processor time, one after another, and so much waiting."""
+    """Return a grammar whose masks take this processor time, one after another, and this waiting time."""
     from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
     class Taking(StructuredOutputGrammar):  # type: ignore[misc]  # vLLM ships no types
@@ -55,14 +55,14 @@ def grammar_of(mask_s: Iterator[float], idle_s: float = 0.0) -> Any:
 
 
 def followed(mask_s: float = 0.0, idle_s: float = 0.0) -> Any:
-    """A watched grammar whose every mask takes so long."""
+    """Return a watched grammar whose every mask takes this long."""
     from peagle.engine.grammars.watched_grammars import WatchedGrammar
 
     return WatchedGrammar(grammar_of(repeat(mask_s), idle_s), LIMIT_S)
 
 
 def step(grammar: Any, masks: int) -> bool:
-    """One step of vLLM's with a mask for each draft and one more; whether the grammar is slow by then."""
+    """Run one vLLM step with a mask for each draft and one more; return whether the grammar is slow afterwards."""
     for index in range(masks):
         grammar.fill_bitmask([0] * masks, index)
         grammar.accept_tokens("request", [1])
@@ -81,7 +81,7 @@ def test_it_answers_as_the_grammar_behind_it() -> None:
 
 
 def test_a_grammar_is_slow_at_the_second_step_that_is_slow_by_the_processors_clock() -> None:
-    """The step before these was slow by the wall clock."""
+    """The step before these was slow by wall clock."""
     grammar = followed(mask_s=1.5 * LIMIT_S)
     assert [step(grammar, 1) for _ in range(4)] == [False, False, True, True]
 

@@ -1,4 +1,4 @@
-"""What a deployment says of CUDA graphs, as vLLM and its workers take it."""
+"""A deployment's CUDA graph settings, converted for vLLM and its workers."""
 
 from typing import Any
 

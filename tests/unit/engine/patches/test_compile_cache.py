@@ -1,4 +1,4 @@
-"""What was compiled once is found again, whichever backend compiled it."""
+"""Compiled models are found again, whichever backend compiled them."""
 
 import inspect
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from peagle.engine.patches import compile_cache
 
 
 def loaded_by(compiled: object, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What loading returns once the seam is installed, where torch reads `compiled` from disk."""
+    """Return what loading yields with the seam installed, if torch reads `compiled` from disk."""
     kept = SimpleNamespace(_artifacts=SimpleNamespace(compiled_fn=compiled))
     load: Callable[..., Any] = lambda _file, **_options: kept  # noqa: E731
     monkeypatch.setattr(torch.compiler, "load_compiled_function", load)

@@ -1,4 +1,4 @@
-"""What vLLM's drafter is given on a GPU, beside what vLLM would give it; the kernel runs under Triton's interpreter."""
+"""The GPU drafter's inputs, compared with vLLM's own; the kernel runs under Triton's interpreter."""
 
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
@@ -18,10 +18,10 @@ IDS = [f"request-{number}" for number in range(8)]
 
 
 class Batch:
-    """One step's verified rows, as vLLM hands them to its drafter, and a drafter to hand them to."""
+    """One step's verified rows, as vLLM passes them to its drafter, and a drafter to receive them."""
 
     def __init__(self, rng: np.random.Generator) -> None:
-        # Every request reaches as deep as vLLM lays out, and some batches hold prompts.
+        # Every request reaches the K that vLLM lays out, and some batches contain prompts.
         self.plan, self.verified, self.mask, self.cache = trial(
             rng, DEPTH_MAX, SIZE, torch.float32, torch.device("cpu"), BLOCK, len(IDS), 30
         )
@@ -92,7 +92,7 @@ class Batch:
 
 @pytest.fixture
 def upstream(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """vLLM's own layout, with what stands in for its kernel on a CPU."""
+    """Return vLLM's own layout, with the CPU stand-in of its kernel."""
     from vllm.utils import cpu_triton_utils
     from vllm.v1.spec_decode import llm_base_proposer
 

@@ -1,4 +1,4 @@
-"""Ranks of one model lay out the same rows: two processes, on one of which the kernel does not run a second time."""
+"""Ranks of one model lay out the same rows: two processes, in one of which the kernel fails at its second run."""
 
 import os
 import subprocess

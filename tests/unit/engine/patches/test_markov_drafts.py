@@ -1,4 +1,4 @@
-"""Where vLLM's drafter gets a Markov head, and where it asks it."""
+"""When vLLM's drafter loads a Markov head, and when it uses it."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Parts of an answer that wait for a slow client are merged, and its draft counts survive."""
+"""Parts of an answer that wait for a slow client are merged without losing its draft counts."""
 
 import subprocess
 import sys

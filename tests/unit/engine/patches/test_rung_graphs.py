@@ -1,7 +1,7 @@
-"""Graphs of every rung, in vLLM's own model runner and dispatcher: entered, captured, and taken by steps.
+"""Graphs of every rung, in vLLM's own model runner and dispatcher: registered, captured, and used by steps.
 
-There is no device here. What a graph would hold is left out: the runner's methods that lay out a batch and run it are
-replaced by ones that note what they are asked for; everything that decides is vLLM's.
+There is no device here, so graphs are empty. The runner's methods that lay out a batch and run it are replaced by
+recorders; every decision is vLLM's.
 """
 
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from peagle.router.graphs import GraphKind
 LADDER = [0, 1, 2, 3, 5, 7]
 WHOLE = 8
 MAX_NUM_SEQS = 16
-# Without CUDA it replays uniform batches only; Triton's replays any.
+# Without CUDA FlashAttention replays only uniform batches; Triton's backend replays any.
 UNIFORM, ANY_MIX = FlashAttentionBackend, TritonAttentionBackend
 
 
@@ -38,7 +38,7 @@ class OtherBackend(TritonAttentionBackend):
 
 
 class Runner(GPUModelRunner):
-    """vLLM's runner, as far as graphs are chosen and captured in it."""
+    """vLLM's runner, as far as it chooses and captures graphs."""
 
     def __init__(self, budget_s: float = 1e9, live: bool = True, **changes: Any) -> None:
         compilation = CompilationConfig(
@@ -78,7 +78,7 @@ class Runner(GPUModelRunner):
         self.load_config = SimpleNamespace(use_tqdm_on_load=False)
         self.input_batch = SimpleNamespace(lora_id_to_lora_request={})
         self.cudagraph_dispatcher = CudagraphDispatcher(self.vllm_config)
-        # Of a clock that only batches move on.
+        # A clock that only advances with batches.
         self.now_s = 0.0
         self.laid_out: list[int] = []
         self.warmed_up: list[tuple[int, int]] = []
@@ -258,13 +258,13 @@ def test_a_graph_that_vllm_captures_by_itself_and_that_fails_ends_the_start() ->
 
 
 def test_capturing_stops_where_the_budget_turns_out_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    # 101 graphs of 0.12 s are expected to fit; each takes two seconds.
+    # 101 graphs of 0.12 s are expected to fit, but each takes two seconds.
     runner = Runner(budget_s=40.0)
     monkeypatch.setattr("peagle.engine.patches.rung_graphs.perf_counter", lambda: runner.now_s)
     runner.resolve(UNIFORM)
     runner.capture()
     assert 35.0 <= runner.now_s <= 60.0
-    # What is there are vLLM's own and small ones of every rung: those save most.
+    # Captured are vLLM's own graphs and the small ones of every rung, which save most.
     for lens in ([1], [2], [3], [4], [8] * 16):
         assert runner.step(*lens)[0] == CUDAGraphMode.FULL, lens
     kept = runner.cudagraph_dispatcher.cudagraph_keys[CUDAGraphMode.FULL]
@@ -304,7 +304,7 @@ def test_what_is_not_known_to_work_is_left_to_vllm_and_counted(backend: Any, cha
 
 
 def vllm_s_own(changes: dict[str, Any]) -> dict[Any, Any]:
-    """The keys of a runner of vLLM's alone."""
+    """Return the graph keys of an unmodified vLLM runner."""
     runner = Runner(**changes)
     runner.resolve(UNIFORM)
     dispatcher = CudagraphDispatcher(runner.vllm_config)

@@ -1,4 +1,4 @@
-"""What leaves vLLM's model runner with a step's output, beside what vLLM puts there."""
+"""What vLLM's model runner sends with a step's output, in addition to vLLM's own data."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-# One process, since importing vLLM takes seconds. What is replaced stays so in it.
+# One process, since importing vLLM takes seconds. It keeps the replaced methods.
 CODE = """
 from types import SimpleNamespace
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelRunner

@@ -1,4 +1,4 @@
-"""How many rows a drafter passes over, and which numbers of them occur."""
+"""How many rows a drafter computes, and which numbers of rows occur."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The replicas of one model: new ones learn from the others, silent ones are forgotten, limits go by replica."""
+"""The replicas of one model: new ones learn from others, silent ones are forgotten, limits apply per replica."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from support.depth_reports import SETTINGS, good_cell, report
 
 
 def fed(depths: ModelDepths, replica: str, reports: int, start_s: float = 0.0) -> DepthPlan:
-    """Reports of good steps, each after the last plan was applied."""
+    """Send reports of good steps, each after the last plan was applied."""
     table = DepthTable(0, (SETTINGS.depth_static,))
     for number in range(reports):
         plan = depths.report(replica, report(good_cell(), table=table), start_s + 0.5 * number)
@@ -29,7 +29,7 @@ def test_a_new_replica_begins_with_what_the_others_have_learned() -> None:
 
 
 def test_a_replica_that_comes_calibrated_is_known_from_its_first_report_and_again_after_the_router_was_lost() -> None:
-    # Three times as slow as the prior says, and the drafter costs nothing.
+    # Three times as slow as the prior predicts, and the drafter costs nothing.
     times = tuple(StepTime(size, depth, 1000, 9.0) for size in (1, 2, 3, 4) for depth in (0, 1, 2, 3, 5, 7))
     for depths in (ModelDepths(SETTINGS), ModelDepths(SETTINGS)):
         depths.report("a", replace(report(), calibration=times), 100.0)

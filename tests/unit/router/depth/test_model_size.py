@@ -1,4 +1,4 @@
-"""A target's size follows from its config.json; what is missing, odd or of another kind is an error that says so."""
+"""A target's size follows from its config.json; missing, invalid or unknown values raise an error that names them."""
 
 from collections.abc import Mapping
 from typing import Any

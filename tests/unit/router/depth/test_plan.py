@@ -1,4 +1,4 @@
-"""The rule's plans: always applicable, an operator's word first, and the static K where the facts cannot be trusted."""
+"""The rule's plans: always applicable, an operator's limits first, and the static K if reports cannot be trusted."""
 
 import pickle
 from dataclasses import replace
@@ -35,7 +35,7 @@ def limited(**limits: object) -> DepthSettings:
 def feed(
     state: DepthState, cell: StepCell, reports: int, settings_: DepthSettings = SETTINGS, start_s: float = 0.0
 ) -> tuple[DepthState, DepthPlan]:
-    """The same cell in `reports` reports, each of which says that the last plan is applied."""
+    """Send `reports` reports with the same cell, each of which states that the last plan is applied."""
     plan = None
     for number in range(reports):
         table = plan.table if plan else (state.plan.table if state.plan else STATIC)
@@ -208,7 +208,7 @@ def test_an_inter_token_target_rules_out_depths_whose_step_is_too_long() -> None
     state, plan = feed(start(strict), good_cell(seconds=0.47), 3, strict)
     assert plan.table.depth_at(1) == 0
     assert any(change.cause is Cause.LATENCY for change in state.log)
-    # One that comes while the rule would still wait with any other change.
+    # A target that is set while the rule would still delay any other change.
     state, plan = feed(start(SETTINGS), good_cell(seconds=0.47), 4)
     assert plan.table.depth_at(1) > 0
     _, plan = feed(state, good_cell(seconds=0.47, depth=plan.table.depth_at(1)), 1, strict, start_s=2.0)
@@ -239,13 +239,13 @@ def test_a_report_that_cannot_be_true_means_the_static_k_for_a_while_and_says_wh
     assert still.mode is Mode.FALLBACK
     state, after = step(state, report(good_cell(), table=plan.table), SETTINGS, 31.0)
     assert after.mode is not Mode.FALLBACK
-    # Again: twice as long.
+    # The second time, twice as long.
     state, plan = step(state, report(cell, table=plan.table), SETTINGS, 32.0)
     assert state.guard.until_s == pytest.approx(32.0 + 60.0)
 
 
 def test_first_acceptance_that_halves_after_a_change_means_the_static_k() -> None:
-    """As when a cut lines up drafts with the wrong requests: output stays exact, acceptance is gone."""
+    """As when a cut assigns drafts to the wrong requests: output stays exact, acceptance is gone."""
     drafts = limited(floor=1)
     slow = good_cell(batch_size=16, seconds=4.0)
     state, plan = feed(start(drafts), slow, 2, drafts)
@@ -277,7 +277,7 @@ def test_first_acceptance_that_halves_later_is_that_of_other_prompts(good_report
 
 @pytest.mark.parametrize("depth", [0, 5])
 def test_requests_that_ended_before_their_output_came_are_no_failed_prediction(depth: int) -> None:
-    """Answers of ten steps, each computed once too often, as where steps overlap."""
+    """Answers of ten steps, each computed once too often, as with overlapping steps."""
     fixed = limited(floor=depth, ceiling=depth)
     whole = good_cell(batch_size=4, depth=depth, steps=90)
     ended = replace(whole, steps=100, ended=40)

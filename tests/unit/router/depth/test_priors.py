@@ -1,4 +1,4 @@
-"""First guesses of step times, by what is known of target and device."""
+"""Priors of step times, from what is known about target and device."""
 
 import pytest
 

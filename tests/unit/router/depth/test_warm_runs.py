@@ -1,4 +1,4 @@
-"""Whatever clients may ask for has run before they ask: each K, a spread of batch sizes, each way to draw tokens."""
+"""Warm-up covers everything that clients may ask for: each K, several batch sizes, and each sampling path."""
 
 from itertools import pairwise, product
 

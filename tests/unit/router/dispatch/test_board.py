@@ -1,4 +1,4 @@
-"""What the Router keeps for dispatchers: ages that every hop adds to, and who else dispatches."""
+"""The Router's data for dispatchers: the age of snapshots at each hop, and the number of dispatchers."""
 
 import pytest
 

@@ -31,7 +31,7 @@ NOW_S = 100.0
 KEY = 12345
 REQUEST = RouteRequest("r", prompt_tokens=1000, output_tokens=100)
 SHARING = replace(REQUEST, affinity_key=KEY, prefix_tokens=800)
-# Each request gets 100 tokens/s alone and 5 less for each other in the batch.
+# Each request gets 100 tokens/s alone, and 5 less for each other request in the batch.
 SNAPSHOT = ReplicaSnapshot(
     "",
     taken_at_s=NOW_S,
@@ -45,7 +45,7 @@ SNAPSHOT = ReplicaSnapshot(
 
 
 def fleet_of(**changes: ReplicaSnapshot | dict[str, object] | None) -> Fleet:
-    """A fleet of one replica for each name: None has not reported, otherwise how it differs from `SNAPSHOT`."""
+    """Return a fleet with one replica per name: None has not reported, a dict holds the changes to `SNAPSHOT`."""
     seen = [replace(SNAPSHOT, replica_id=name, **how) for name, how in changes.items() if how is not None]
     return Fleet.of(changes).reported(seen)
 
@@ -175,7 +175,7 @@ def test_a_client_is_told_to_come_back_when_the_shortest_queue_has_drained() -> 
     full = {"running_requests": 16, "waiting_requests": 16}
     fleet = fleet_of(a=full | {"queued_prompt_tokens": 40_000}, b=full | {"queued_prompt_tokens": 20_000})
     decision = shed(REQUEST, fleet)
-    # 17 wait for a place in b; its batch of 16 gives 400 tokens/s, so a 200-token answer ends every half second.
+    # 17 requests wait in b. Its batch of 16 gives 400 tokens/s, so a 200-token answer ends every half second.
     assert decision.retry_after_s == max(20.0, 17 * 0.5)
     assert shed(REQUEST, fleet_of(a=full | {"queued_prompt_tokens": 10**7})).retry_after_s == RETRY_AFTER_MAX_S
     quick = {"running_requests": 1, "max_ongoing_requests": 1, "output_tokens_mean": 0.0}
@@ -261,7 +261,7 @@ def test_a_replica_that_was_sent_the_prefix_before_is_as_warm_as_its_home() -> N
 
 
 class Touched(tuple[str, ...]):
-    """Replica ids that notice which of them are read, and cannot be scanned."""
+    """Replica ids that record which of them are read, and fail if they are scanned."""
 
     def __new__(cls, ids: tuple[str, ...]) -> "Touched":
         made = super().__new__(cls, ids)
@@ -278,7 +278,7 @@ class Touched(tuple[str, ...]):
 
 
 class Unscannable(dict[str, ReplicaSnapshot]):
-    """Snapshots that can be looked up and not scanned."""
+    """Snapshots that can be looked up but not scanned."""
 
     read: Counter[str]
 
@@ -379,7 +379,7 @@ def test_probing_never_looks_at_one_replica_twice(size: int, draw: int) -> None:
 def test_four_dispatchers_that_know_nothing_of_each_other_do_not_herd(age_s: float, sharing: float, seed: int) -> None:
     chance, names = random.Random(seed), ["a", "b", "c", "d"]
     dispatchers = [Dispatcher() for _ in range(4)]
-    # Reports that differ by chance and not by much: all four see the same one as the best.
+    # Reports with small random differences: all four dispatchers see the same replica as the best.
     reports = [
         replace(SNAPSHOT, replica_id=name, taken_at_s=NOW_S - age_s, running_requests=running, max_ongoing_requests=256)
         for running, name in enumerate(names)

@@ -1,4 +1,4 @@
-"""What a dispatcher remembers: its fleet, and its own requests against what reports show."""
+"""A dispatcher's state: its fleet, and its own requests compared with reports."""
 
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ def test_ends_are_counted_until_a_report_shows_them() -> None:
         in_flight.started(replace(REQUEST, request_id=str(number)), "a", 10.0)
     in_flight.reported("a", 11.0)
     in_flight.started(replace(REQUEST, request_id="unseen"), "a", 11.4)
-    in_flight.ended("0", 11.0 + ARRIVAL_S / 2)  # the report may have been without it
+    in_flight.ended("0", 11.0 + ARRIVAL_S / 2)  # the report may no longer include it
     for name in ("1", "2", "unseen", "1"):
         in_flight.ended(name, 11.5)
     assert in_flight.to("a").ended_requests == 2
@@ -81,7 +81,7 @@ def test_ends_that_no_report_asks_for_are_not_kept() -> None:
         in_flight.started(replace(REQUEST, request_id=str(number)), "a", 0.0)
     for number in range(100):
         in_flight.ended(str(number), number + 0.5)
-    in_flight.reported("a", 0.1)  # before every end, so that it counts all that are remembered
+    in_flight.reported("a", 0.1)  # before every end, so all remembered ends count
     assert in_flight.to("a").ended_requests == ENDS_REMEMBERED_S + 1
 
 
@@ -232,7 +232,7 @@ def test_a_full_replica_has_places_again_as_its_requests_end() -> None:
 
     assert not is_taken("third")
     dispatcher.ended("first", 2.2)
-    dispatcher.report([full])  # a process reads each report more than once
+    dispatcher.report([full])  # a process reads each report several times
     assert is_taken("third")
     assert not is_taken("fourth")
 
@@ -243,7 +243,7 @@ def test_ends_of_its_own_do_not_make_a_replica_look_idler_than_its_own_requests_
     for number in range(4):
         dispatcher.dispatch(replace(REQUEST, request_id=str(number)), now_s=1.0, draw=0)
     dispatcher.set_members(["a", "b"])
-    dispatcher.set_dispatchers(4)  # three others, who are silent now
+    dispatcher.set_dispatchers(4)  # three others, which send nothing now
     rates = RequestRates.of({batch: 100.0 - batch for batch in range(1, 9)})
     rated = ReplicaSnapshot("a", 2.0, prefill_tokens_per_s=1e6, request_tokens_per_s=rates, max_running_requests=8)
     dispatcher.report([replace(rated, running_requests=4), replace(rated, replica_id="b", running_requests=2)])

@@ -1,4 +1,4 @@
-"""The one table of dispatch policies: what holds for each of its rows, so that a new row needs no test here."""
+"""Properties of every row of the table of dispatch policies, so that a new row needs no test here."""
 
 import random
 from dataclasses import replace

@@ -12,7 +12,7 @@ def test_wait_is_the_queued_prompts_at_the_prefill_rate() -> None:
 
 
 def test_wait_for_a_place_in_a_full_batch_is_the_time_in_which_enough_answers_end() -> None:
-    # Three of five ahead wait already; the batch gives 100 tokens/s, so 400-token answers end every 4 s.
+    # Of five requests ahead three already wait. The batch gives 100 tokens/s, so 400-token answers end every 4 s.
     assert wait_s(REQUEST, replace(IDLE, requests=3)) == 0.0
     assert wait_s(REQUEST, replace(IDLE, requests=6, queued_prompt_tokens=100.0)) == 3 * 4.0
 

@@ -1,4 +1,4 @@
-"""Which requests are within their client's limits, whichever ingress process they come to."""
+"""Which requests are within their client's limits, whichever ingress process receives them."""
 
 import math
 
@@ -48,7 +48,7 @@ def test_expected_tokens_are_charged_and_corrected() -> None:
     assert asked(book, limits, 80).levels == Levels(tokens=20)
     assert asked(book, limits, 30).refusal == Refusal("tokens_per_minute", 100, 30, 6.0)
     assert asked(book, limits, 30, returned=60).levels == Levels(tokens=50)
-    # It used more than was expected: a debt.
+    # More tokens were used than expected, which leaves a debt.
     assert asked(book, limits, 1, returned=-90).refusal == Refusal("tokens_per_minute", 100, 1, pytest.approx(24.6))
 
 
@@ -71,7 +71,7 @@ def test_requests_at_once_are_those_open_in_all_processes() -> None:
     assert asked(book, limits, ingress="a", held=Held(1, 1)).refusal is None
     assert asked(book, limits, ingress="b").refusal is None
     assert asked(book, limits, ingress="b", held=Held(1, 1)).refusal == Refusal("requests_at_once", 3, 1, None)
-    # One of those in the first process has ended.
+    # One request of the first process has ended.
     book.exchange(LimitReport("a", {"c": Held(1)}, {}), 0.1)
     assert asked(book, limits, ingress="b", held=Held(1, 1)).refusal is None
 

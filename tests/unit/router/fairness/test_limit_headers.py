@@ -1,4 +1,4 @@
-"""Headers of limits by the minute, as OpenAI writes them."""
+"""Headers of limits per minute, in OpenAI's format."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Places that clients leave to each other."""
+"""Places that clients leave for each other."""
 
 from peagle.router.fairness.place_shares import PlaceShares
 

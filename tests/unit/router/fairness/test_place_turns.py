@@ -14,7 +14,7 @@ def flood(turns: PlaceTurns, flow: Flow, count: int, tokens: int = 100) -> None:
 
 
 def admit(turns: PlaceTurns, count: int) -> list[str]:
-    """Give so many places to whose turn it is; return whose it was."""
+    """Give `count` places to the next requests; return their ids."""
     admitted = []
     for _ in range(count):
         request_id = next(turns.in_order())
@@ -68,7 +68,7 @@ def test_a_client_that_waited_before_saves_nothing_up_and_owes_what_it_had() -> 
     assert admit(turns, 2) == ["few", "many"]
     turns.enter("few-1", FEW, 1000)
     assert admit(turns, 12) == ["many"] * 9 + ["few"] + ["many"] * 2
-    # Another that comes later does not get what it had not asked for.
+    # A client that comes later does not get credit for the time before it asked.
     flood(turns, HEAVY, 100, tokens=300)
     assert Counter(admit(turns, 20)) == {"many": 10, "heavy": 10}
 
@@ -90,7 +90,7 @@ def test_who_gives_up_leaves_nothing_and_when_nobody_waits_all_begin_anew() -> N
     admit(turns, 1)
     for number in range(3):
         turns.leave(f"many-{number}")
-        turns.admit(f"many-{number}")  # neither waits any more
+        turns.admit(f"many-{number}")  # neither request is waiting any more
     assert list(turns.in_order()) == []
     flood(turns, HEAVY, 1)
     flood(turns, MANY, 1)

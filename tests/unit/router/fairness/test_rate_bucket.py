@@ -1,4 +1,4 @@
-"""A limit by the minute, as a bucket that holds a minute's worth."""
+"""A limit per minute, as a bucket that holds one minute's worth."""
 
 from hypothesis import given
 from hypothesis import strategies as st

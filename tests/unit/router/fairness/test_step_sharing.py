@@ -1,4 +1,4 @@
-"""Shares of steps, over engines in virtual time that compute what they are told to."""
+"""Shares of steps, over simulated engines that compute the chosen requests."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ BATCH = Flow("a", is_batch=True)
 
 
 def entered(shares: StepShares, **flows: tuple[Flow, int, int]) -> list[Work]:
-    """`count` requests of `tokens` each for every `(flow, count, tokens)`."""
+    """Return `count` requests of `tokens` each for every `(flow, count, tokens)`."""
     work = []
     for name, (flow, count, tokens) in flows.items():
         for index in range(count):
@@ -21,7 +21,7 @@ def entered(shares: StepShares, **flows: tuple[Flow, int, int]) -> list[Work]:
 
 
 def served(shares: StepShares, work: list[Work], steps: int, most: int = 1000) -> Counter[Flow]:
-    """Tokens by flow over so many steps, in which nobody comes or ends."""
+    """Return tokens by flow over `steps` steps, in which no request arrives or ends."""
     tokens: Counter[Flow] = Counter()
     by_id = {each.request_id: each for each in work}
     for _ in range(steps):
@@ -149,7 +149,7 @@ def test_the_batch_class_saves_nothing_up() -> None:
 def test_who_pauses_for_a_moment_goes_on_where_it_was() -> None:
     shares = StepShares(96)
     work = entered(shares, a=(A, 50, 8), b=(B, 1, 8))
-    served(shares, work, 50)  # of which the other one had most
+    served(shares, work, 50)  # most of these steps went to the other flow
     shares.leave(B, 0.0)
     assert shares.are_needed(0.5)
     served(shares, work[:50], 10)

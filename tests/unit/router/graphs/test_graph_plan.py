@@ -1,4 +1,4 @@
-"""Which full graphs are captured: within a budget, and what it leaves out."""
+"""Which full graphs are captured within a budget, and which are left out."""
 
 from itertools import pairwise
 

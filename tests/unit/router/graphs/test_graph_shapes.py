@@ -1,4 +1,4 @@
-"""Which full graph a step takes: of every batch that is served, against a search through all graphs."""
+"""Which full graph a step uses, compared with a search through all graphs, for every batch that can occur."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +22,7 @@ from peagle.router.graphs import (
 MAX_NUM_SEQS = 256
 REQUESTS = range(1, 301)
 UNBOUNDED = GraphBudget(1e9, 1e9)
-# One with less memory than all graphs take, so that large batches have none.
+# A budget below the memory of all graphs, so that large batches have none.
 SMALL = GraphBudget(1e9, 1.5)
 LADDERS = (depth_ladder(7), depth_ladder(10), depth_ladder(1))
 EACH_LADDER = pytest.mark.parametrize("ladder", LADDERS, ids=str)
@@ -56,11 +56,11 @@ class Step:
 
     @cached_property
     def only(self) -> int | None:
-        """The query length of all of them."""
+        """The common query length; None if lengths differ."""
         return self.lens[0] if len(set(self.lens)) == 1 else None
 
     def fits(self, graph: Graph, support: GraphSupport) -> bool:
-        """Whether it may be replayed, by what vLLM says of a backend: written without the rules of the table."""
+        """Return whether the graph may be replayed, by vLLM's definition of a backend, without the table's rules."""
         if len(self.lens) > graph.requests:
             return False
         if self.only is not None and self.only * graph.requests == graph.tokens:
@@ -69,7 +69,7 @@ class Step:
 
 
 def steps(requests: int, ladder: tuple[int, ...]) -> list[Step]:
-    """Every K of the ladder and one beside it for all; and two depths in one step, in several shares."""
+    """Return every K of the ladder and one between rungs, for all requests; and two depths in one step, in shares."""
     lens = sorted({depth + 1 for depth in ladder} | {ladder[-1], ladder[-1] + 2})
     uniform = [(query_len,) * requests for query_len in lens]
     shares = sorted({1, requests // 3, requests - 1} & set(range(1, requests)))
@@ -113,7 +113,7 @@ def test_every_k_of_the_ladder_has_a_full_graph_at_every_batch_size_that_is_serv
             for depth in ladder:
                 choice = table.choose(requests, requests * (depth + 1), depth + 1)
                 assert choice.kind is GraphKind.FULL
-                # At most an eighth is padding, by the spread of batch sizes.
+                # At most an eighth is padding, from the spread of batch sizes.
                 assert choice.tokens * 8 <= requests * (depth + 1) * 9
 
 

@@ -1,4 +1,4 @@
-"""The acceptance estimate: right on known curves, whatever K was meanwhile."""
+"""The acceptance estimate is right on known curves, whatever K was used meanwhile."""
 
 import random
 from itertools import accumulate, pairwise
@@ -28,7 +28,7 @@ def survival_of(conditional: tuple[float, ...]) -> tuple[float, ...]:
 def drafted_cell(
     conditional: tuple[float, ...], depth: int, drafts: int, rng: random.Random, tails: bool, batch_size: int = 4
 ) -> StepCell:
-    """`drafts` drafts, verified to `depth`, the rest scored or not."""
+    """Return the counts of `drafts` drafts verified to `depth`, with or without scored tails."""
     counts = {name: [0] * DEPTH_MAX for name in ("drafted", "accepted", "tail_reached", "tail_matched")}
     for _ in range(drafts):
         right = 0
@@ -71,7 +71,7 @@ def error(state: Acceptance, conditional: tuple[float, ...]) -> float:
 def test_after_two_thousand_drafts_each_position_is_within_three_hundredths_while_k_varies(
     curve: tuple[float, ...], tails: bool
 ) -> None:
-    """In nine traces of ten, the rest being chance; without tails not all drafts see the deep positions."""
+    """Holds in nine traces of ten; the rest is chance. Without tails not all drafts reach the deep positions."""
     depths = [0, 7, 1, 3, 5, 2, 7] if tails else [7, 3, 7, 5, 7, 2, 7]
     errors = sorted(error(run(curve, depths, 2000, seed, tails), curve) for seed in range(10))
     assert errors[8] <= 0.03
@@ -79,7 +79,7 @@ def test_after_two_thousand_drafts_each_position_is_within_three_hundredths_whil
 
 
 def test_without_the_right_denominator_the_same_counts_would_be_far_off() -> None:
-    """What dividing by all drafts would say, on the same trace: the test above could fail."""
+    """Dividing by all drafts fails on the same trace, which shows that the test above can fail."""
     rng = random.Random(0)
     cells = [drafted_cell(EMBEDDED, depth, 500, rng, tails=False) for depth in (1, 2, 3, 7)]
     naive = [sum(cell.accepted[j] for cell in cells) / 2000 for j in range(DEPTH_MAX)]
@@ -87,7 +87,7 @@ def test_without_the_right_denominator_the_same_counts_would_be_far_off() -> Non
 
 
 def test_a_shallow_k_moves_the_deep_positions_along_with_the_first() -> None:
-    """Deep positions rest on conditional ratios, so they follow what is seen of the shallow ones."""
+    """Deep positions rest on conditional ratios, so they follow the observed shallow positions."""
     state = run(GPT_OSS_CODE, [7], 2000, 1, tails=False)
     worse = (0.4, *GPT_OSS_CODE[1:])
     state = run(worse, [2], 3000, 2, tails=False, state=state)
@@ -133,7 +133,7 @@ def test_a_new_replica_starts_from_its_fleet() -> None:
 
 
 def test_drafts_that_a_grammar_cuts_bias_nothing() -> None:
-    """Free text is right with 0.9 at each position, constrained text with 0.2, nine in ten of its drafts are cut."""
+    """Free text is right with 0.9 at each position, constrained text with 0.2 and nine in ten of its drafts cut."""
     rng = random.Random(7)
     sums = CellSums(8, 5, DEPTH_MAX)
     right = reached = 0

@@ -1,4 +1,4 @@
-"""Where the load is, and that the ranges beside it draft as it does."""
+"""Where the load is, and that neighbouring ranges draft as the loaded range does."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ FOUR, SIX, EIGHT = (RANGES.index(batch_size) for batch_size in (4, 6, 8))
 
 
 def with_depths(depths: Sequence[int], main: int | None = None, settings: DepthSettings = SETTINGS) -> DepthState:
-    """A rule that has heard of `main`, whose ranges have these depths as if it had chosen them."""
+    """Return a state with its load at `main`, and these depths as if the rule had chosen them."""
     state, _ = step(start(settings), report(), settings, 0.0)
     busy = Busy().observe({main: 1.0}, 0.0) if main is not None else Busy()
     return replace(state, depths=tuple(depths), busy=busy)
@@ -119,7 +119,7 @@ def test_a_router_that_was_lost_in_the_middle_of_a_trial_does_not_take_it_for_it
 
 
 def main_after(stays: Sequence[tuple[int, float]], report_s: float = 0.5) -> list[int | None]:
-    """The main range at the end of each of these stays in one range, in order."""
+    """Return the main range at the end of each stay (range, seconds), in order."""
     busy, now_s, found = Busy(), 0.0, []
     for index, seconds in stays:
         for _ in range(round(seconds / report_s)):

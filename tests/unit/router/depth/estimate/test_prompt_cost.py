@@ -1,4 +1,4 @@
-"""What prompts cost, from steps in which others decode beside them."""
+"""Cost of prompts, from steps in which other requests also decode."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ COST = StepCost.start(EMBEDDED_CPU)
 
 
 def steps(drafter: bool, token_s: float, prompt_tokens: int = 100_000, batch_size: int = 8) -> PromptCell:
-    """A hundred steps of known cost: what decodes beside takes what the model says."""
+    """Return a hundred steps of known cost; the decoding part takes what the model predicts."""
     decoding_s = COST.step_s(Load(batch_size, batch_size, batch_size if drafter else 0.0)) if batch_size else 0.0
     seconds = 100 * decoding_s + prompt_tokens * token_s
     return PromptCell(drafter, batch_size > 0, 100, seconds, prompt_tokens, 100 * batch_size, 0)
@@ -44,7 +44,7 @@ def test_a_kind_of_step_that_was_never_seen_is_guessed_from_the_other(drafts: bo
 
 
 def test_the_drafters_share_comes_from_steps_that_are_alike() -> None:
-    """Beside others that decode a prompt is cheap, with the drafter and without; alone it is dear."""
+    """Prompts are cheap in steps that also decode, with and without the drafter; alone they are expensive."""
     state = learned(steps(False, 1e-4), steps(True, 4.8e-4, batch_size=0))
     assert state.drafter_share == 0.25
     state = learned(steps(False, 1e-4), steps(True, 1.5e-4))
@@ -61,7 +61,7 @@ def test_the_mix_of_requests_follows_those_that_end() -> None:
 
 
 def test_prompts_of_a_report_that_repeats_what_was_learned_count_once() -> None:
-    """The answer to it came too late, so the replica tells of the same time again."""
+    """The answer to the first report came too late, so the replica reports the same period again."""
     told = StepReport(StepStats(STATIC, 7, (good_cell(),), PromptStats((steps(True, 2e-4),), 3000, 1000)), reading=1)
     dear = PromptStats((steps(True, 2e-2),), 30_000, 1000)
 

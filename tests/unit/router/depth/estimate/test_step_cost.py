@@ -1,4 +1,4 @@
-"""The step-cost model: learns a machine that its prior does not know, and carries it over to cells never seen."""
+"""The step-cost model learns a machine that its prior does not match, and predicts unmeasured cells."""
 
 import random
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ Truth = Callable[[int, int], float]
 
 
 def slower_machine(batch_size: int, depth: int) -> float:
-    """Twice as slow as the prior thinks, and dearer still by the token."""
+    """Twice as slow as the prior predicts, and more expensive per token."""
     draft_s = 3.5e-3 + 0.3e-3 * batch_size if depth else 0.0
     return 1.0e-3 + 0.3e-3 * batch_size + draft_s + max(4.4e-3, 0.4e-3 * batch_size * (depth + 1))
 
@@ -52,7 +52,7 @@ def predicted(state: StepCost, batch_size: int, depth: int) -> float:
     ],
 )  # fmt: skip
 def test_the_cpu_prior_has_the_shape_that_was_measured(batch_size: int, depth: int, measured_ms: float) -> None:
-    """Of the embedded model, as calibration timed it; on another core a common factor is the drift's to find."""
+    """Of the embedded model, as calibration timed it; the drift corrects a common factor on another core."""
     guess = predicted(StepCost.start(EMBEDDED_CPU), batch_size, depth)
     assert guess == pytest.approx(1e-3 * measured_ms, rel=0.2)
 
@@ -75,7 +75,7 @@ def test_calibration_makes_any_machine_known_whatever_the_prior_was_of(prior: Co
         abs(predicted(state, each.batch_size, each.depth) / slower_machine(each.batch_size, each.depth) - 1.0)
         for each in times
     ]
-    # No more than the scatter of what was timed.
+    # No more than the scatter of the timed steps.
     assert sum(errors) / len(errors) < 0.05
     assert max(errors) < 4 * 0.05
     assert state.steps == 0, "nobody was served by these"
@@ -84,7 +84,7 @@ def test_calibration_makes_any_machine_known_whatever_the_prior_was_of(prior: Co
 @pytest.mark.parametrize("batch_size", [8, 32])
 @pytest.mark.parametrize("seen", [0, 7])
 def test_what_serving_takes_beyond_calibration_is_learned_for_every_depth_from_one(batch_size: int, seen: int) -> None:
-    """Steps of clients' requests take longer: their contexts are longer, and the machine has more to do."""
+    """Steps of client requests take longer: contexts are longer, and the machine does more."""
 
     def serving(batch: int, depth: int) -> float:
         return 1.3 * slower_machine(batch, depth)
@@ -129,7 +129,7 @@ def test_cells_never_seen_follow_from_those_that_were() -> None:
 
 
 def test_a_machine_that_slows_down_leaves_the_comparison_of_depths_alone() -> None:
-    """K = 7 was measured while the machine was quick, and only K = 0 since it is slow."""
+    """K = 7 was measured while the machine was fast, and only K = 0 since it has become slow."""
     state = learn(StepCost.start(QUICK_CPU), [(4, 0), (4, 7)] * 20, slower_machine)
     ratio = predicted(state, 4, 7) / predicted(state, 4, 0)
     state = learn(state, [(4, 0)] * 20, lambda b, k: 1.7 * slower_machine(b, k), start_s=20.0)
@@ -155,7 +155,7 @@ def test_one_hiccup_is_forgotten() -> None:
 
 
 def test_a_cell_whose_drafts_fell_short_does_not_count_as_its_depth() -> None:
-    """Requests with a gap in the drafter's cache do not draft: at K = 7 such a step is nearly one at K = 0."""
+    """Requests with a gap in the drafter's cache do not draft: at K = 7 such a step is almost one at K = 0."""
     state = learn(StepCost.start(QUICK_CPU), [(8, 0), (8, 7)] * 10, slower_machine)
     before = predicted(state, 8, 7)
     short = StepCell(8, 7, 100, 100 * slower_machine(8, 0), 800, 10, (10,) * 7, (5,) * 7, (0,) * 7, (0,) * 7)
@@ -164,7 +164,7 @@ def test_a_cell_whose_drafts_fell_short_does_not_count_as_its_depth() -> None:
 
 
 def test_experts_make_a_middle_batch_the_dearest_to_draft_for() -> None:
-    """With a mixture of experts the price of a draft peaks where experts still sleep, so it is not monotone in load."""
+    """With experts the cost of a draft peaks where some are still inactive, so it is not monotone in load."""
     prior = roofline_prior(TARGETS["gpt-oss-120b"], DEVICES["H200"])
     state = StepCost.start(prior)
     price = [predicted(state, batch, 3) / predicted(state, batch, 0) for batch in (1, 4, 8, 32)]
@@ -173,7 +173,7 @@ def test_experts_make_a_middle_batch_the_dearest_to_draft_for() -> None:
 
 
 def test_the_roofline_gives_published_step_times() -> None:
-    """GPT-OSS 20B on a B200: single-digit milliseconds, bound by memory, experts the larger part."""
+    """GPT-OSS 20B on a B200: single-digit milliseconds, memory-bound, mostly for the experts."""
     state = StepCost.start(roofline_prior(TARGETS["gpt-oss-20b"], DEVICES["B200"]))
     assert 2e-3 < predicted(state, 1, 0) < 4e-3
     assert predicted(state, 1, 0) < predicted(state, 1, 7) < 2.5 * predicted(state, 1, 0)

@@ -1,4 +1,4 @@
-"""Changes and trials of K: what a change must promise, when a trial may start, and what may be spent on it."""
+"""Changes and trials of K: the gain that a change needs, when a trial may start, and how much time trials may take."""
 
 from dataclasses import replace
 from math import log1p
@@ -16,7 +16,7 @@ LEAST = log1p(SETTINGS.gain_ratio)
 
 
 def served(cell: StepCell, reports: int, trials_left: float, off_s: float = 0.0) -> DepthState:
-    """A replica that has shown this cell, with so much left for trials."""
+    """Return a replica that has reported this cell, with the given allowance for trials."""
     state, table = start(SETTINGS), DepthTable(0, (cell.depth,))
     for number in range(reports):
         state, _ = step(state, report(cell, table=table), SETTINGS, 0.5 * number)
@@ -46,7 +46,7 @@ def test_no_draft_for_long_asks_for_a_trial_of_the_best_depth_that_drafts_howeve
 
 
 def all_but_zero_known() -> DepthState:
-    """At batch 1 every K that drafts was timed, and K = 7 is best; K = 0 promises less, but was never timed."""
+    """At batch 1 every K above 0 was timed, and K = 7 is best. K = 0 predicts less, but was never timed."""
     state = served(good_cell(depth=7), 20, 4.0)
     for depth in (1, 2, 3, 5):
         for number in range(4):

@@ -12,7 +12,7 @@ SURVIVAL = (0.6, 0.4, 0.3, 0.2, 0.15, 0.1, 0.1)
 
 
 def replica(name: str, depth: int, tokens_per_s: float) -> ReplicaSnapshot:
-    """A replica whose usual request gets so many tokens/s at its K."""
+    """Return a replica whose usual request gets `tokens_per_s` at its K."""
     return replace(
         SNAPSHOT,
         replica_id=name,
