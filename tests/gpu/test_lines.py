@@ -88,7 +88,7 @@ def test_a_check_that_fails_is_named() -> None:
     assert by_name(measured(), {})["checks of the embedded model, float32"].holds is False
 
 
-def test_what_could_not_be_measured_neither_holds_nor_fails() -> None:
+def test_a_missing_figure_neither_holds_nor_fails() -> None:
     lines = by_name({name: {"error": "it did not start", "rows": []} for name in measured()})
     assert {line.holds for line in lines.values()} == {True, None}
     assert not shown([*lines.values()])

@@ -5,7 +5,7 @@ from pathlib import Path
 from measure_gpu import Measured
 
 
-def test_an_engine_that_has_died_meanwhile_is_told_with_what_it_printed(tmp_path: Path) -> None:
+def test_a_died_engine_is_reported_with_its_output(tmp_path: Path) -> None:
     engine = Measured("--no-such-option", tmp_path, passes=1)
     try:
         assert not engine.wait_until_ready(float("inf"))

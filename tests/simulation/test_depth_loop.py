@@ -183,7 +183,7 @@ def test_with_steady_input_k_changes_at_most_twice_a_minute(batch_size: int, cur
     assert all(loop.changes(begun_s, begun_s + 60.0) <= 3 for begun_s in range(30, 271))
 
 
-def test_off_is_never_for_good() -> None:
+def test_k_0_is_never_permanent() -> None:
     """Nothing is drafted at K = 0, so only probes can show that the prompts have become predictable."""
     replica = phased([(60.0, 1, NOISE), (200.0, 1, CODE)], skips=True, tails=False)
     loop = looped(replica).run(60.0)
@@ -223,14 +223,14 @@ def test_a_load_that_comes_for_seconds_does_not_pay_for_a_probe_each_time() -> N
     assert sum(depth > 0 for depth in used) / len(used) < 0.02
 
 
-def test_requests_that_cannot_draft_again_hold_up_no_recovery() -> None:
+def test_requests_that_cannot_draft_again_do_not_prevent_recovery() -> None:
     """After K = 0 with a skipped drafter, only new requests draft: a probe sees few drafts, and slowly."""
     replica = phased([(40.0, 2, NOISE), (140.0, 2, CODE)], skips=True, tails=False, output_tokens=800)
     loop = looped(replica).run(140.0)
     assert loop.rule.state.depths[1] >= 5
 
 
-def test_answers_that_all_end_together_hold_up_no_recovery() -> None:
+def test_answers_that_all_end_together_do_not_prevent_recovery() -> None:
     """Requests running at K = 0 draft no more. If all end at once, this lasts as long as their answers."""
 
     class Together(Replica):
@@ -285,7 +285,7 @@ def test_a_load_that_goes_back_and_forth_around_the_crossing_keeps_its_drafts(
 
 
 @pytest.mark.parametrize("trial", range(10))
-def test_a_prior_that_is_far_off_is_overcome(trial: int) -> None:
+def test_a_prior_that_is_far_off_is_corrected(trial: int) -> None:
     """Each coefficient is off by a factor of about 1.5, and the machine's speed varies by a third."""
     rng = random.Random(trial)
     names = ("step_s", "weights_s", "sequence_s", "token_s", "draft_s", "draft_sequence_s")

@@ -71,7 +71,7 @@ def test_equal_bounds_are_a_fixed_count_and_others_scale_on_full_batches() -> No
     assert scaled["autoscaling_config"] == {"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 32}
 
 
-def test_what_has_to_go_finishes_what_the_api_lets_requests_take() -> None:
+def test_a_removed_replica_may_finish_requests_within_the_api_timeout() -> None:
     config = llm_config(_deployment(), parting_options(ApiSettings(request_timeout_s=77.0)))
     assert config.deployment_config["graceful_shutdown_timeout_s"] == 77.0
 

@@ -78,7 +78,7 @@ async def test_a_step_of_a_pause_is_never_counted_and_the_one_before_it_is(monke
 
 
 @pytest.mark.parametrize("event", ["record_sleep_state", "log_engine_initialized"])
-def test_what_no_step_may_follow_is_handed_over_at_once(monkeypatch: pytest.MonkeyPatch, event: str) -> None:
+def test_values_of_rare_events_are_sent_at_once(monkeypatch: pytest.MonkeyPatch, event: str) -> None:
     told: list[float] = []
     monkeypatch.setattr(HeldGauge, "tell", lambda _self, value: told.append(value))
     gauge = HeldGauge("held_gauge", "", ["engine"])

@@ -55,7 +55,7 @@ def test_a_pause_leaves_sums_as_they_are_and_load_goes_on() -> None:
     assert listener.load.generation_tokens == 12
 
 
-def test_the_prefill_of_what_is_embedded_is_learned_and_that_of_what_failed_is_not() -> None:
+def test_the_prefill_of_embedded_requests_is_learned_and_that_of_failed_ones_is_not() -> None:
     listener = LoadListener(pools=True)
     for number in range(8):
         scheduler_stats, stats = _step(0, 0)

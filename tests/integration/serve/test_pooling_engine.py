@@ -115,7 +115,7 @@ async def test_it_makes_no_embeddings(reranker: Engine) -> None:
         await reranker.ask(to_embeddings, input="x")
 
 
-async def test_sides_of_different_lengths_are_the_client_s_mistake(reranker: Engine) -> None:
+async def test_sides_of_different_lengths_are_a_client_mistake(reranker: Engine) -> None:
     error = await reranker.ask(to_score, text_1=["a", "b"], text_2=DOCUMENTS)
     assert error.code == 400
 
@@ -177,7 +177,7 @@ async def test_vectors_have_the_model_s_length_and_one_each(embedder: Engine) ->
         ({"input": "x", "truncate_prompt_tokens": 10**6}, "truncate_prompt_tokens"),
     ],
 )
-async def test_what_it_cannot_embed_is_the_client_s_mistake(embedder: Engine, data: Any, said: str) -> None:
+async def test_input_that_cannot_be_embedded_is_a_client_mistake(embedder: Engine, data: Any, said: str) -> None:
     error = await embedder.ask(to_embeddings, **data)
     assert error.code == 400
     assert said in error.message

@@ -32,7 +32,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def test_a_walk_counts_what_is_accepted_and_goes_on_behind_it() -> None:
+def test_a_walk_counts_accepted_drafts_and_continues_after_them() -> None:
     tokens = np.arange(10)
     drafts = np.array([[known + 1, known + 2] for known in range(1, 10)])
     assert walk(drafts, tokens, 2) == [2, 2]  # known 2, 5; from 8 on a draft would exceed the row
@@ -149,7 +149,7 @@ def greedy_rows(count: int) -> GeneratedText:
     return GeneratedText(tokens.numpy().astype(np.int32), np.full(count, 16, np.int32))
 
 
-def test_what_cannot_be_evaluated_is_named(tmp_path: Path) -> None:
+def test_text_that_cannot_be_evaluated_is_named(tmp_path: Path) -> None:
     rows = GeneratedText(np.stack([TOKENS, TOKENS]), np.array([8, 8], np.int32))
     with pytest.raises(ConfigError, match=r"--depth = 9: the head was trained to depth 8"):
         evaluate(TARGET, EMBEDDED / "p-eagle", rows, 9, print)

@@ -48,7 +48,7 @@ def test_live_depth_drafts_the_deepest_and_starts_at_the_static_depth() -> None:
         ("gpu", False, False, False),
     ],
 )
-def test_what_adapts_skips_its_drafter_and_drafts_no_deeper_than_it_verifies(
+def test_adaptive_depth_skips_the_drafter_and_drafts_no_deeper_than_it_verifies(
     accelerator: str, adaptive: bool | None, skips: bool, to_depth: bool
 ) -> None:
     adapting = deployment(resources={"accelerator": accelerator}, speculation={"depth_max": 7, "adaptive": adaptive})
@@ -88,7 +88,7 @@ def test_a_cpu_computes_in_what_it_is_fast_in_unless_told_otherwise(monkeypatch:
     assert "dtype" not in engine_arguments(deployment(engine={}))
 
 
-def test_each_answer_tells_what_its_drafts_were_worth_unless_told_otherwise() -> None:
+def test_each_answer_reports_its_acceptance_by_default() -> None:
     assert engine_arguments(deployment())["per_request_spec_decode_metrics"] == "summary"
     silent = deployment(engine={"per_request_spec_decode_metrics": "none"})
     assert engine_arguments(silent)["per_request_spec_decode_metrics"] == "none"

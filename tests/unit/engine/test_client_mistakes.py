@@ -43,7 +43,7 @@ def test_a_mistake_is_one_line(name: str, error: Exception) -> None:
     assert said(name, error, in_vllm) == f"INFO Request r1 failed. {type(error).__name__}: logprobs is 1000"
 
 
-def test_a_mistake_that_a_replica_tells_of_is_one_line() -> None:
+def test_a_mistake_reported_by_a_replica_is_one_line() -> None:
     assert said("ray.serve", RequestError("no"), in_serve) == "INFO Request r1 failed. RequestError: no"
 
 
@@ -66,7 +66,7 @@ def test_a_line_is_bounded_however_much_a_client_sent() -> None:
 
 
 @pytest.mark.parametrize(("text", "passes"), [("Failed to advance FSM for request %s", False), ("Slow: %s", True)])
-def test_what_is_said_again_is_said_once(text: str, passes: bool) -> None:
+def test_a_repeated_message_is_logged_once(text: str, passes: bool) -> None:
     assert OneLine(in_vllm).filter(record_of(f"{GRAMMARS}.backend_xgrammar", text)) is passes
 
 

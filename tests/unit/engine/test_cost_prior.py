@@ -76,7 +76,7 @@ def test_the_embedded_model_begins_from_what_was_measured_of_it(recipe: str) -> 
         ({"accelerator": "cpu", "cpus": 0.5}, cpu_prior(target_size(LLAMA), 1)),
     ],
 )
-def test_a_folder_s_own_size_is_taken(tmp_path: Path, resources: dict[str, Any], expected: object) -> None:
+def test_the_size_in_a_folder_is_used(tmp_path: Path, resources: dict[str, Any], expected: object) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     found = cost_prior(deployment(str(tmp_path), resources=resources))
     assert (found.cost, found.stand_ins) == (expected, {})
@@ -115,7 +115,7 @@ def test_a_repository_in_hugging_face_s_cache_needs_no_network(
     assert found.stand_ins == {}
 
 
-def test_a_repository_that_is_nowhere_is_stood_in_for_and_named(offline: None) -> None:
+def test_an_unknown_repository_gets_a_named_stand_in(offline: None) -> None:
     found = cost_prior(deployment("org/unheard-of", resources={"accelerator_type": "B200"}))
     assert found.cost == STAND_IN
     assert found.assumed == {"target": 1, "device": 0}
@@ -137,7 +137,7 @@ def test_without_hugging_face_s_library_a_repository_is_not_looked_for(monkeypat
         ("MXC500", "its speed is unknown", "Keep speculation.calibration_s above 0"),
     ],
 )
-def test_an_unknown_gpu_is_stood_in_for_and_named(kind: str | None, why: str, fix: str) -> None:
+def test_an_unknown_gpu_gets_a_named_stand_in(kind: str | None, why: str, fix: str) -> None:
     found = cost_prior(deployment("openai/gpt-oss-20b", resources={"accelerator_type": kind}))
     assert found.cost == STAND_IN
     assert found.assumed == {"target": 0, "device": 1}
@@ -180,7 +180,7 @@ def _written(content: bytes) -> Callable[[Path], None]:
         (_written(b'{"model_type": "llama", "hidden_size": ' + b"9" * 10_000 + b"}"), "it is not JSON"),
     ],
 )
-def test_a_folder_that_does_not_tell_is_stood_in_for(tmp_path: Path, spoil: Callable[[Path], None], why: str) -> None:
+def test_a_folder_with_a_bad_config_gets_a_stand_in(tmp_path: Path, spoil: Callable[[Path], None], why: str) -> None:
     folder = tmp_path / "target"
     folder.mkdir()
     spoil(folder)

@@ -82,7 +82,7 @@ def test_a_client_with_one_request_waits_for_no_more_than_the_step_under_way(fol
 
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
-def test_prompts_longer_than_a_step_come_in_beside_those_who_run(folder: Path, overlapped: bool) -> None:
+def test_prompts_longer_than_a_step_are_admitted_next_to_running_requests(folder: Path, overlapped: bool) -> None:
     core = Core(scheduler_of(folder, overlapped, blocks=200, step_tokens=32), overlapped, random.Random(1))
     add(core, "few", [1, 2, 3], 200, [], flow=FEW)
     for index in range(8):
@@ -95,7 +95,7 @@ def test_prompts_longer_than_a_step_come_in_beside_those_who_run(folder: Path, o
     assert len(core.scheduler.running) > 2
 
 
-def test_while_one_client_asks_nobody_rests(folder: Path) -> None:
+def test_no_request_rests_while_one_client_asks(folder: Path) -> None:
     core = Core(scheduler_of(folder, False, blocks=200, step_tokens=1), False, random.Random(1))
     for index in range(8):
         add(core, f"r{index}", [index, 2, 3], 50, [], flow=MANY)
@@ -104,7 +104,7 @@ def test_while_one_client_asks_nobody_rests(folder: Path) -> None:
         assert len(core.worker.last_step) >= len(core.scheduler.running)
 
 
-def test_tokens_are_as_the_weights(folder: Path) -> None:
+def test_tokens_are_proportional_to_weights(folder: Path) -> None:
     core = Core(scheduler_of(folder, False, blocks=400, step_tokens=24, depth_static=3), False, random.Random(1))
     for index in range(8):
         add(core, f"heavy{index}", [index, 2, 3], 240, [], flow=("heavy", 3.0, False))
@@ -115,7 +115,7 @@ def test_tokens_are_as_the_weights(folder: Path) -> None:
     assert tokens["heavy"] / tokens["light"] == pytest.approx(3.0, rel=0.1)
 
 
-def test_who_rests_gives_its_blocks_to_who_has_a_part(folder: Path) -> None:
+def test_resting_requests_give_their_blocks_to_scheduled_ones(folder: Path) -> None:
     core = Core(scheduler_of(folder, False, blocks=40, step_tokens=8), False, random.Random(1))
     prompts = {f"many{index}": [index] * 60 for index in range(8)}
     for request_id, prompt in prompts.items():

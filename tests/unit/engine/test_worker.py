@@ -7,7 +7,7 @@ from peagle.engine.arguments import WORKER_EXTENSION
 from peagle.upstream import Process
 
 
-def test_the_patches_are_there_before_a_worker_is_made_and_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_patches_are_installed_before_each_worker_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[object] = []
     monkeypatch.setattr(worker, "install_patches", happened.append)
 
@@ -26,7 +26,7 @@ def test_the_patches_are_there_before_a_worker_is_made_and_for_each(monkeypatch:
     assert happened == [Process.WORKER, 3, Process.WORKER, 4]
 
 
-def test_vllms_workers_leave_the_making_to_the_extension() -> None:
+def test_vllms_workers_do_not_override_the_extensions_constructor() -> None:
     base = pytest.importorskip("vllm.v1.worker.worker_base")
     assert base.WorkerBase.__new__ is object.__new__
     assert f"{worker.__name__}.{worker.WorkerExtension.__name__}" == WORKER_EXTENSION

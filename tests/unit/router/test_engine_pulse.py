@@ -54,14 +54,14 @@ def test_a_probe_that_is_answered_is_a_sign_of_life_of_an_idle_engine(watched: W
     assert watched.until(Pulse.STALLED) < 5
 
 
-def test_one_that_comes_back_beats_at_once(watched: Watched) -> None:
+def test_a_recovered_engine_counts_as_alive_at_once(watched: Watched) -> None:
     watched.pass_s(10, step_s=0.02)
     watched.until(Pulse.STALLED)
     watched.pulse.answered()
     assert watched.pass_s(TICK_S) is Pulse.BEATS
 
 
-def test_steps_that_are_always_long_are_no_stall(watched: Watched) -> None:
+def test_regularly_long_steps_are_not_a_stall(watched: Watched) -> None:
     watched.pass_s(40, step_s=2.0)
     assert 8 <= watched.until(Pulse.STALLED) < 10
 
@@ -81,7 +81,7 @@ def test_a_single_slow_step_is_soon_forgotten(watched: Watched) -> None:
     assert watched.until(Pulse.STALLED) <= STALLED_AFTER_S + 2 * TICK_S
 
 
-def test_time_without_work_is_no_step(watched: Watched) -> None:
+def test_idle_time_is_not_a_step(watched: Watched) -> None:
     watched.pulse.stepped(watched.now_s, has_work=False)
     for _ in range(60):
         watched.pulse.answered()
@@ -95,7 +95,7 @@ def test_a_long_prompt_has_its_time(watched: Watched) -> None:
     assert watched.until(Pulse.STALLED) >= 20
 
 
-def test_a_new_engine_is_taken_to_prefill_slowly(watched: Watched) -> None:
+def test_a_new_engine_is_assumed_to_prefill_slowly(watched: Watched) -> None:
     watched.tokens, watched.rate = int(10 * PREFILL_TOKENS_PER_S), 0.0
     assert watched.until(Pulse.STALLED) >= 25
 
@@ -107,7 +107,7 @@ def test_it_is_never_given_up_before_it_stalls(watched: Watched) -> None:
     assert watched.until(Pulse.HUNG) == pytest.approx(stalled_s, abs=2 * TICK_S)
 
 
-def test_a_process_that_was_stopped_itself_blames_no_engine(watched: Watched) -> None:
+def test_a_watcher_that_was_stopped_itself_does_not_blame_the_engine(watched: Watched) -> None:
     watched.pass_s(5, step_s=0.02)
     watched.now_s += 600
     assert watched.pass_s(TICK_S) is Pulse.BEATS

@@ -57,7 +57,7 @@ def test_a_linear_step_time_is_found_and_holds_beyond_the_sizes_seen() -> None:
         assert found.at(batch) == pytest.approx(1 / (0.010 + 0.002 * batch), rel=0.05)
 
 
-def test_speculation_is_in_it_by_the_tokens_that_a_step_gives() -> None:
+def test_rates_include_speculation_through_the_tokens_of_a_step() -> None:
     rates = EngineRates()
     for _ in range(50):
         rates.stepped(batch_size=2, tokens=6, seconds=2 * 0.030, now_s=0.0)
@@ -86,7 +86,7 @@ def test_times_that_grow_faster_than_their_cause_are_a_line_through_the_origin()
     assert rates.prefill_tokens_per_s == pytest.approx((100**2 + 1000**2) / (100 * 0.01 + 1000 * 1.0), rel=0.02)
 
 
-def test_a_first_slow_step_or_request_claims_nothing() -> None:
+def test_a_slow_first_step_or_request_yields_no_rate() -> None:
     rates = EngineRates()
     rates.stepped(1, 1, 5.0, now_s=0.0)
     rates.finished(prompt_tokens=1, prefill_s=5.0, output_tokens=2, now_s=0.0)
@@ -98,7 +98,7 @@ def test_a_first_slow_step_or_request_claims_nothing() -> None:
     assert rates.request_tokens_per_s(4) != UNKNOWN
 
 
-def test_what_cannot_be_a_step_is_left_out() -> None:
+def test_impossible_steps_are_ignored() -> None:
     rates = EngineRates()
     for batch, tokens, seconds in ((0, 1, 1.0), (1, 0, 1.0), (1, 1, 0.0)):
         rates.stepped(batch, tokens, seconds, now_s=0.0)
@@ -155,7 +155,7 @@ def test_slow_steps_of_some_time_ago_are_outvoted_by_a_few_new_ones() -> None:
     assert rates.request_tokens_per_s(1).at(1) == pytest.approx(1 / 0.0175, rel=0.02), "20 old ones beside 60"
 
 
-def test_one_request_after_a_long_pause_is_not_all_that_is_known() -> None:
+def test_one_request_after_a_long_pause_does_not_replace_all_earlier_evidence() -> None:
     rates = EngineRates()
     for tokens in range(100, 2100, 100):
         rates.finished(tokens, 0.010 + tokens / 10_000, 10, now_s=0.0)
@@ -163,7 +163,7 @@ def test_one_request_after_a_long_pause_is_not_all_that_is_known() -> None:
     assert 5_000 <= rates.prefill_tokens_per_s <= 20_000, "by itself it says 1,000"
 
 
-def test_what_rates_rest_on_halves_with_time_and_grows_with_what_is_seen() -> None:
+def test_evidence_halves_with_time_and_grows_with_observations() -> None:
     rates, seen = EngineRates(), ReplicaSnapshot("a", 0.0)
     for _ in range(40):
         rates.stepped(1, 1, 0.01, now_s=0.0)
@@ -189,7 +189,7 @@ def measured(name: str, tokens_per_s: float, steps: float, prefill_tokens_per_s:
     )
 
 
-def test_a_replica_that_rests_on_little_counts_as_average_and_one_that_rests_on_much_as_itself() -> None:
+def test_rates_with_little_evidence_are_averaged_and_rates_with_much_evidence_kept() -> None:
     fast, slow = measured("fast", 100.0, 1e6, 4000.0), measured("slow", 25.0, 1e6, 1000.0)
     once_slow = measured("once slow", 25.0, 1e-3, 1000.0)
     fleet = FleetRates([fast, fast, fast, slow, once_slow])
@@ -210,7 +210,7 @@ def test_a_replica_that_has_measured_nothing_has_the_fleets_rates() -> None:
     assert level.prefill_tokens_per_s == pytest.approx(1000.0)
 
 
-def test_where_no_replica_has_measured_anything_each_says_what_it_said() -> None:
+def test_without_any_measurement_snapshots_are_unchanged() -> None:
     new, known = ReplicaSnapshot("new", 0.0), measured("a", 100.0, 0.0)
     assert FleetRates([new, known]).levelled(new) == new
     assert FleetRates([new, known]).levelled(known) == known

@@ -34,7 +34,7 @@ def test_before_the_first_draft_its_rates_are_unknown() -> None:
     assert (stats.depth_effective, stats.acceptance_length) == (None, None)
 
 
-def test_since_leaves_what_was_added() -> None:
+def test_since_returns_what_was_added() -> None:
     later = replace(
         CELL,
         steps=11,

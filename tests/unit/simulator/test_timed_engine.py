@@ -51,7 +51,7 @@ async def test_a_cached_beginning_is_not_prefilled_again() -> None:
 
 
 @in_virtual_time
-async def test_who_finds_the_batch_full_waits_and_is_counted() -> None:
+async def test_a_request_waits_while_the_batch_is_full_and_is_counted() -> None:
     engine = TimedEngine(MODEL, now_s=now_s)
     tasks = [asyncio.create_task(timed(engine, request(10), 20)) for _ in range(3)]
     await asyncio.sleep(0.03)

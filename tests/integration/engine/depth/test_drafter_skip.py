@@ -145,7 +145,7 @@ def test_a_request_that_missed_drafts_makes_no_more_and_the_next_one_does(runner
     assert drafts(runner) > before
 
 
-def test_beside_one_that_may_not_draft_another_may(runner: Runner, truth: list[tuple[int, ...]]) -> None:
+def test_requests_that_may_draft_run_with_requests_that_may_not(runner: Runner, truth: list[tuple[int, ...]]) -> None:
     runner.set_depths(0)
     steps = 0
 
@@ -209,7 +209,7 @@ def test_after_a_time_without_drafts_new_ones_are_as_good_as_before(
     assert shares[1] == 0.0
 
 
-def test_what_the_drafter_had_no_room_for_is_no_draft(runner: Runner) -> None:
+def test_drafts_without_room_are_not_counted(runner: Runner) -> None:
     """At the end of the context vLLM returns zeros as drafts, which the target would reject one by one."""
     tokenizer, length = runner.llm.get_tokenizer(), runner.llm.model_config.max_model_len
     prompt = tokenizer.decode(tokenizer.encode("\n".join(held_out(16)))[: length - 40])

@@ -297,7 +297,7 @@ def test_structured_output_follows_its_schema_while_depth_changes(runner: Runner
         assert set(json.loads(text)) == {"kind", "public", "names"}
 
 
-def test_parameters_that_no_draft_is_judged_by_are_served_without_drafts(
+def test_parameters_that_vllm_does_not_apply_to_drafts_are_served_without_drafts(
     runner: Runner, truth: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm import SamplingParams

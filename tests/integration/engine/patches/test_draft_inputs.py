@@ -166,7 +166,7 @@ def test_a_step_that_asks_for_fewer_drafts_has_fewer_masks_and_else_the_same_row
     assert fewer_metadata.max_query_len == int(fewer_metadata.query_start_loc.diff().max())
 
 
-def test_a_layout_of_vllms_own_is_taken_for_what_it_is() -> None:
+def test_vllms_own_layout_is_read_with_its_configured_k() -> None:
     """vLLM lays out masks for the configured K, whatever K is asked for."""
     made = proposer(depth=3)
     made.vllm_config.model_config.uses_mrope = True  # a kind of target for which vLLM's layout is kept
@@ -188,7 +188,7 @@ def test_other_drafters_keep_vllms_layout() -> None:
     assert torch.equal(autoregressive.input_ids, same.input_ids)
 
 
-def test_ngrams_are_those_of_what_is_written_so_far() -> None:
+def test_ngrams_cover_the_text_written_so_far() -> None:
     """Over the chunks of a prompt, after rejected drafts, and after steps without drafts."""
     text = np.random.default_rng(5).integers(2, 9, 60).tolist()
     prompt = text[:40]

@@ -202,7 +202,7 @@ def test_logprobs_are_the_targets_and_not_the_noises(logits: Tensor, mode: str) 
         assert told[1:] == pytest.approx(expected.topk(2).values.tolist(), abs=1e-5)
 
 
-def test_vllms_own_stand_in_still_needs_the_mend() -> None:
+def test_vllms_own_stand_in_still_needs_the_fix() -> None:
     """Fails once vLLM writes its expanded values; `cpu_sampling` can then be removed."""
     code = """
 import torch

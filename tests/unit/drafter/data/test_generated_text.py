@@ -25,7 +25,7 @@ def text_of(prompt_tokens: int, tokens: int) -> GeneratedText:
     return GeneratedText(rows, np.full(4, prompt_tokens, dtype=np.int32))
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_saved_text_is_loaded_unchanged(tmp_path: Path) -> None:
     text, path = text_of(3, 8), tmp_path / "a.name"
     text.save(path)
     loaded = GeneratedText.load(path)
@@ -37,13 +37,13 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     ("tokens", "prompt_tokens"),
     [(np.array([["a", "b"]]), np.array([1])), (np.ones((1, 2), int), np.array([1.0])), (np.ones((1, 0), int), [0])],
 )
-def test_rows_that_are_no_tokens_are_no_generated_text(tokens: Any, prompt_tokens: Any, tmp_path: Path) -> None:
+def test_rows_that_are_not_tokens_are_refused(tokens: Any, prompt_tokens: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "rows.npz", tokens=tokens, prompt_tokens=prompt_tokens)
     with pytest.raises(ConfigError, match="generated"):
         GeneratedText.load(tmp_path / "rows.npz")
 
 
-def test_a_folder_is_no_generated_text(tmp_path: Path) -> None:
+def test_a_folder_is_refused_as_generated_text(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no generated text"):
         GeneratedText.load(tmp_path)
 

@@ -100,7 +100,7 @@ def test_windows_are_those_that_rows_of_256_tokens_always_had() -> None:
         assert row_tokens // 2 <= min(sizes) <= max(sizes) <= row_tokens - ANSWER_TOKENS_MIN
 
 
-def test_text_of_one_s_own_is_continued_in_windows(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_custom_text_is_continued_in_windows(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = tmp_path / "text.md"
     path.write_text("".join(f"line {number}\n" for number in range(200)))
     asked = ask(TARGET, tokenizer, GenerationPlan(prompts=3), path)
@@ -139,7 +139,7 @@ def test_rows_longer_than_the_context_are_refused() -> None:
         GenerationPlan(row_tokens=1025).check(1024)
 
 
-def test_an_answer_s_end_is_its_row_s_end() -> None:
+def test_a_row_ends_with_its_answer() -> None:
     prompts = [[1, 2], [3], [4], [5, 6, 7]]
     answers = [list(range(10, 30)), [1] * (ANSWER_TOKENS_MIN - 1), [8] * 40, list(range(40, 49))]
     text, left_out = rows_of(Asked(prompts, np.ones(4, bool), True, too_long=5), answers, 0.6)
@@ -252,7 +252,7 @@ def test_padding_teaches_nothing(
     assert any(not torch.equal(first[name], each) for name, each in gradients(other, plan).items())
 
 
-def test_training_is_checked_against_what_is_no_padding() -> None:
+def test_training_checks_ignore_padding() -> None:
     text, ample = padded(1, np.int64), 64 * 2**30
     check_training(PLAN, SHAPE, text, CORPUS, 1, ample)
     check_training(PLAN, SHAPE, padded(9999), CORPUS, 1, ample)

@@ -46,7 +46,7 @@ def test_a_folder_is_taken_where_there_is_one(snapshot: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere", "../org/name", "a/b/c", "~/nowhere", "org/name@"])
-def test_a_path_that_is_not_there_is_no_repository(snapshot: Path, name: str) -> None:
+def test_a_missing_path_is_not_taken_for_a_repository(snapshot: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"^TARGET = .*no such folder\. .*org/name@revision"):
         local_target(name, "TARGET")
 

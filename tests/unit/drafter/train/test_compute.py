@@ -26,7 +26,7 @@ CORPUS = np.full(5000, 9, np.int32)
 
 
 @given(st.integers(1, 9), st.integers(0, 20))
-def test_every_row_is_one_process_s_with_the_same_number_in_any(processes: int, count: int) -> None:
+def test_every_row_belongs_to_one_process_and_keeps_its_index(processes: int, count: int) -> None:
     taken = [each for rank in range(processes) for each in Compute(CPU, rank, processes).share(range(count))]
     assert sorted(taken) == list(enumerate(range(count)))
 
@@ -46,7 +46,7 @@ def refusal(plan: HeadPlan, processes: int, memory_bytes: int = 64 * GIB) -> str
     return ""
 
 
-def test_a_step_with_fewer_rows_than_processes_is_told_what_would_do() -> None:
+def test_a_step_with_fewer_rows_than_processes_is_refused_with_the_fix() -> None:
     assert not refusal(PLAN, 4)  # 832 tokens: four crops of 208, and three whole rows of 256
     found = refusal(PLAN, 5)
     assert "training.tokens_per_step = 832: with rows of 208 tokens a step has 4, too few for 5 processes" in found
@@ -63,7 +63,7 @@ def test_processes_of_a_machine_share_its_memory() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_gpu_that_is_not_there_is_refused() -> None:
+def test_a_missing_gpu_is_refused() -> None:
     assert device_of("auto", "training.device") == device_of("cpu", "training.device") == CPU
     with (
         pytest.raises(ConfigError, match=r"training\.device = 'cuda': PyTorch sees no GPU .*Write cpu or auto"),

@@ -126,7 +126,7 @@ def test_two_processes_train_the_head_that_one_does(runs: Runs, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["p-eagle", "partitioned", "eagle3"])
-def test_the_first_process_reports_what_all_did(runs: Runs, name: str) -> None:
+def test_the_first_process_reports_the_progress_of_all(runs: Runs, name: str) -> None:
     reported = [float(each) for each in (runs.folder / f"{name}.losses-0").read_text().split()]
     assert reported == pytest.approx(runs.losses[name], rel=5e-3)
     assert not (runs.folder / f"{name}.losses-1").read_text()
@@ -145,7 +145,7 @@ def test_only_one_process_talks(runs: Runs) -> None:
     assert said.count("is ready") == 1
 
 
-def test_a_refusal_reaches_every_process_and_holds_up_none(runs: Runs) -> None:
+def test_a_refusal_reaches_every_process_and_none_hangs(runs: Runs) -> None:
     for rank in (0, 1):
         found = (runs.folder / f"refused.refused-{rank}").read_text()
         assert "training.tokens_per_step = 31: with rows of 16 tokens a step has 1, too few for 2 processes" in found

@@ -33,7 +33,7 @@ def test_a_position_weighs_what_the_acceptance_length_gains_by_it(chances: list[
     assert torch.allclose(weights, right.grad * right.detach(), rtol=1e-6)
 
 
-def test_what_is_sampled_stands_for_what_is_not() -> None:
+def test_sampled_positions_represent_the_missing_ones() -> None:
     right, anchors, depths = whole_chains([[0.9, 0.8, 0.7, 0.6]] * 2000)
     kept = [1.0, 0.5, 0.25, 0.25]
     draw = torch.rand(2000, generator=torch.Generator().manual_seed(0)).repeat_interleave(4)

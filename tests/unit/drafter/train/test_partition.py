@@ -123,13 +123,13 @@ def test_gradients_of_a_partitioned_row_are_those_of_the_whole(layers: int, part
 
 
 @pytest.mark.parametrize("prompt_tokens", [0, 1, LENGTH - 2], ids=["no prompt", "one token", "almost nothing else"])
-def test_they_are_wherever_the_prompt_ends(prompt_tokens: int) -> None:
+def test_gradients_are_equal_wherever_the_prompt_ends(prompt_tokens: int) -> None:
     compare(head_of(2), row(prompt_tokens), 5)
 
 
 @pytest.mark.parametrize("prompt_tokens", [0, 7])
 @pytest.mark.parametrize("partitions", [1, 3, 100])
-def test_they_are_when_positions_weigh_by_their_chains(prompt_tokens: int, partitions: int) -> None:
+def test_gradients_are_equal_with_weighted_positions(prompt_tokens: int, partitions: int) -> None:
     compare(head_of(2), row(prompt_tokens), partitions, floor=0.25)
 
 
@@ -168,7 +168,7 @@ def test_only_what_follows_a_draft_is_biased(monkeypatch: pytest.MonkeyPatch) ->
     assert losses[DEPTHS, 0.0] != losses[DEPTHS, 1.0]
 
 
-def test_they_are_with_shared_keys_sliding_windows_and_several_documents() -> None:
+def test_gradients_are_equal_with_shared_keys_sliding_windows_and_several_documents() -> None:
     compare(head_of(3, key_heads=2, sliding_window=6), row(0, documents=3), 6)
 
 

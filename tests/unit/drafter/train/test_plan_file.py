@@ -56,7 +56,7 @@ def test_the_example_of_a_markov_head_is_a_plan() -> None:
     assert (plan.frozen, plan.start, plan.markov_rank) == (True, "./p-eagle", PLAN.markov_rank)
 
 
-def test_what_a_file_says_is_what_is_trained(tmp_path: Path) -> None:
+def test_the_settings_of_a_file_are_used_for_training(tmp_path: Path) -> None:
     (tmp_path / "head").mkdir()
     file = load_training(write(tmp_path, head__start="./head", training__confidence_floor=0.25, training__seed=3))
     assert (file.plan.start, file.plan.confidence_floor, file.plan.seed) == (str(tmp_path / "head"), 0.25, 3)
@@ -127,7 +127,7 @@ def test_a_training_that_can_work_is_let_through() -> None:
     assert not complaints(HEAD_PLANS["eagle3"], mask_token=None)
 
 
-def test_what_cannot_work_is_said_before_the_long_part() -> None:
+def test_a_training_that_cannot_work_is_refused_before_the_long_part() -> None:
     assert "need rows of 16 tokens" in complaints(text=text_of(tokens=12, prompt_tokens=2))
     assert "training.crop_tokens = 12" in complaints(replace(PLAN, crop_tokens=12))
     assert "Write 16 or more" in complaints(replace(PLAN, crop_tokens=12))
@@ -146,7 +146,7 @@ def test_what_cannot_work_is_said_before_the_long_part() -> None:
     assert "too shallow" in complaints(shape=replace(SHAPE, layers=4))
 
 
-def test_what_has_begun_needs_no_head_to_start_from(tmp_path: Path) -> None:
+def test_a_resumed_training_does_not_need_its_start_head(tmp_path: Path) -> None:
     path = write(tmp_path, head__start="./gone", out="./out")
     with pytest.raises(ConfigError, match=r"head\.start = '\./gone': there is no such folder"):
         load_training(path)

@@ -270,7 +270,7 @@ def test_a_head_without_a_markov_head_is_given_one_and_none_loses_its_own(
 
 
 @pytest.mark.usefixtures("rows")
-def test_a_start_head_says_how_it_is_shaped(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_head_defines_the_shape(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peagle.drafter.train.prepare.standard_library", lambda: CORPUS)
     run_head(target, tmp_path / "first", "p-eagle", markov_rank=8)
     command = ["drafter", "train", target, tmp_path / "rows.npz", "--start", tmp_path / "first", "--steps", 1]

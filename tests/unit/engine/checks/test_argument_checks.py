@@ -83,7 +83,7 @@ def problems(engine: dict[str, Any], environment: dict[str, str] | None = None) 
         {"load": "anything", "parts": {"level": 3}, "level": "O3", "log_requests": True, "runner": "draft"},
     ],
 )
-def test_what_vllm_takes_passes(engine: dict[str, Any]) -> None:
+def test_valid_arguments_pass(engine: dict[str, Any]) -> None:
     assert problems(engine) == []
 
 
@@ -106,7 +106,7 @@ def test_what_vllm_takes_passes(engine: dict[str, Any]) -> None:
         ({"enable_auto_tool_choice": True}, "engine.tool_call_parser is not set"),
     ],
 )
-def test_what_vllm_does_not_take_is_named(engine: dict[str, Any], words: str) -> None:
+def test_an_invalid_argument_is_named(engine: dict[str, Any], words: str) -> None:
     (line,) = problems(engine)
     assert words in line
 

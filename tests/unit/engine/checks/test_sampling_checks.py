@@ -22,23 +22,23 @@ def cautions(pair: Any, engine: dict[str, Any], **changes: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("engine", [{}, {"generation_config": "auto"}, {"override_generation_config": {"top_p": 0.9}}])
-def test_what_the_model_asks_for_is_told_with_the_fix(pair: Any, engine: dict[str, Any]) -> None:
+def test_a_default_of_the_model_is_reported_with_the_fix(pair: Any, engine: dict[str, Any]) -> None:
     (said,) = cautions(pair, engine)
     assert said.startswith("min_p is 0.1 by default, and a sampled request with min_p gets no drafts. ")
     assert "engine.override_generation_config: {min_p: 0}" in said
 
 
-def test_what_the_deployment_asks_for_is_told(pair: Any) -> None:
+def test_a_default_of_the_deployment_is_reported(pair: Any) -> None:
     (said,) = cautions(pair, {"generation_config": "vllm", "override_generation_config": {"min_p": 0.2}})
     assert said.startswith("min_p is 0.2 by default")
 
 
 @pytest.mark.parametrize("engine", [{"generation_config": "vllm"}, {"override_generation_config": {"min_p": 0}}])
-def test_what_was_switched_off_is_not_told(pair: Any, engine: dict[str, Any]) -> None:
+def test_a_disabled_default_is_not_reported(pair: Any, engine: dict[str, Any]) -> None:
     assert cautions(pair, engine) == []
 
 
-def test_it_is_not_told_where_nothing_drafts(pair: Any) -> None:
+def test_nothing_is_reported_without_a_drafter(pair: Any) -> None:
     assert cautions(pair, {}, speculation={"enabled": False}) == []
 
 

@@ -50,14 +50,14 @@ resources: {accelerator_type: %s}
 """
 
 
-def test_what_step_times_are_first_guessed_from_is_told_where_depth_adapts(deployment_file: Write) -> None:
+def test_the_source_of_the_cost_prior_is_reported_if_depth_adapts(deployment_file: Write) -> None:
     report = validate_file(deployment_file(ADAPTIVE % ("openai/gpt-oss-20b", "H200")))
     (check,) = [check for check in report.checks if check.name == "cost prior"]
     assert (check.subject, check.outcome) == ("target", "ok")
     assert check.detail == "the known size of openai/gpt-oss-20b, on H200"
 
 
-def test_a_stand_in_for_it_is_no_problem_and_is_told(deployment_file: Write) -> None:
+def test_a_stand_in_prior_is_reported_but_not_a_problem(deployment_file: Write) -> None:
     report = validate_file(deployment_file(ADAPTIVE % ("org/unheard-of", "null")))
     assert report.problems == ()
     (check,) = [check for check in report.checks if check.name == "cost prior"]
@@ -80,7 +80,7 @@ def test_the_graphs_that_a_gpu_s_engine_captures_are_told(deployment_file: Write
     )
 
 
-def test_what_has_no_graph_is_told(deployment_file: Write) -> None:
+def test_batches_without_a_graph_are_reported(deployment_file: Write) -> None:
     many = "engine: {max_num_seqs: 1024, max_num_batched_tokens: 4096}"
     ((outcome, detail),) = graphs_told(deployment_file, many)
     assert outcome == "caution"
@@ -93,11 +93,11 @@ def test_what_has_no_graph_is_told(deployment_file: Write) -> None:
     assert "limited by the sizes in the engine section" in detail
 
 
-def test_without_a_gpu_there_are_none_to_tell_of(deployment_file: Write) -> None:
+def test_without_a_gpu_no_graphs_are_reported(deployment_file: Write) -> None:
     text = (ADAPTIVE % ("org/t", "null")).replace("accelerator_type", "accelerator: cpu, accelerator_type")
     assert "CUDA graphs" not in {check.name for check in validate_file(deployment_file(text)).checks}
 
 
-def test_it_is_not_told_where_nothing_adapts_by_it(deployment_file: Write) -> None:
+def test_the_prior_is_not_reported_if_depth_is_static(deployment_file: Write) -> None:
     report = validate_file(deployment_file(ADAPTIVE.replace("true", "false") % ("org/t", "null")))
     assert "cost prior" not in {check.name for check in report.checks}

@@ -62,7 +62,7 @@ def test_each_request_is_verified_to_its_own_bound(
 
 @BOTH
 @pytest.mark.parametrize("is_live", [False, True], ids=["static", "live"])
-def test_the_worker_is_told_who_drafts_less_than_the_step(folder: Path, overlapped: bool, is_live: bool) -> None:
+def test_the_worker_is_told_which_requests_draft_less(folder: Path, overlapped: bool, is_live: bool) -> None:
     core = Core(scheduler_of(folder, overlapped, blocks=200, is_live=is_live), overlapped, random.Random(1))
     add(core, "long", [number % VOCABULARY for number in range(200)], 30, [])
     add(core, "bounded", PROMPT, 30, [], 2)
@@ -80,7 +80,7 @@ def test_the_lower_of_the_table_and_the_bound_holds(folder: Path, overlapped: bo
 
 
 @BOTH
-def test_what_a_bound_leaves_of_a_shared_step_is_nobody_elses(folder: Path, overlapped: bool) -> None:
+def test_drafts_cut_by_a_bound_are_not_given_to_other_requests(folder: Path, overlapped: bool) -> None:
     core = Core(scheduler_of(folder, overlapped, blocks=200), overlapped, random.Random(1))
     core.scheduler.set_depths(1, [3], by_request=True)
     run(core, [None, 1])
@@ -90,7 +90,7 @@ def test_what_a_bound_leaves_of_a_shared_step_is_nobody_elses(folder: Path, over
 
 
 @BOTH
-def test_what_a_bound_cuts_is_no_tail_and_what_the_table_cuts_within_it_is(folder: Path, overlapped: bool) -> None:
+def test_drafts_cut_by_a_bound_are_not_a_tail_but_those_cut_by_the_table_are(folder: Path, overlapped: bool) -> None:
     core = Core(scheduler_of(folder, overlapped, blocks=200, depth_static=1), overlapped, random.Random(1))
     run(core, [3])
     cells = stats_of(core).cells
@@ -138,7 +138,7 @@ def test_where_all_of_a_batch_are_bounded_by_0_no_drafter_runs_until_another_com
 
 
 @BOTH
-def test_who_drafts_finds_the_prompt_but_not_the_answer_of_one_that_did_not(folder: Path, overlapped: bool) -> None:
+def test_a_drafting_request_finds_only_the_prompt_of_a_rested_one(folder: Path, overlapped: bool) -> None:
     core = Core(scheduler_of(folder, overlapped, blocks=200, skips_drafter=True), overlapped, random.Random(1))
     prompt = [number % VOCABULARY for number in range(50)]
     add(core, "off", prompt, 60, [], 0)

@@ -84,7 +84,7 @@ def test_output_is_the_targets_own_while_depth_changes(
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
 @pytest.mark.parametrize("depth", [0, 1, 3, DEPTH_MAX])
-def test_no_more_is_drafted_than_will_be_verified_but_for_one_step_in_eight(
+def test_only_drafts_to_be_verified_are_made_except_in_one_step_of_eight(
     folder: Path, depth: int, overlapped: bool
 ) -> None:
     built = scheduler_of(folder, overlapped, blocks=200, depth_static=depth, drafts_to_depth=True)
@@ -134,7 +134,7 @@ def test_a_whole_draft_tells_what_lies_beyond_k(folder: Path, depth: int, overla
 
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
-def test_drafts_tell_nothing_beyond_k_where_the_target_accepts_by_chance(folder: Path, overlapped: bool) -> None:
+def test_tails_are_not_scored_if_the_target_accepts_at_random(folder: Path, overlapped: bool) -> None:
     sampling = synthetic_acceptance((0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1))
     built = scheduler_of(folder, overlapped, blocks=200, depth_static=3, drafts_to_depth=True, sampling=sampling)
     core = Core(built, overlapped, random.Random(1))
@@ -211,7 +211,7 @@ def test_effective_depth_is_the_requested_one_and_every_count_is_the_workers_own
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
 @pytest.mark.parametrize("depth", [0, DEPTH_MAX])
 @pytest.mark.parametrize("skips_drafter", [False, True], ids=["drafting", "skipping"])
-def test_who_has_ended_before_the_output_came_is_told_of_apart(
+def test_requests_that_ended_before_their_output_are_counted_separately(
     folder: Path, overlapped: bool, depth: int, skips_drafter: bool
 ) -> None:
     """The end of an answer is not known in advance, so the next step computes it once more."""
@@ -325,7 +325,7 @@ def test_a_refused_table_changes_nothing(folder: Path) -> None:
         ("0.33.1", True, "AsyncScheduler"),
     ],
 )
-def test_a_static_depth_is_served_whatever_vllm_this_is(
+def test_a_static_depth_is_served_on_any_vllm_version(
     folder: Path, monkeypatch: pytest.MonkeyPatch, version: str, overlapped: bool, kind: str
 ) -> None:
     import vllm

@@ -17,7 +17,7 @@ from support.scheduler_core import (
 
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
-def test_where_nobody_drafts_the_drafter_rests_until_a_new_request_comes(folder: Path, overlapped: bool) -> None:
+def test_the_drafter_is_skipped_at_k_0_until_a_new_request_arrives(folder: Path, overlapped: bool) -> None:
     core = Core(
         scheduler_of(folder, overlapped, blocks=200, depth_static=0, skips_drafter=True), overlapped, random.Random(1)
     )
@@ -49,7 +49,7 @@ def test_where_nobody_drafts_the_drafter_rests_until_a_new_request_comes(folder:
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
 @pytest.mark.parametrize(("requests", "drafts"), [(2, True), (3, False), (12, False)])
-def test_prompts_are_drafted_over_if_those_who_come_may_draft_together(
+def test_the_drafter_runs_over_prompts_if_the_coming_batch_may_draft(
     folder: Path, overlapped: bool, requests: int, drafts: bool
 ) -> None:
     core = Core(scheduler_of(folder, overlapped, blocks=200, skips_drafter=True), overlapped, random.Random(1))
@@ -75,7 +75,7 @@ def test_prompts_are_drafted_over_if_those_who_come_may_draft_together(
     ],
     ids=["at once", "after quick steps", "after slow steps", "a while later", "of a few"],
 )
-def test_who_follows_a_batch_that_has_just_ended_counts_on_as_many(
+def test_requests_after_an_ended_batch_expect_a_batch_of_its_size(
     folder: Path,
     overlapped: bool,
     before: int,
@@ -108,7 +108,7 @@ def test_who_follows_a_batch_that_has_just_ended_counts_on_as_many(
 
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
-def test_a_queue_that_finds_no_room_ends_nobodys_drafts(folder: Path, overlapped: bool) -> None:
+def test_a_queue_without_room_does_not_end_any_requests_drafts(folder: Path, overlapped: bool) -> None:
     """Of requests of five blocks each three fit; K is 0 only for a batch size that is never reached."""
     core = Core(scheduler_of(folder, overlapped, blocks=17, skips_drafter=True), overlapped, random.Random(1))
     core.scheduler.set_depths(1, [DEPTH_MAX] * 5 + [0])
@@ -124,7 +124,7 @@ def test_a_queue_that_finds_no_room_ends_nobodys_drafts(folder: Path, overlapped
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
 @pytest.mark.parametrize("ended", [True, False], ids=["after", "beside"])
-def test_who_drafts_finds_nothing_in_the_prefix_cache_that_the_drafter_has_not_seen(
+def test_a_drafting_request_uses_no_cached_blocks_that_the_drafter_has_not_computed(
     folder: Path, overlapped: bool, ended: bool
 ) -> None:
     core = Core(

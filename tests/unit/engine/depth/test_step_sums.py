@@ -147,7 +147,7 @@ class Sums:
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_whoever_reads_again_and_again_knows_all_though_only_what_changed_travels(seed: int) -> None:
+async def test_repeated_readings_are_complete_although_only_changes_are_sent(seed: int) -> None:
     rng, engine = random.Random(seed), Sums()
     readers = [StepStatsReader(engine) for _ in range(2)]
     for _ in range(60):
@@ -169,7 +169,7 @@ async def test_whoever_reads_again_and_again_knows_all_though_only_what_changed_
     assert engine.sent == 2
 
 
-async def test_an_answer_that_a_later_one_has_overtaken_takes_nothing_back() -> None:
+async def test_a_reading_that_arrives_late_undoes_nothing() -> None:
     engine, answers = Sums(), list[Any]()
     reader = StepStatsReader(engine)
     await reader.read()

@@ -116,7 +116,7 @@ async def test_every_k_decodes_at_every_batch_size_through_every_path_and_the_en
 
 
 @in_virtual_time
-async def test_a_k_that_nobody_can_set_is_left_as_it_is() -> None:
+async def test_a_fixed_k_is_not_changed() -> None:
     engine = Engine(live=False)
     await warming.warm_up(engine, deployment(live_depth=False, depth_static=3), lambda done, of: None)
     sizes = {size for size, _, _ in engine.seen}

@@ -63,7 +63,7 @@ def test_ngrams_count_for_what_they_are_said_to_and_for_nothing_without() -> Non
     assert not torch.equal(chained_in_text(logits, hidden, markov, texts(), 2.0)[0], chained(logits, hidden, markov))
 
 
-def test_what_has_followed_is_no_candidate_by_that_alone() -> None:
+def test_a_follower_that_is_not_a_candidate_is_not_chosen() -> None:
     logits, hidden = passed()
     drafts, _ = chained_in_text(logits, hidden, MarkovHead.of(weights()), texts(), 1000.0)
     assert (logits.topk(CANDIDATES).indices == drafts[..., None]).any(-1).all()

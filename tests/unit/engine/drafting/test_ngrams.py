@@ -32,7 +32,7 @@ def test_followers_are_those_of_the_longest_ngrams_in_the_text(text: list[int], 
     assert index.followers(drafts) == naive(text, drafts)
 
 
-def test_what_is_left_out_is_followed_by_nothing() -> None:
+def test_skipped_tokens_have_no_followers() -> None:
     index = NgramIndex(start=10)
     index.read([3, 1])
     assert (index.length, index.size) == (12, 2)
@@ -61,7 +61,7 @@ def test_every_request_has_the_text_of_its_own_wherever_it_stands_in_the_batch()
 
 
 @pytest.mark.parametrize("start", [2, 3, 5, 6])
-def test_what_is_written_again_is_read_once(start: int) -> None:
+def test_tokens_passed_twice_are_indexed_once(start: int) -> None:
     text = [1, 2, 3, 1, 2, 3]
     known = BatchNgrams()
     known.read(batch(a=text), [(0, text[:5])])

@@ -73,12 +73,12 @@ STRUCTURE = {"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}
     ],
     ids=["schema", "pattern", "rules", "tag", "no pattern", "no schema"],
 )
-async def test_what_compiles_or_fails_soon_is_let_through(trials: Trials, grammar: Grammar) -> None:
+async def test_grammars_that_compile_or_fail_quickly_pass(trials: Trials, grammar: Grammar) -> None:
     assert await trials.refusal(grammar) is None
     await until_left(1)
 
 
-async def test_what_takes_too_long_is_stopped_and_refused_at_once_when_it_comes_again(trials: Trials) -> None:
+async def test_a_slow_grammar_is_stopped_and_refused_at_once_the_second_time(trials: Trials) -> None:
     began_s = time.monotonic()
     refusal = await trials.refusal(SLOW)
     assert time.monotonic() - began_s < TIMEOUT_S + 2
@@ -94,7 +94,7 @@ async def test_what_takes_too_long_is_stopped_and_refused_at_once_when_it_comes_
 CHAIN = "\n".join(("root ::= r0", *(f"r{i} ::= r{i + 1} r{i + 1}?" for i in range(128)), "r128 ::= [a-z]*"))
 
 
-async def test_what_compiles_soon_and_takes_long_for_each_token_is_refused(tokenizer_info: str) -> None:
+async def test_a_grammar_with_slow_tokens_is_refused(tokenizer_info: str) -> None:
     with running(tokenizer_info, timeout_s=30.0) as trials:
         refusal = await trials.refusal(Grammar("grammar", CHAIN))
     assert refusal is not None
@@ -102,7 +102,7 @@ async def test_what_compiles_soon_and_takes_long_for_each_token_is_refused(token
     assert "api.grammar.max_mask_s" in refusal
 
 
-async def test_what_fails_after_its_trial_is_refused_when_it_comes_again(trials: Trials) -> None:
+async def test_a_grammar_that_fails_after_its_trial_is_refused_the_second_time(trials: Trials) -> None:
     grammar = Grammar("regex", "[0-9]{4}")
     assert await trials.refusal(grammar) is None
     trials.refuse(grammar, "It became slow.")
@@ -110,7 +110,7 @@ async def test_what_fails_after_its_trial_is_refused_when_it_comes_again(trials:
     assert await trials.refusal(Grammar("regex", "[0-9]{5}")) is None
 
 
-async def test_what_takes_too_much_memory_is_stopped(tokenizer_info: str) -> None:
+async def test_a_grammar_that_takes_too_much_memory_is_stopped(tokenizer_info: str) -> None:
     with running(tokenizer_info, timeout_s=30.0, memory_bytes=2**20) as trials:
         refusal = await trials.refusal(SLOW)
     assert refusal is not None
@@ -142,7 +142,7 @@ async def test_a_request_that_is_given_up_ends_its_trial(tokenizer_info: str) ->
         assert await trials.refusal(Grammar("regex", "ab")) is None
 
 
-async def test_a_process_that_was_killed_is_started_anew(trials: Trials) -> None:
+async def test_a_killed_process_is_restarted(trials: Trials) -> None:
     assert await trials.refusal(USUAL) is None
     for process in processes():
         process.kill()

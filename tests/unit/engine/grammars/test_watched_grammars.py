@@ -91,7 +91,7 @@ def test_many_drafts_make_no_slow_grammar() -> None:
     assert [step(grammar, 8) for _ in range(3)] == [False] * 3
 
 
-def test_waiting_is_no_time_of_a_grammars() -> None:
+def test_waiting_does_not_count_as_grammar_time() -> None:
     grammar = followed(idle_s=2 * LIMIT_S)
     assert [step(grammar, 1) for _ in range(3)] == [False] * 3
 

@@ -66,7 +66,7 @@ def test_a_replica_that_does_not_say_how_many_it_serves_has_graphs_for_those_tha
     ],
     ids=str,
 )
-def test_elsewhere_vllm_has_its_own(changes: dict[str, Any]) -> None:
+def test_other_configurations_use_vllms_own_graphs(changes: dict[str, Any]) -> None:
     arguments = engine_arguments(deployment(**changes))
     assert GRAPHS not in settings_of(arguments)
     assert "cudagraph_capture_sizes" not in arguments

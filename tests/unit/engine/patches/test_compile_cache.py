@@ -63,14 +63,14 @@ def test_a_processor_of_another_kind_does_not_find_it(monkeypatch: pytest.Monkey
     assert wide == ["model", "x86_64 AVX512 amx_tile"] != narrow
 
 
-def test_what_a_gpu_computes_is_found_whatever_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_models_are_found_on_any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     caching = pytest.importorskip("vllm.compilation.caching")
     monkeypatch.setattr(caching, "aot_compile_hash_factors", lambda _config: ["model"])
     compile_cache.install()
     assert caching.aot_compile_hash_factors(engine_on("cuda")) == ["model"]
 
 
-def test_vllm_says_what_an_engine_computes_on_there() -> None:
+def test_vllm_still_has_the_device_type_where_it_is_read() -> None:
     config = pytest.importorskip("vllm.config")
     assert "device_type" in {field.name for field in fields(config.DeviceConfig)}
     assert "device_config" in {field.name for field in fields(config.VllmConfig)}

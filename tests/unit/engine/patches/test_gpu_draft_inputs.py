@@ -173,7 +173,7 @@ def test_a_kernel_that_equals_its_reference_is_used(
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["differs", "does not run"])
-def test_one_that_does_not_leaves_vllms_own_layout_with_one_warning(
+def test_a_kernel_that_differs_leaves_vllms_own_layout_with_one_warning(
     fails: bool,
     draft_rows_kernel: ModuleType,
     caplog: pytest.LogCaptureFixture,
@@ -194,7 +194,7 @@ def test_one_that_does_not_leaves_vllms_own_layout_with_one_warning(
     assert "every step drafts 7 tokens" in said
 
 
-def test_it_is_asked_for_on_a_gpu_alone() -> None:
+def test_the_kernel_is_used_on_a_gpu_only() -> None:
     proposer = Batch(np.random.default_rng(1)).proposer(3)
     assert not gpu_draft_inputs.is_eligible(proposer)
     proposer.device = torch.device("cuda")

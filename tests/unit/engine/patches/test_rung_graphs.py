@@ -293,7 +293,7 @@ def test_a_budget_of_nothing_leaves_vllm_s_own_graphs() -> None:
     ],
     ids=["other backend", "as asked", "adapters", "encoder", "shared caches"],
 )
-def test_what_is_not_known_to_work_is_left_to_vllm_and_counted(backend: Any, changes: dict[str, Any]) -> None:
+def test_unsupported_configurations_are_left_to_vllm_and_counted(backend: Any, changes: dict[str, Any]) -> None:
     runner = Runner(**changes)
     before = {mode: set(keys) for mode, keys in vllm_s_own(changes).items()}
     runner.resolve(backend)

@@ -26,7 +26,7 @@ def test_it_comes_back_as_it_was_written() -> None:
     assert table.plain()[0] == {"batch_size": 1, "depth": 0, "steps": 10, "step_ms": pytest.approx(5.0)}
 
 
-def test_what_is_timed_twice_counts_together_and_too_little_not_at_all() -> None:
+def test_repeated_timings_are_summed_and_too_few_steps_dropped() -> None:
     again = StepTime(1, 0, 30, 0.03)
     assert CostTable.of([*TIMES, again], steps_min=10).times[0] == StepTime(1, 0, 40, pytest.approx(0.08))
     assert (4, 0) not in {(each.batch_size, each.depth) for each in CostTable.of(TIMES, steps_min=10).times}
@@ -80,6 +80,6 @@ def test_the_rule_takes_it_as_its_calibration() -> None:
 
 
 @pytest.mark.parametrize("row", [{}, {"batch_size": 1, "depth": 0, "steps": 3, "step_ms": "much"}, 3])
-def test_what_is_no_step_time_is_refused(row: object) -> None:
+def test_a_malformed_row_is_refused(row: object) -> None:
     with pytest.raises(ConfigError, match="cost_table"):
         CostTable.from_plain([row])  # type: ignore[list-item]

@@ -14,7 +14,7 @@ def survival(conditional: list[list[float]]) -> list[list[float]]:
 
 
 @given(CONDITIONAL, st.integers(0, 50))
-def test_no_other_way_to_share_them_out_has_more_of_them_right(conditional: list[list[float]], drafts: int) -> None:
+def test_sharing_maximises_the_expected_accepted_drafts(conditional: list[list[float]], drafts: int) -> None:
     chances = survival(conditional)
     depths = shared(chances, drafts)
     assert all(0 <= depth <= len(each) for depth, each in zip(depths, chances, strict=True))

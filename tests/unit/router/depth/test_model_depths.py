@@ -49,7 +49,7 @@ def test_the_guard_takes_nothing_from_what_was_calibrated() -> None:
     assert list(seen.ranges[0].predicted_step_s.values()) == pytest.approx([9e-3] * 6, rel=0.02)
 
 
-def test_one_that_is_silent_for_long_is_forgotten_with_its_limits() -> None:
+def test_a_replica_that_is_silent_for_long_is_forgotten_with_its_limits() -> None:
     depths = ModelDepths(SETTINGS)
     fed(depths, "gone", 2)
     depths.limit(DepthLimits(pin=1), "gone")

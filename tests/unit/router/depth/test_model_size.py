@@ -151,13 +151,13 @@ def test_shared_experts_are_read_by_every_token() -> None:
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
     ],
 )
-def test_what_is_odd_is_named(changes: dict[str, Any], field: str) -> None:
+def test_an_invalid_field_is_named(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as caught:
         target_size({**LLAMA_8B, **changes})
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize("arguments", [{"dtype": "int4"}, {"quantization": "awq"}])
-def test_what_the_engine_s_arguments_make_unknown_is_theirs(arguments: dict[str, Any]) -> None:
+def test_an_engine_argument_that_makes_the_size_unknown_is_named(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^engine\."):
         target_size(LLAMA_8B, **arguments)

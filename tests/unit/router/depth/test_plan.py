@@ -115,7 +115,7 @@ def test_a_pin_wins_at_once_and_over_bounds_and_ends_at_once() -> None:
     assert Cause.RESUMED in {change.cause for change in released.changes}
 
 
-def test_under_a_pin_the_guard_goes_back_to_nothing_and_after_it_does() -> None:
+def test_a_pin_suspends_the_guard() -> None:
     state, _ = step(start(SETTINGS), report(), SETTINGS, 0.0)
     impossible = report(replace(good_cell(), accepted=(999,) * 7))
     state, plan = step(state, impossible, limited(pin=2), 0.5)
@@ -160,7 +160,7 @@ def test_a_pause_wins_over_the_guard_and_bounds_win_over_a_pause() -> None:
     assert (plan.mode, set(plan.table.depths)) == (Mode.PAUSED, {2})
 
 
-def test_a_probe_of_which_nothing_is_heard_ends() -> None:
+def test_a_probe_without_observations_ends() -> None:
     state, plan = feed(start(SETTINGS), good_cell(seconds=0.45), 3)
     number = 3
     while plan.mode is not Mode.PROBING:

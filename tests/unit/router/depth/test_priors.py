@@ -47,7 +47,7 @@ def test_a_larger_target_takes_longer_and_cores_share_what_is_more() -> None:
     assert (one.step_s, one.sequence_s) == (EMBEDDED_CPU.step_s, EMBEDDED_CPU.sequence_s)
 
 
-def test_experts_of_a_target_on_a_cpu_are_read_as_they_wake() -> None:
+def test_experts_on_a_cpu_are_read_as_they_become_active() -> None:
     prior = cpu_prior(TARGETS["gpt-oss-20b"], cores=2)
     assert (prior.experts, prior.experts_active) == (32, 4)
     assert prior.experts_s == pytest.approx(prior.weights_s * 10.2 / 2.4, rel=0.01)

@@ -48,7 +48,7 @@ def test_prompts_are_spread_from_one_token_to_a_whole_step(longest: int) -> None
     assert all(other <= 4 * one for one, other in pairwise(lengths))
 
 
-def test_what_the_engine_does_not_have_does_not_run() -> None:
+def test_paths_that_the_engine_lacks_do_not_run() -> None:
     runs = warm_runs((0, 7), 64, 512, (SamplingPath.GRAMMAR,))
     assert SamplingPath.GRAMMAR not in {run.path for run in runs}
     assert {run.path for run in runs} == set(SamplingPath) - {SamplingPath.GRAMMAR}

@@ -31,7 +31,7 @@ def test_a_newer_report_takes_the_place_of_the_last_and_a_silent_replica_is_forg
     assert [each.replica_id for each in board.news(DispatcherReport("d"), 31.0).snapshots] == ["a"]
 
 
-def test_others_count_as_dispatchers_while_they_have_had_requests_open_lately() -> None:
+def test_dispatchers_with_recent_open_requests_are_counted() -> None:
     board, heard = Board(), DISPATCHER_GONE_AFTER_S - 1.0
     assert board.news(DispatcherReport("a", open_requests=0), 0.0).dispatchers == 1
     board.news(DispatcherReport("b", open_requests=4), 0.0)
@@ -46,14 +46,14 @@ def test_others_count_as_dispatchers_while_they_have_had_requests_open_lately() 
     assert board.news(DispatcherReport("a"), BUSY_FOR_S + 1.0).dispatchers == 1, "b idles"
 
 
-def test_a_dispatcher_that_is_silent_is_forgotten_with_what_it_had_open() -> None:
+def test_a_silent_dispatcher_is_forgotten_with_its_open_requests() -> None:
     board = Board()
     board.news(DispatcherReport("b", open_requests=1), 0.0)
     assert board.news(DispatcherReport("a"), DISPATCHER_GONE_AFTER_S).dispatchers == 2
     assert board.news(DispatcherReport("a"), DISPATCHER_GONE_AFTER_S + 0.1).dispatchers == 1
 
 
-def test_a_replica_that_was_slow_long_ago_is_told_of_as_average() -> None:
+def test_a_replica_that_was_slow_long_ago_is_reported_as_average() -> None:
     board, rates = Board(), {"prefill_tokens_per_s": 1000.0, "rate_prefills": 100.0}
     fast, slow = RequestRates.of({1: 100.0}), RequestRates.of({1: 20.0})
     for now_s, steps in ((0.0, 500.0), (10.0, 0.5)):

@@ -63,7 +63,7 @@ def shed(request: RouteRequest, fleet: Fleet) -> Shed:
 
 
 @pytest.mark.parametrize("draw", range(6))
-def test_it_takes_the_replica_that_finishes_soonest(draw: int) -> None:
+def test_the_replica_that_finishes_soonest_is_chosen(draw: int) -> None:
     busy, light = {"running_requests": 12}, {"running_requests": 2}
     fleet = fleet_of(queued={"queued_prompt_tokens": 5000}, busy=busy, light=light)
     decision = routed(REQUEST, fleet, draw=draw)
@@ -82,14 +82,14 @@ def test_a_slower_replica_is_weighed_with_its_own_rates() -> None:
     assert routed(REQUEST, fleet_of(slow=slow, busy={"queued_prompt_tokens": 9000})).replica_id == "slow"
 
 
-def test_prompts_queued_at_the_report_are_taken_for_done_as_time_passes() -> None:
+def test_reported_queued_prompts_drain_as_time_passes() -> None:
     fleet = fleet_of(a={"queued_prompt_tokens": 1500, "taken_at_s": NOW_S - 1.0}, b={"queued_prompt_tokens": 600})
     decision = routed(REQUEST, fleet)
     assert decision.replica_id == "a"
     assert {each.replica_id: each.terms["wait_s"] for each in decision.weighed} == {"a": 0.5, "b": 0.6}
 
 
-def test_a_replica_that_had_nothing_to_do_has_not_worked_ahead() -> None:
+def test_an_idle_replica_has_not_worked_ahead() -> None:
     fleet, in_flight = fleet_of(a={"taken_at_s": NOW_S - 1.0}, b={"queued_prompt_tokens": 600}), InFlight()
     in_flight.started(replace(REQUEST, request_id="early", prompt_tokens=300), "a", NOW_S - 0.9)
     in_flight.started(replace(REQUEST, request_id="late", prompt_tokens=900), "a", NOW_S - 0.1)
@@ -100,7 +100,7 @@ def test_a_replica_that_had_nothing_to_do_has_not_worked_ahead() -> None:
     )
 
 
-def test_what_this_dispatcher_sent_since_the_report_counts() -> None:
+def test_own_requests_since_the_report_count() -> None:
     fleet, in_flight = fleet_of(a={}, b={"running_requests": 1}), InFlight()
     in_flight.started(replace(REQUEST, request_id="earlier"), "a", NOW_S)
     assert routed(REQUEST, fleet, in_flight).replica_id == "b"
@@ -108,7 +108,7 @@ def test_what_this_dispatcher_sent_since_the_report_counts() -> None:
     assert routed(REQUEST, fleet, in_flight).replica_id == "a", "a report that shows it must not count it twice"
 
 
-def test_what_this_dispatcher_sent_since_the_report_fills_the_batch_and_the_replica() -> None:
+def test_own_requests_since_the_report_fill_the_batch_and_the_replica() -> None:
     fleet, in_flight = fleet_of(a={"running_requests": 2, "max_ongoing_requests": 4}), InFlight()
     in_flight.started(replace(REQUEST, request_id="earlier"), "a", NOW_S)
     assert routed(REQUEST, fleet, in_flight).weighed[0].terms["decode_s"] == pytest.approx(100 / 85)
@@ -118,7 +118,7 @@ def test_what_this_dispatcher_sent_since_the_report_fills_the_batch_and_the_repl
     assert decision.reason is ShedReason.FULL
 
 
-def test_other_dispatchers_are_taken_to_have_sent_as_much() -> None:
+def test_other_dispatchers_are_assumed_to_have_sent_as_much() -> None:
     in_flight = InFlight()
     in_flight.started(replace(REQUEST, request_id="earlier"), "a", NOW_S)
     fleet = replace(fleet_of(a={}), dispatchers=4)
@@ -134,7 +134,7 @@ def test_other_dispatchers_are_taken_to_have_sent_as_much() -> None:
         ({"running_requests": 16, "waiting_requests": 16}, Exclusion.FULL),
     ],
 )
-def test_what_cannot_take_it_is_left_out_and_named(how: dict[str, object], reason: Exclusion) -> None:
+def test_a_replica_that_cannot_take_it_is_excluded_with_the_reason(how: dict[str, object], reason: Exclusion) -> None:
     fleet = fleet_of(out=how, slow={"queued_prompt_tokens": 90_000})
     for draw in range(4):
         decision = routed(REQUEST, fleet, draw=draw)
@@ -151,7 +151,7 @@ def test_a_replica_that_failed_the_request_is_not_tried_again() -> None:
     assert shed(replace(REQUEST, tried=frozenset("ab")), fleet).reason is ShedReason.TRIED
 
 
-def test_a_replica_without_kv_room_is_taken_only_where_none_has_room() -> None:
+def test_a_replica_without_kv_room_is_chosen_only_if_none_has_room() -> None:
     full = {"kv_usage_ratio": 0.995}
     fleet = fleet_of(tight=full, roomy={"queued_prompt_tokens": 50_000})
     assert routed(REQUEST, fleet).replica_id == "roomy"
@@ -171,7 +171,7 @@ def test_an_empty_fleet_sheds() -> None:
     assert (decision.reason, decision.retry_after_s) == (ShedReason.NO_REPLICAS, RETRY_AFTER_UNKNOWN_S)
 
 
-def test_a_client_is_told_to_come_back_when_the_shortest_queue_has_drained() -> None:
+def test_retry_after_is_the_time_to_drain_the_shortest_queue() -> None:
     full = {"running_requests": 16, "waiting_requests": 16}
     fleet = fleet_of(a=full | {"queued_prompt_tokens": 40_000}, b=full | {"queued_prompt_tokens": 20_000})
     decision = shed(REQUEST, fleet)
@@ -187,7 +187,7 @@ def test_a_client_is_told_to_come_back_when_the_shortest_queue_has_drained() -> 
     [None, {"taken_at_s": NOW_S - 10.0}, {"request_tokens_per_s": RequestRates()}, {"prefill_tokens_per_s": 0.0}],
     ids=["no report", "old report", "no decode rate", "no prefill rate"],
 )
-def test_where_a_report_cannot_be_used_the_least_in_flight_wins(blind: dict[str, object] | None) -> None:
+def test_without_a_usable_report_the_least_in_flight_wins(blind: dict[str, object] | None) -> None:
     fleet, in_flight = fleet_of(blind=blind, idle={}), InFlight()
     for number in range(3):
         in_flight.started(replace(REQUEST, request_id=f"idle {number}"), "idle", NOW_S - 9.0)
@@ -226,7 +226,7 @@ def test_a_home_over_the_bound_hands_over_to_the_next() -> None:
     assert routed(SHARING, fleet, in_flight).replica_id == second, "8 is over 1.25 times the mean of 4.6"
 
 
-def test_a_home_is_over_the_bound_too_where_each_of_several_dispatchers_has_sent_it_little() -> None:
+def test_small_shares_of_several_dispatchers_can_put_a_home_over_its_bound() -> None:
     fleet, in_flight = replace(fleet_of(**{name: {} for name in "abcdefgh"}), dispatchers=4), InFlight()
     first, second, _ = fleet.homes.of_key(KEY)
     assert routed(SHARING, fleet, in_flight).replica_id == first
@@ -344,7 +344,7 @@ LOADS = st.fixed_dictionaries(
     st.none() | st.integers(0, 2**64 - 1),
     st.sets(st.sampled_from("abcdefgh")),
 )
-def test_any_fleet_gets_an_answer_that_its_own_account_bears_out(
+def test_every_decision_is_consistent_with_what_it_weighed(
     hows: list[dict[str, object] | None], draw: int, key: int | None, tried: set[str]
 ) -> None:
     fleet = fleet_of(**dict(zip("abcdefgh", hows, strict=False)))
@@ -376,7 +376,7 @@ def test_probing_never_looks_at_one_replica_twice(size: int, draw: int) -> None:
 @pytest.mark.parametrize("age_s", [0.0, 1.0, 60.0], ids=["fresh", "old", "stale"])
 @pytest.mark.parametrize("sharing", [0.0, 0.5, 1.0], ids=["alone", "half share", "all share"])
 @pytest.mark.parametrize("seed", range(3))
-def test_four_dispatchers_that_know_nothing_of_each_other_do_not_herd(age_s: float, sharing: float, seed: int) -> None:
+def test_four_independent_dispatchers_do_not_herd(age_s: float, sharing: float, seed: int) -> None:
     chance, names = random.Random(seed), ["a", "b", "c", "d"]
     dispatchers = [Dispatcher() for _ in range(4)]
     # Reports with small random differences: all four dispatchers see the same replica as the best.

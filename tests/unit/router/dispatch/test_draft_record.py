@@ -12,7 +12,7 @@ def drafts(kind: int, right_ratio: float, depth: int, number: int = 1000) -> End
 
 @pytest.mark.parametrize("depth", [1, 3, 7])
 @pytest.mark.parametrize("right_ratio", [0.1, 0.5, 0.9])
-def test_what_is_learned_does_not_depend_on_k(depth: int, right_ratio: float) -> None:
+def test_the_learned_ratio_does_not_depend_on_k(depth: int, right_ratio: float) -> None:
     record = DraftRecord()
     record.add([drafts(CODE, right_ratio, depth)], 0.0)
     assert record.known(0.0)[CODE] == pytest.approx(right_ratio, abs=0.01)
@@ -27,7 +27,7 @@ def test_kinds_are_told_apart_and_reports_add_up() -> None:
     assert known[NOISE] == pytest.approx(0.3, abs=0.03)
 
 
-def test_few_drafts_tell_nothing_and_old_ones_are_forgotten() -> None:
+def test_few_drafts_are_ignored_and_old_ones_are_forgotten() -> None:
     record = DraftRecord()
     record.add([drafts(CODE, 0.8, 3, 10), drafts(NOISE, 0.3, 3, 100)], 0.0)
     assert record.known(0.0).keys() == {NOISE}

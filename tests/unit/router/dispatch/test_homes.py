@@ -16,7 +16,7 @@ def homes_of_all(homes: Homes) -> list[list[str]]:
     return [homes.of_key(key) for key in KEYS]
 
 
-def test_every_process_ranks_alike() -> None:
+def test_every_process_computes_the_same_ranking() -> None:
     code = "from peagle.router.dispatch import *\nprint(Homes.of('abcde').of_key(affinity_key('chat')))"
     said = {
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -58,7 +58,7 @@ def test_a_fleet_smaller_than_the_ranking_has_fewer_homes() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(NAMES[:6])), max_size=12))
-def test_the_ranking_depends_on_who_is_there_and_not_on_how_it_came_about(changes: list[tuple[bool, str]]) -> None:
+def test_the_ranking_depends_only_on_the_current_members(changes: list[tuple[bool, str]]) -> None:
     homes, members = Homes.of(NAMES[:2]), set(NAMES[:2])
     for joins, name in changes:
         homes = homes.changed(joined=[name]) if joins else homes.changed(left=[name])

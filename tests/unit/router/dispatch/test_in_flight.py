@@ -18,7 +18,7 @@ def seen(in_flight: InFlight, replica_id: str) -> tuple[int, int, int, int]:
     return sent.open_requests, len(sent.unseen), prompt_tokens, sent.unseen_kv_tokens
 
 
-def test_a_sent_request_is_unseen_until_a_report_that_is_younger_than_it() -> None:
+def test_a_sent_request_is_unseen_until_a_later_report() -> None:
     in_flight = InFlight()
     in_flight.started(REQUEST, "a", 10.0)
     assert seen(in_flight, "a") == (1, 1, 100, 120)
@@ -57,7 +57,7 @@ def test_ends_are_counted_until_a_report_shows_them() -> None:
     assert in_flight.to("a").ended_requests == 0
 
 
-def test_what_ended_on_the_way_of_a_report_that_holds_it_counts() -> None:
+def test_a_request_that_ended_while_its_report_was_in_transit_counts() -> None:
     in_flight = InFlight()
     in_flight.reported("a", 9.0)
     in_flight.started(REQUEST, "a", 10.0)
@@ -168,7 +168,7 @@ def test_a_fleet_takes_newer_reports_of_its_members_only() -> None:
     assert late.snapshots["a"].running_requests == 3
 
 
-def test_a_fleet_keeps_the_reports_of_those_that_stay() -> None:
+def test_a_fleet_keeps_the_reports_of_members_that_stay() -> None:
     fleet = Fleet.of(["a", "b"]).reported([ReplicaSnapshot("a", 1.0), ReplicaSnapshot("b", 1.0)])
     changed = fleet.with_members(["b", "c"])
     assert changed.replica_ids == ("b", "c")
@@ -205,7 +205,7 @@ def test_a_request_that_is_decided_again_does_not_count_against_itself() -> None
     assert not isinstance(refused, Route)
 
 
-def test_an_old_report_that_comes_late_does_not_make_seen_work_unseen() -> None:
+def test_a_late_old_report_does_not_make_seen_requests_unseen() -> None:
     dispatcher = Dispatcher()
     dispatcher.set_members(["a"])
     dispatcher.dispatch(REQUEST, now_s=5.0, draw=0)
@@ -237,7 +237,7 @@ def test_a_full_replica_has_places_again_as_its_requests_end() -> None:
     assert not is_taken("fourth")
 
 
-def test_ends_of_its_own_do_not_make_a_replica_look_idler_than_its_own_requests_there() -> None:
+def test_own_ended_requests_do_not_hide_own_open_requests() -> None:
     dispatcher = Dispatcher()
     dispatcher.set_members(["a"])
     for number in range(4):

@@ -36,7 +36,7 @@ def test_a_row_is_found_under_its_own_name_and_says_what_it_does(policy: Policy)
     assert policy.description == policy.description.strip(". ")
 
 
-def test_decisions_are_counted_by_the_reasons_of_the_rows_by_turns_and_what_none_could_take() -> None:
+def test_decisions_are_counted_by_the_reasons_of_policies_turns_and_waiting() -> None:
     of_rows = {reason for policy in POLICIES.values() for reason in policy.reasons}
     assert of_rows >= {policy.reason for policy in POLICIES.values()}
     assert {*of_rows, *(f"wait-{reason}" for reason in ShedReason), "failed", "turn"} == DECISION_REASONS
@@ -64,7 +64,7 @@ def test_every_route_gives_a_reason_of_its_policy(
 
 
 @ALL
-def test_under_every_policy_a_replica_that_has_failed_a_request_does_not_get_it_again(policy: Policy) -> None:
+def test_no_policy_returns_a_request_to_a_replica_that_failed_it(policy: Policy) -> None:
     dispatcher, chance = dispatcher_of(policy, {name: {} for name in NAMES}), random.Random(1)
     tried: frozenset[str] = frozenset()
     for _ in NAMES:

@@ -28,12 +28,12 @@ def test_decode_is_at_the_rate_of_the_batch_with_this_request_in_it() -> None:
     assert decode_s(REQUEST, replace(IDLE, requests=9)) == 4.0, "the batch holds no more than its places"
 
 
-def test_beyond_the_life_of_todays_batch_only_the_replica_s_own_speed_counts() -> None:
+def test_after_the_current_batch_only_the_replicas_own_speed_counts() -> None:
     long = replace(REQUEST, output_tokens=1000)
     assert decode_s(long, replace(IDLE, requests=1)) == 200 / 50 + 800 / 100
 
 
-def test_rates_that_are_not_known_are_no_division_by_zero() -> None:
+def test_unknown_rates_do_not_divide_by_zero() -> None:
     unknown = replace(IDLE, snapshot=replace(SNAPSHOT, prefill_tokens_per_s=0.0), queued_prompt_tokens=1.0)
     assert wait_s(REQUEST, unknown) == math.inf
     assert not replace(SNAPSHOT, prefill_tokens_per_s=0.0).has_rates

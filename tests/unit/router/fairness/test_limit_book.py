@@ -35,7 +35,7 @@ def test_a_client_without_limits_is_admitted_for_ever() -> None:
     assert all(asked(book, Limits(), 10**9) == Verdict(None, Levels()) for _ in range(100))
 
 
-def test_requests_by_the_minute_are_counted_over_all_processes() -> None:
+def test_requests_per_minute_are_counted_over_all_processes() -> None:
     book, limits = LimitBook(), Limits(requests_per_minute=3)
     assert [asked(book, limits, ingress=name).refusal for name in "aba"] == [None] * 3
     assert asked(book, limits, ingress="b").refusal == Refusal("requests_per_minute", 3, 1, 20.0)
@@ -53,7 +53,7 @@ def test_expected_tokens_are_charged_and_corrected() -> None:
 
 
 @pytest.mark.parametrize("limits", [Limits(tokens_per_minute=100), Limits(tokens_waiting=100)])
-def test_a_request_that_alone_is_beyond_a_limit_is_told_so(limits: Limits) -> None:
+def test_a_request_that_alone_exceeds_a_limit_is_refused_for_good(limits: Limits) -> None:
     refusal = asked(LimitBook(), limits, 101).refusal
     assert refusal is not None
     assert refusal.retry_after_s == math.inf
@@ -89,20 +89,20 @@ def test_tokens_wait_until_their_request_s_answer_begins() -> None:
     assert asked(book, limits, 60, held=Held(1, 0)).refusal is None
 
 
-def test_what_a_process_held_that_is_gone_is_free_again() -> None:
+def test_requests_held_by_a_lost_process_are_freed() -> None:
     book, limits = LimitBook(), Limits(requests_at_once=1)
     assert asked(book, limits, ingress="a").refusal is None
     assert asked(book, limits, ingress="b", now_s=GONE_AFTER_S).refusal is not None
     assert asked(book, limits, ingress="b", now_s=GONE_AFTER_S + 0.1).refusal is None
 
 
-def test_processes_that_tell_of_themselves_are_counted() -> None:
+def test_reporting_processes_are_counted() -> None:
     book = LimitBook()
     counts = [book.exchange(LimitReport(name, {}, {}), at_s).ingresses for name, at_s in (("a", 0), ("b", 1), ("b", 9))]
     assert counts == [1, 2, 1]
 
 
-def test_a_new_book_goes_on_from_what_processes_have_heard() -> None:
+def test_a_new_book_continues_from_the_levels_that_processes_know() -> None:
     limits = Limits(requests_per_minute=60, tokens_per_minute=600)
     assert asked(LimitBook(), limits, 10, known=Levels(5.0, 50.0)).levels == Levels(4.0, 40.0)
     refusal = asked(LimitBook(), limits, 10, known=Levels(0.0, 50.0)).refusal
@@ -117,7 +117,7 @@ def test_limits_that_change_count_at_once_and_nothing_used_is_forgotten() -> Non
     assert asked(book, Limits(), 50).levels == Levels()
 
 
-def test_an_account_that_is_not_whole_yet_is_kept() -> None:
+def test_an_account_that_is_not_yet_refilled_is_kept() -> None:
     book, limits = LimitBook(), Limits(requests_per_minute=2)
     for at_s in (0.0, 1.0):
         assert asked(book, limits, now_s=at_s).refusal is None

@@ -25,16 +25,16 @@ def test_times_are_written_as_openai_does(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_a_client_without_limits_by_the_minute_has_no_headers() -> None:
+def test_a_client_without_limits_per_minute_has_no_headers() -> None:
     assert limit_headers(Limits(requests_at_once=1, tokens_waiting=1), Levels(), 0.0) == {}
 
 
-def test_headers_say_what_is_left_and_when_nothing_is_used() -> None:
+def test_headers_show_the_remaining_amount_and_the_reset_time() -> None:
     headers = limit_headers(Limits(60, 6000), Levels(58.5, -10), 0.5)
     assert tuple(headers) == NAMES
     assert tuple(headers.values()) == ("60", "59", "1s", "6000", "40", "59.6s")
 
 
-def test_a_client_that_has_asked_nothing_has_all_left() -> None:
+def test_a_client_without_requests_has_its_whole_limit_left() -> None:
     headers = limit_headers(Limits(requests_per_minute=60), Levels(), 0.0)
     assert tuple(headers.values()) == ("60", "60", "0s")

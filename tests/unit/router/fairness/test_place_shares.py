@@ -10,11 +10,11 @@ def taken(shares: PlaceShares, client: str, places: int) -> int:
     return count
 
 
-def test_who_floods_leaves_half_of_the_places() -> None:
+def test_a_flooding_client_leaves_half_of_the_places() -> None:
     assert taken(PlaceShares(), "a", 1280) == 640
 
 
-def test_each_who_comes_finds_places() -> None:
+def test_every_new_client_finds_places() -> None:
     shares = PlaceShares()
     assert [taken(shares, client, 1280) for client in "abc"] == [640, 320, 160]
     for _ in range(640):
@@ -23,7 +23,7 @@ def test_each_who_comes_finds_places() -> None:
     assert shares.take("a", 1280)
 
 
-def test_what_is_given_back_can_be_taken_again() -> None:
+def test_a_returned_place_can_be_taken_again() -> None:
     shares = PlaceShares()
     assert taken(shares, "a", 10) == 5
     shares.give_back("a")

@@ -37,7 +37,7 @@ def test_one_client_alone_is_served_in_the_order_of_arrival() -> None:
     assert list(turns.in_order()) == [f"many-{number}" for number in range(5)]
 
 
-def test_what_is_foretold_is_what_happens() -> None:
+def test_requests_are_admitted_in_the_predicted_order() -> None:
     turns = PlaceTurns()
     for flow in (MANY, HEAVY, BATCH, FEW):
         flood(turns, flow, 40, tokens=50 * len(flow.client))
@@ -61,7 +61,7 @@ def test_the_batch_class_yields_and_is_not_starved() -> None:
     assert Counter(admit(turns, 340))["batch"] == 340 * BATCH_SHARE // (1 + BATCH_SHARE)
 
 
-def test_a_client_that_waited_before_saves_nothing_up_and_owes_what_it_had() -> None:
+def test_a_returning_client_has_no_credit_but_keeps_its_debt() -> None:
     turns = PlaceTurns()
     flood(turns, MANY, 100)
     turns.enter("few-0", FEW, 1000)
@@ -73,7 +73,7 @@ def test_a_client_that_waited_before_saves_nothing_up_and_owes_what_it_had() -> 
     assert Counter(admit(turns, 20)) == {"many": 10, "heavy": 10}
 
 
-def test_a_place_that_was_lost_again_costs_nothing() -> None:
+def test_a_lost_place_costs_nothing() -> None:
     turns = PlaceTurns()
     flood(turns, MANY, 10)
     turns.enter("few-0", FEW, 1000)
@@ -84,7 +84,7 @@ def test_a_place_that_was_lost_again_costs_nothing() -> None:
     assert admit(turns, 3) == ["few", "many", "many"]
 
 
-def test_who_gives_up_leaves_nothing_and_when_nobody_waits_all_begin_anew() -> None:
+def test_a_cancelled_request_leaves_nothing_and_an_empty_queue_resets_all_times() -> None:
     turns = PlaceTurns()
     flood(turns, MANY, 3, tokens=1000)
     admit(turns, 1)

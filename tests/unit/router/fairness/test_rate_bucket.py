@@ -27,7 +27,7 @@ def test_what_was_used_stays_used_under_another_limit() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 20)), max_size=200), st.integers(1, 100))
-def test_no_time_sees_more_than_a_minute_s_worth_and_the_rate(asks: list[tuple[float, int]], per_minute: int) -> None:
+def test_no_period_admits_more_than_a_full_bucket_and_the_rate(asks: list[tuple[float, int]], per_minute: int) -> None:
     bucket, now_s, taken = Bucket.full(per_minute, 0.0), 0.0, 0
     for wait_s, amount in asks:
         now_s += wait_s

@@ -32,13 +32,13 @@ def served(shares: StepShares, work: list[Work], steps: int, most: int = 1000) -
     return tokens
 
 
-def test_one_client_shares_with_nobody() -> None:
+def test_a_single_client_is_not_limited() -> None:
     shares = StepShares(96)
     entered(shares, a=(A, 200, 8))
     assert not shares.are_needed(0.0)
 
 
-def test_a_client_with_one_request_is_in_each_step_beside_one_with_many() -> None:
+def test_a_client_with_one_request_is_in_every_step_despite_one_with_many() -> None:
     shares = StepShares(96)
     work = entered(shares, a=(A, 200, 8), b=(B, 1, 8))
     assert shares.are_needed(0.0)
@@ -51,28 +51,28 @@ def test_a_client_with_one_request_is_in_each_step_beside_one_with_many() -> Non
                 shares.charge(each.flow, each.tokens)
 
 
-def test_of_one_client_those_who_came_first_go_first() -> None:
+def test_a_clients_requests_are_served_in_order_of_arrival() -> None:
     shares = StepShares(32)
     work = entered(shares, a=(A, 10, 8), b=(B, 1, 8))
     assert shares.share(work, 1000).request_ids == ("b0", "a0", "a1", "a2")
 
 
 @pytest.mark.parametrize("counts", [(100, 100), (200, 40), (40, 200)])
-def test_tokens_are_as_the_weights(counts: tuple[int, int]) -> None:
+def test_tokens_are_proportional_to_weights(counts: tuple[int, int]) -> None:
     shares = StepShares(96)
     work = entered(shares, a=(A, counts[0], 8), c=(C, counts[1], 8))
     tokens = served(shares, work, 400)
     assert tokens[C] / tokens[A] == pytest.approx(3.0, rel=0.03)
 
 
-def test_a_prompt_of_one_who_asks_little_is_computed_before_others_go_on() -> None:
+def test_the_prompt_of_a_client_below_its_share_goes_first() -> None:
     shares = StepShares(96)
     many = entered(shares, a=(A, 50, 8))
     work = many + entered(shares, b=(B, 1, 500))
     assert shares.share(work, 1000).request_ids == ("b0",)
 
 
-def test_a_prompt_is_computed_beside_those_who_run_and_over_several_steps() -> None:
+def test_a_long_prompt_is_computed_with_running_requests_over_several_steps() -> None:
     shares = StepShares(96)
     work = [*entered(shares, a=(A, 3, 8)), Work("prompt", A, 500, is_divisible=True)]
     assert shares.share(work, 1000) == Shares(("a0", "a1", "a2", "prompt"), 96)
@@ -80,7 +80,7 @@ def test_a_prompt_is_computed_beside_those_who_run_and_over_several_steps() -> N
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_what_is_divided_takes_nothing_from_those_who_come_in(waits: bool) -> None:
+def test_a_divided_prompt_takes_no_tokens_from_admitted_requests(waits: bool) -> None:
     shares = StepShares(96)
     entered(shares, a=(A, 1, 8), b=(B, 1, 8))
     new, prompt = Work("new", B, 30, is_divisible=True, waits=True), Work("prompt", A, 500, True, waits)
@@ -88,7 +88,7 @@ def test_what_is_divided_takes_nothing_from_those_who_come_in(waits: bool) -> No
     assert shares.share([prompt, new], 1000).request_ids == ("new",)
 
 
-def test_who_is_behind_has_its_prompt_in_one_step_as_far_as_it_is_behind() -> None:
+def test_a_flow_that_is_behind_catches_up_in_one_step() -> None:
     shares = StepShares(96)
     work = entered(shares, a=(A, 50, 8), b=(B, 1, 8))
     served(shares, work, 100)
@@ -101,13 +101,13 @@ def test_who_is_behind_has_its_prompt_in_one_step_as_far_as_it_is_behind() -> No
     assert most <= shared.tokens <= most + 96
 
 
-def test_what_cannot_be_divided_has_a_step_of_its_size() -> None:
+def test_an_indivisible_request_gets_a_step_of_its_size() -> None:
     shares = StepShares(96)
     work = entered(shares, a=(A, 1, 500))
     assert shares.share(work, 1000) == Shares(("a0",), 500)
 
 
-def test_a_long_prompt_waits_its_turn_and_comes_to_it() -> None:
+def test_a_long_prompt_gets_its_turn() -> None:
     shares = StepShares(96)
     work = entered(shares, a=(A, 1, 8), b=(B, 1, 2048))
     tokens = served(shares, work, 2 * 2048 // 8)
@@ -122,13 +122,13 @@ def test_the_batch_class_yields_and_does_not_starve() -> None:
     assert tokens[BATCH] / tokens[B] == pytest.approx(1 / 16, rel=0.1)
 
 
-def test_the_batch_class_takes_what_is_left() -> None:
+def test_the_batch_class_gets_unused_tokens() -> None:
     shares = StepShares(96)
     work = entered(shares, a=(BATCH, 100, 8), b=(B, 1, 8))
     assert len(shares.share(work, 1000).request_ids) == 12
 
 
-def test_who_was_away_or_asked_little_has_saved_up_a_few_steps_at_most() -> None:
+def test_an_idle_flow_saves_up_a_few_steps_at_most() -> None:
     for away in (True, False):
         shares = StepShares(8)
         work = entered(shares, a=(A, 1, 8), c=(C, 1, 8))
@@ -146,7 +146,7 @@ def test_the_batch_class_saves_nothing_up() -> None:
     assert shares.share(work, 1000).request_ids[0] == "b0"
 
 
-def test_who_pauses_for_a_moment_goes_on_where_it_was() -> None:
+def test_a_flow_continues_after_a_short_pause() -> None:
     shares = StepShares(96)
     work = entered(shares, a=(A, 50, 8), b=(B, 1, 8))
     served(shares, work, 50)  # most of these steps went to the other flow
@@ -159,7 +159,7 @@ def test_who_pauses_for_a_moment_goes_on_where_it_was() -> None:
         shares.charge(B, 90)
 
 
-def test_who_has_just_asked_is_expected_again() -> None:
+def test_a_flow_that_has_just_asked_is_expected_again() -> None:
     shares = StepShares(96)
     entered(shares, a=(A, 2, 8), b=(B, 1, 8))
     shares.leave(B, 10.0)
@@ -167,7 +167,7 @@ def test_who_has_just_asked_is_expected_again() -> None:
     assert not shares.are_needed(10.0 + HELD_S)
 
 
-def test_no_more_take_part_than_a_batch_has_places() -> None:
+def test_a_step_has_no_more_requests_than_places() -> None:
     shares = StepShares(10_000)
     work = entered(shares, a=(A, 300, 8), b=(B, 300, 8))
     assert len(shares.share(work, 256).request_ids) == 256

@@ -93,7 +93,7 @@ def test_no_graph_has_more_tokens_than_a_step_may_have() -> None:
 
 
 @pytest.mark.parametrize("support", [GraphSupport.NEVER, GraphSupport.SINGLE_TOKENS])
-def test_a_backend_that_replays_no_batch_of_drafts_has_none(support: GraphSupport) -> None:
+def test_a_backend_that_cannot_replay_drafts_has_no_graphs(support: GraphSupport) -> None:
     plan = plan_graphs(limits_of(8), support, GraphBudget(1e9, 1e9), COST)
     assert plan.graphs == ()
     assert {each.depth for each in plan.left_out} == set(LADDER)

@@ -117,7 +117,7 @@ def test_every_k_of_the_ladder_has_a_full_graph_at_every_batch_size_that_is_serv
                 assert choice.tokens * 8 <= requests * (depth + 1) * 9
 
 
-def test_any_mix_up_to_a_whole_draft_has_one_where_the_backend_takes_it() -> None:
+def test_any_mix_of_drafts_has_a_graph_if_the_backend_replays_it() -> None:
     ladder = depth_ladder(7)
     table = table_of(planned(ladder, GraphSupport.ALWAYS, UNBOUNDED), ladder, GraphSupport.ALWAYS)
     for requests in range(1, MAX_NUM_SEQS + 1):
@@ -139,7 +139,7 @@ def test_any_mix_up_to_a_whole_draft_has_one_where_the_backend_takes_it() -> Non
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_what_is_not_covered_is_named(support: GraphSupport, step: list[int], uncovered: Uncovered) -> None:
+def test_a_step_without_a_graph_names_the_reason(support: GraphSupport, step: list[int], uncovered: Uncovered) -> None:
     ladder = depth_ladder(7)
     table = table_of(planned(ladder, support, UNBOUNDED), ladder, support)
     assert table.choose(len(step), sum(step), max(step)).uncovered is uncovered

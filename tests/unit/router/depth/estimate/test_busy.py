@@ -50,7 +50,7 @@ def test_no_range_drafts_with_the_load_beyond_the_inter_token_target() -> None:
         assert together(start(settings).forecast(settings, 0.0), own, FOUR)[SIX] == depth
 
 
-def test_what_follows_the_load_says_so_and_what_need_not_any_more_too() -> None:
+def test_a_range_that_starts_or_stops_following_the_load_says_so() -> None:
     own = [5 if index <= EIGHT else 0 for index in range(len(RANGES))]
     state, plan = step(with_depths(own, EIGHT), report(), SETTINGS, 0.5)
     assert plan.table.depth_at(RANGES[EIGHT + 1]) == 5

@@ -30,7 +30,7 @@ def test_the_gain_is_what_the_engine_expected_and_the_past_fades() -> None:
     assert sharing.gain_ratio(8, 1) == pytest.approx(1.0, abs=0.01)
 
 
-def test_cells_that_tell_nothing_change_nothing() -> None:
+def test_cells_without_expectations_change_nothing() -> None:
     sharing = Sharing.start(3).observe([cell((4.0, 6.0, 7.0), (5.0, 7.0, 7.0))])
     assert sharing.observe([replace(cell((), ()), equal_right=(), shared_right=())]) == sharing
     assert sharing.observe([]) == sharing

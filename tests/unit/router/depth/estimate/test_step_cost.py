@@ -96,7 +96,7 @@ def test_what_serving_takes_beyond_calibration_is_learned_for_every_depth_from_o
     assert found == pytest.approx([1.0] * 3, abs=0.13)
 
 
-def test_what_a_fleet_has_learned_stays_where_calibration_did_not_come_to() -> None:
+def test_fleet_knowledge_stays_at_uncalibrated_points() -> None:
     fleet = learn(StepCost.start(QUICK_CPU), [(32, 7)] * 20, lambda b, k: 1.4 * slower_machine(b, k))
     known = predicted(fleet, 32, 7)
     few = tuple(each for each in timed(lambda b, k: 1.4 * slower_machine(b, k)) if each.batch_size == 1)
@@ -137,7 +137,7 @@ def test_a_machine_that_slows_down_leaves_the_comparison_of_depths_alone() -> No
     assert predicted(state, 4, 7) / predicted(state, 4, 0) == pytest.approx(ratio, rel=0.05)
 
 
-def test_it_keeps_up_with_a_machine_that_breathes() -> None:
+def test_it_follows_a_machine_whose_speed_varies() -> None:
     state, errors = StepCost.start(QUICK_CPU), []
     for report in range(120):
         truth = slower_machine(4, 3) * (1.0 + 0.3 * sin(report / 20.0))

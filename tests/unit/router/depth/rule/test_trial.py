@@ -56,9 +56,7 @@ def all_but_zero_known() -> DepthState:
 
 
 @pytest.mark.parametrize(("off_s", "tried"), [(0.4, None), (0.5, 0)])
-def test_what_no_speculation_would_give_is_seen_to_where_it_is_not_known_and_time_is_left(
-    off_s: float, tried: int | None
-) -> None:
+def test_k_0_is_tried_if_its_step_time_is_uncertain_and_time_is_left(off_s: float, tried: int | None) -> None:
     forecast = all_but_zero_known().forecast(SETTINGS, 22.0)
     assert forecast.gain(0, 7, 0).log_ratio + 2 * forecast.gain(0, 7, 0).sd < 0
     trial = next_trial(forecast, 0, 7, off_s)

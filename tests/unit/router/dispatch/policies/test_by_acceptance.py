@@ -48,14 +48,14 @@ def test_an_unknown_request_goes_to_the_soonest(kinds: tuple[int, ...]) -> None:
     assert chosen(replica("deep", 7, 100.0), replica("off", 0, 90.0), kinds=kinds) == "deep"
 
 
-def test_the_nearest_kind_that_is_known_counts() -> None:
+def test_the_closest_known_kind_counts() -> None:
     assert chosen(replica("deep", 7, 100.0), replica("off", 0, 100.0), kinds=(CODE, NOISE)) == "deep"
 
 
-def test_replicas_of_one_k_differ_for_nobody() -> None:
+def test_replicas_with_the_same_k_are_weighed_alike() -> None:
     assert chosen(replica("a", 3, 101.0), replica("b", 3, 100.0), kinds=(NOISE,)) == "a"
 
 
-def test_a_replica_that_plans_no_depth_is_weighed_as_it_is() -> None:
+def test_a_replica_without_a_depth_plan_is_weighed_by_its_rates() -> None:
     plain = replace(replica("plain", 0, 100.0), drafts=None)
     assert chosen(plain, replica("off", 0, 90.0), kinds=(CODE,)) == "plain"

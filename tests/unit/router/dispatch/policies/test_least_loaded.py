@@ -10,18 +10,18 @@ def least_loaded(**reports: dict[str, object]) -> Dispatcher:
     return dispatcher_of(LEAST_LOADED, reports)
 
 
-def test_it_takes_the_replica_with_the_fewest_requests_however_slow_it_is() -> None:
+def test_the_replica_with_the_fewest_requests_wins_even_if_it_is_slow() -> None:
     slow = {"running_requests": 1, "prefill_tokens_per_s": 1.0, "queued_prompt_tokens": 9000, "kv_usage_ratio": 1.0}
     decision = routed(least_loaded(busy={"running_requests": 1, "waiting_requests": 1}, slow=slow))
     assert (decision.replica_id, decision.reason) == ("slow", "least-loaded")
 
 
-def test_of_equal_loads_it_takes_the_emptier_cache() -> None:
+def test_equal_loads_are_decided_by_the_emptier_cache() -> None:
     for fuller, emptier in (("a", "b"), ("b", "a")):
         assert routed(least_loaded(**{fuller: {"kv_usage_ratio": 0.8}, emptier: {}})).replica_id == emptier
 
 
-def test_what_was_sent_since_the_report_counts_as_load() -> None:
+def test_requests_sent_since_the_report_count_as_load() -> None:
     dispatcher = least_loaded(a={}, b={"kv_usage_ratio": 0.1}, c={"running_requests": 3})
     taken = [routed(dispatcher, request_id=str(number)).replica_id for number in range(6)]
     assert taken == ["a", "b", "a", "b", "a", "b"]

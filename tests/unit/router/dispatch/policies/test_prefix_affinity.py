@@ -20,7 +20,7 @@ HOME, SECOND, THIRD = affine().fleet.homes.of_key(12345)
 
 
 @pytest.mark.parametrize("now_s", [0.0, 60.0], ids=["fresh reports", "stale reports"])
-def test_a_prefix_goes_home_whatever_others_have_to_do(now_s: float) -> None:
+def test_a_prefix_goes_home_even_if_other_replicas_are_idler(now_s: float) -> None:
     dispatcher = affine({HOME: {"running_requests": 4, "queued_prompt_tokens": 5000}})
     decision = routed(dispatcher, SHARING, now_s)
     assert (decision.replica_id, decision.reason) == (HOME, "home")
@@ -42,12 +42,12 @@ def test_a_home_over_its_bound_hands_over_to_the_next_homes_and_then_to_the_leas
     [{"state": ReplicaState.DRAINING}, {"running_requests": SNAPSHOT.max_ongoing_requests}],
     ids=["draining", "full"],
 )
-def test_a_home_that_cannot_take_it_hands_over_to_the_next(away: dict[str, object]) -> None:
+def test_a_home_that_cannot_take_a_request_passes_it_to_the_next(away: dict[str, object]) -> None:
     decision = routed(affine({HOME: away}), SHARING)
     assert (decision.replica_id, decision.reason) == (SECOND, "home")
 
 
-def test_a_home_without_kv_room_waits_until_others_have_none_either() -> None:
+def test_a_home_without_kv_room_is_chosen_only_if_no_replica_has_room() -> None:
     tight = {"kv_capacity_tokens": 100}
     assert routed(affine({HOME: tight}), SHARING).reason == "least-loaded"
     nowhere = routed(affine(dict.fromkeys(NAMES, tight)), SHARING)
