@@ -33,7 +33,7 @@ def test_it_reaches_97_percent_of_the_best_single_k_where_one_is_clearly_best(co
         (ratio,), _ = served(steady(cost, curve, load), seed, WholeRule)
         # Here K = 0, 2 and 3 are close, and a slow step in calibration is believed until K = 0 is tried.
         least = 0.93 if (cost, load) == ("8B-H200-measured", 128) else 0.97
-        assert ratio >= least, f"{load} at once"
+        assert ratio >= least, f"{load} concurrent requests"
 
 
 @pytest.mark.parametrize("load", [4, 32, 128])

@@ -25,7 +25,7 @@ from peagle.router.fairness.step_sharing import Flow, StepShares, Work
 FLOW_ARG = "peagle_flow"
 """Key of a request's flow, a list of its fields, in vLLM's `SamplingParams.extra_args` or
 `PoolingParams.extra_kwargs`."""
-_NOBODY = Flow("")
+_UNNAMED = Flow("")
 
 
 def flow_of(request: Request) -> Flow:
@@ -33,7 +33,7 @@ def flow_of(request: Request) -> Flow:
     sampling, pooling = request.sampling_params, request.pooling_params
     extra = sampling.extra_args if sampling is not None else pooling.extra_kwargs if pooling is not None else None
     told = extra.get(FLOW_ARG) if extra else None
-    return Flow(*told) if told else _NOBODY
+    return Flow(*told) if told else _UNNAMED
 
 
 def _left(request: Request) -> int:

@@ -37,7 +37,7 @@ print(json.dumps([before, where()]))
 def test_threads_of_process_groups_leave_the_models_cores_and_no_others_do() -> None:
     cores = _all_cores()
     if len(cores) < 2:
-        pytest.skip("there is nowhere else to run on one core")
+        pytest.skip("needs a second core")
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(cores)], capture_output=True, text=True, timeout=120, check=False
     )

@@ -152,7 +152,7 @@ def test_slow_steps_of_some_time_ago_are_outvoted_by_a_few_new_ones() -> None:
         rates.stepped(1, 1, 0.040, now_s=0.0)
     for _ in range(60):
         rates.stepped(1, 1, 0.010, now_s=60.0)
-    assert rates.request_tokens_per_s(1).at(1) == pytest.approx(1 / 0.0175, rel=0.02), "20 old ones beside 60"
+    assert rates.request_tokens_per_s(1).at(1) == pytest.approx(1 / 0.0175, rel=0.02), "20 old steps and 60 new ones"
 
 
 def test_one_request_after_a_long_pause_does_not_replace_all_earlier_evidence() -> None:
@@ -160,7 +160,7 @@ def test_one_request_after_a_long_pause_does_not_replace_all_earlier_evidence() 
     for tokens in range(100, 2100, 100):
         rates.finished(tokens, 0.010 + tokens / 10_000, 10, now_s=0.0)
     rates.finished(1000, 1.0, 10, now_s=3600.0)
-    assert 5_000 <= rates.prefill_tokens_per_s <= 20_000, "by itself it says 1,000"
+    assert 5_000 <= rates.prefill_tokens_per_s <= 20_000, "alone it says 1,000"
 
 
 def test_evidence_halves_with_time_and_grows_with_observations() -> None:

@@ -166,7 +166,7 @@ def _context(target: _Contents, deployment: Deployment) -> str:
 
 def _compare(deployment: Deployment, head: _Contents, target: _Contents | None) -> list[Check]:
     drafter = deployment.drafter
-    assert drafter is not None, "only a drafter that is there is compared"
+    assert drafter is not None, "_compare needs a drafter"
     looks: dict[str, Callable[[], str]] = {
         "architecture": lambda: _architecture(head, drafter.method),
         "hidden size": lambda: _hidden_size(head, target),

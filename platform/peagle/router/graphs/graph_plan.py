@@ -113,7 +113,7 @@ def plan_graphs(limits: GraphLimits, support: GraphSupport, budget: GraphBudget,
         plan = _plan(limits, support, spread, _piecewise_sizes(limits, spread), cost)
         if budget.allows(plan.seconds, plan.gib):
             return plan
-    assert plan is not None, "there are spreads"
+    assert plan is not None, "SPREADS is not empty"
     while plan.sizes and not budget.allows(plan.seconds, plan.gib):
         plan = _plan(limits, support, plan.spread, plan.sizes[:-1], cost)
     return plan

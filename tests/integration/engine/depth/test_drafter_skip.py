@@ -184,7 +184,7 @@ def test_a_requests_own_bound_changes_what_is_drafted_and_not_its_text(
         assert (of_request.num_draft_tokens > 0) == (deepest > 0)
     assert drafts(runner) - before == sum(sum(of_request.histogram) for of_request in told)
     if bounds == (0,):
-        assert counts(runner)["passes"] - counted <= 16, "prompts alone are drafted over"
+        assert counts(runner)["passes"] - counted <= 16, "the drafter runs only over prompts"
 
 
 def test_after_a_time_without_drafts_new_ones_are_as_good_as_before(

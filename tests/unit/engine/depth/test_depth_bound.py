@@ -67,7 +67,7 @@ def test_the_worker_is_told_which_requests_draft_less(folder: Path, overlapped: 
     add(core, "long", [number % VOCABULARY for number in range(200)], 30, [])
     add(core, "bounded", PROMPT, 30, [], 2)
     core.step()
-    assert core.worker.own_depths[0] == {"long": 0}, "of its prompt there is more to come"
+    assert core.worker.own_depths[0] == {"long": 0}, "more of its prompt is still to come"
     while core.busy():
         core.step()
     assert core.worker.own_depths[1:-3] == [{"bounded": 2}] * len(core.worker.own_depths[1:-3])
@@ -122,7 +122,9 @@ def test_where_all_of_a_batch_are_bounded_by_0_no_drafter_runs_until_another_com
     for _ in range(10):
         core.step()
     assert core.worker.rested >= 8
-    assert core.worker.drafted[0] == DEPTH_MAX, "a prompt is drafted over, for whoever finds it in the prefix cache"
+    assert core.worker.drafted[0] == DEPTH_MAX, (
+        "the drafter runs over a prompt, for later requests that find it in the prefix cache"
+    )
     rested = core.worker.rested
     add(core, "drafts", [4, 5, 6], 30, [])
     while "drafts" not in core.emitted or "drafts" in core.scheduler.requests:
@@ -150,7 +152,7 @@ def test_a_drafting_request_finds_only_the_prompt_of_a_rested_one(folder: Path, 
         core.step()
     # Of three whole blocks of the prompt vLLM recomputes the last one for the drafter.
     assert core.worker.cached["same"] == 32
-    assert core.worker.cached["more"] <= 48, "behind the prompt the drafter has not been"
+    assert core.worker.cached["more"] <= 48, "the drafter has not run after the prompt"
 
 
 @pytest.mark.parametrize("is_live", [False, True], ids=["static", "live"])

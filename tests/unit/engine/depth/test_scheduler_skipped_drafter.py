@@ -29,7 +29,7 @@ def test_the_drafter_is_skipped_at_k_0_until_a_new_request_arrives(folder: Path,
     for _ in range(6):
         core.step()
     rested = core.worker.rested
-    assert rested > 6, "the one request may not draft any more"
+    assert rested > 6, "the first request may not draft any more"
     add(core, "new", [4, 5, 6], 40, [])
     while core.busy():
         core.step()
@@ -149,7 +149,7 @@ def test_a_drafting_request_uses_no_cached_blocks_that_the_drafter_has_not_compu
     core.scheduler.set_depths(2, [0])
     assert cached_tokens("off again") == 32
     core.scheduler.set_depths(3, [DEPTH_MAX])
-    assert cached_tokens("drafts again") == 32, "its prompt was drafted over"
+    assert cached_tokens("drafts again") == 32, "the drafter ran over its prompt"
     while core.busy():
         core.step()
     assert core.scheduler.keeps_nothing

@@ -32,7 +32,7 @@ def test_on_a_gpu_every_k_of_the_ladder_up_to_all_requests_has_graphs() -> None:
     assert settings_of(arguments)[GRAPHS] == {"ladder": [0, 1, 2, 3, 5, 7], "s_max": 30.0, "gib_max": 6.0}
     sizes = arguments["cudagraph_capture_sizes"]
     assert sizes == sorted(sizes)
-    assert sizes[-1] == decode_rows_max(128, 7) == 1792, "vLLM by itself ends at 512"
+    assert sizes[-1] == decode_rows_max(128, 7) == 1792, "vLLM's own default ends at 512"
     assert all(size % 8 == 0 for size in sizes), "vLLM would round them"
 
 

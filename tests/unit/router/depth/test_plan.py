@@ -155,7 +155,7 @@ def test_a_pause_wins_over_the_guard_and_bounds_win_over_a_pause() -> None:
     impossible = replace(good_cell(), accepted=(999,) * 7)
     state, plan = step(state, report(impossible), limited(paused=True), 0.5)
     assert (plan.mode, plan.table) == (Mode.PAUSED, before.table)
-    assert state.guard.trips == 0, "it went back to nothing"
+    assert state.guard.trips == 0, "the estimates were reset"
     _, plan = step(state, report(), limited(paused=True, ceiling=2), 1.0)
     assert (plan.mode, set(plan.table.depths)) == (Mode.PAUSED, {2})
 
@@ -257,7 +257,7 @@ def test_first_acceptance_that_halves_after_a_change_means_the_static_k() -> Non
     assert (plan.mode, set(plan.table.depths)) == (Mode.FALLBACK, {5})
     assert "fell from 0.70 to 0.14 after a change of K" in plan.reason
     fallback = next(change for change in state.log if change.cause is Cause.GUARD)
-    assert fallback.inputs.evidence_drafts > 100, "what it was decided on, not what the rule begins anew with"
+    assert fallback.inputs.evidence_drafts > 100, "the evidence of the decision, not the reset estimates"
     assert fallback.inputs.survival[0] < 0.7
 
 

@@ -41,7 +41,7 @@ def test_dispatchers_with_recent_open_requests_are_counted() -> None:
     while now_s + heard <= BUSY_FOR_S:
         now_s += heard
         board.news(DispatcherReport("b", open_requests=0), now_s)
-        assert board.news(DispatcherReport("a"), now_s).dispatchers == 2, "b may be sent more at any moment"
+        assert board.news(DispatcherReport("a"), now_s).dispatchers == 2, "b may send more at any moment"
     board.news(DispatcherReport("b", open_requests=0), BUSY_FOR_S + 1.0)
     assert board.news(DispatcherReport("a"), BUSY_FOR_S + 1.0).dispatchers == 1, "b idles"
 

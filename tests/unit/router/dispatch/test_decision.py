@@ -96,7 +96,7 @@ def test_an_idle_replica_has_not_worked_ahead() -> None:
     decision = routed(REQUEST, fleet, in_flight)
     waits = {each.replica_id: each.terms["wait_s"] for each in decision.weighed}
     assert waits == {"a": pytest.approx(0.9 - 0.1), "b": 0.6}, (
-        "the early one is done, of the late one a tenth of a second"
+        "the early prompt is done, and a tenth of a second of the late one"
     )
 
 
@@ -232,7 +232,7 @@ def test_small_shares_of_several_dispatchers_can_put_a_home_over_its_bound() -> 
     assert routed(SHARING, fleet, in_flight).replica_id == first
     in_flight.started(replace(REQUEST, request_id="1"), first, NOW_S - 50.0)
     in_flight.reported(first, NOW_S)
-    assert routed(SHARING, fleet, in_flight).replica_id == second, "four dispatchers have one each there"
+    assert routed(SHARING, fleet, in_flight).replica_id == second, "each of four dispatchers has one request there"
 
 
 def test_a_session_moves_to_the_next_home_when_its_own_drains_and_no_other_session_moves() -> None:
@@ -352,7 +352,7 @@ def test_every_decision_is_consistent_with_what_it_weighed(
     decision = decide(request, fleet, InFlight(), NOW_S, draw, limits=Limits(handful=8))
     assert decision == decide(request, fleet, InFlight(), NOW_S, draw, limits=Limits(handful=8))
     names = [each.replica_id for each in decision.weighed]
-    assert sorted(set(names)) == sorted(names), "none is weighed twice"
+    assert sorted(set(names)) == sorted(names), "no replica is weighed twice"
     open_ = {each.replica_id: each.cost for each in decision.weighed if each.excluded is None}
     if isinstance(decision, Route):
         assert decision.replica_id in open_

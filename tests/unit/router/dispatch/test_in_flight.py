@@ -23,7 +23,7 @@ def test_a_sent_request_is_unseen_until_a_later_report() -> None:
     in_flight.started(REQUEST, "a", 10.0)
     assert seen(in_flight, "a") == (1, 1, 100, 120)
     in_flight.reported("a", 10.0 + ARRIVAL_S / 2)
-    assert seen(in_flight, "a") == (1, 1, 100, 120), "it may still have been on its way"
+    assert seen(in_flight, "a") == (1, 1, 100, 120), "it may have arrived after the report"
     in_flight.reported("a", 10.0 + 2 * ARRIVAL_S)
     assert seen(in_flight, "a") == (1, 0, 0, 0)
 
@@ -189,7 +189,7 @@ def test_a_dispatcher_counts_what_it_sends_before_the_next_decision() -> None:
     dispatcher.ended("y", 1.0)
     assert dispatcher.open_requests == 1
     dispatcher.set_members([chosen[0]])
-    assert dispatcher.open_requests == 0, "what was open on a replica that left is gone with it"
+    assert dispatcher.open_requests == 0, "open requests of a removed replica are forgotten"
 
 
 def test_a_request_that_is_decided_again_does_not_count_against_itself() -> None:
@@ -250,4 +250,4 @@ def test_own_ended_requests_do_not_hide_own_open_requests() -> None:
     dispatcher.ended("0", 2.2)
     decision = dispatcher.dispatch(replace(REQUEST, request_id="next"), now_s=2.3, draw=0)
     assert isinstance(decision, Route)
-    assert decision.replica_id == "b", "three of its own run on a"
+    assert decision.replica_id == "b", "three of its own requests run on a"

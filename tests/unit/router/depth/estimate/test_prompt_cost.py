@@ -72,7 +72,7 @@ def test_prompts_of_a_report_that_repeats_what_was_learned_count_once() -> None:
         return depths.estimates(1.0)
 
     assert expected(dear, since=0) == expected(PromptStats(), since=0)
-    assert expected(dear, since=1) != expected(PromptStats(), since=1), "what does not repeat anything counts"
+    assert expected(dear, since=1) != expected(PromptStats(), since=1), "a report that repeats nothing counts"
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_calibration_makes_any_machine_known_whatever_the_prior_was_of(prior: Co
     # No more than the scatter of the timed steps.
     assert sum(errors) / len(errors) < 0.05
     assert max(errors) < 4 * 0.05
-    assert state.steps == 0, "nobody was served by these"
+    assert state.steps == 0, "these steps served no client"
 
 
 @pytest.mark.parametrize("batch_size", [8, 32])

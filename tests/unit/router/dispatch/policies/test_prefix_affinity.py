@@ -24,7 +24,7 @@ def test_a_prefix_goes_home_even_if_other_replicas_are_idler(now_s: float) -> No
     dispatcher = affine({HOME: {"running_requests": 4, "queued_prompt_tokens": 5000}})
     decision = routed(dispatcher, SHARING, now_s)
     assert (decision.replica_id, decision.reason) == (HOME, "home")
-    assert len(decision.ranked) > 1, "should the home refuse it, another is there"
+    assert len(decision.ranked) > 1, "a second candidate, in case the home refuses it"
 
 
 def test_a_home_over_its_bound_hands_over_to_the_next_homes_and_then_to_the_least_loaded() -> None:
