@@ -5,7 +5,7 @@ from itertools import accumulate
 from operator import itemgetter
 
 # Drafts beyond K for each request, so that there is a choice. On a CPU each is a row of the drafter, which costs almost
-# half as much as a row to verify. Two more yield most of the gain of a whole draft.
+# half as much as a row to verify. Two more yield most of the gain of a full draft.
 _DRAFTED_BEYOND = 2
 
 
