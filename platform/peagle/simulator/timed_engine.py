@@ -57,8 +57,10 @@ def take_step(batch: Sequence[J], chunk_tokens: int) -> tuple[list[J], int]:
 
 
 class TimedEngine:
-    """Serves requests like vLLM's scheduler: each step gives every prefilled request in the batch one token, and
-    prefills a bounded chunk of the other prompts in order of arrival.
+    """Serves requests like vLLM's scheduler, without computing anything.
+
+    Each step gives every prefilled request in the batch one token, and prefills a bounded chunk of the other prompts in
+    order of arrival.
 
     Args:
         model: Cost of steps.

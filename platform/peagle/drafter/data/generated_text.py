@@ -20,9 +20,11 @@ PADDING = 0
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """Prompts with their continuations, `tokens` int32 [rows, tokens]; the first `prompt_tokens`, int32 [rows], of each
-    row are the prompt. The first `lengths`, int32 [rows], are text, what follows them is padding; without `lengths`
-    every row is full."""
+    """Prompts with their continuations, `tokens` int32 [rows, tokens].
+
+    Each row begins with a prompt of `prompt_tokens`, int32 [rows]. The first `lengths`, int32 [rows], of its tokens are
+    text, the rest is padding; without `lengths` every row is full.
+    """
 
     tokens: np.ndarray
     prompt_tokens: np.ndarray

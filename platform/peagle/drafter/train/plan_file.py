@@ -27,10 +27,13 @@ _OWN = HEAD_PLANS["p-eagle"]
 
 
 class Head(Strict):
-    """The head to train. By default `layers` is 4 for p-eagle, 1 for eagle3; `tapped_layers` an early, a middle and a
-    late layer; `trained_depth` 8 for p-eagle, 7 for eagle3; `markov_rank` 128 for p-eagle, 0 for no Markov head; and
+    """The head to train.
+
+    By default `layers` is 4 for p-eagle, 1 for eagle3; `tapped_layers` an early, a middle and a late layer;
+    `trained_depth` 8 for p-eagle, 7 for eagle3; `markov_rank` 128 for p-eagle (0 for no Markov head) and
     `ngram_bias_nats` 0.85. `start` is the folder of a head from whose weights to continue; with `frozen` only its
-    Markov head and its output matrix are trained."""
+    Markov head and its output matrix are trained.
+    """
 
     method: Literal["p-eagle", "eagle3"] = "p-eagle"
     start: Name | None = None
@@ -79,8 +82,7 @@ class Text(Strict):
 
 
 class LearningRates(Strict):
-    """Warm up, hold, then fall linearly to zero over the last `decay_steps`, or over all steps of a shorter run;
-    `matrix` is for hidden matrices (Muon)."""
+    """Learning rates, see `training.Rates`; `matrix` is for hidden matrices (Muon)."""
 
     matrix: Rate = HEAD_RATES.matrix
     other: Rate = HEAD_RATES.other
@@ -90,8 +92,10 @@ class LearningRates(Strict):
 
 
 class Training(Strict):
-    """Schedule, see HeadPlan, and device: `auto` uses a GPU if there is one; `threads` 0 is PyTorch's default, which
-    `torchrun` sets to one for each process."""
+    """Schedule, see HeadPlan, and device; `auto` uses a GPU if there is one.
+
+    `threads` 0 is PyTorch's default, which `torchrun` sets to one for each process.
+    """
 
     steps: Steps = _OWN.steps
     tokens_per_step: int = Field(default=_OWN.tokens_per_step, ge=1, le=1_000_000)

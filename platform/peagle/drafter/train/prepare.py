@@ -50,8 +50,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """Inputs of a job: rows, the corpus as one stream (int, [tokens]), the mask token's id, and weights to start from,
-    unless there are none or a checkpoint has later ones."""
+    """Inputs of a job: rows, the corpus as one stream (int, [tokens]), and the mask token's id.
+
+    `start` are weights to start from; None without any, or if a checkpoint has later ones.
+    """
 
     text: GeneratedText
     corpus: np.ndarray

@@ -130,8 +130,10 @@ def vllm_sources() -> Path | None:
 
 @functools.cache
 def argument_types(sources: Path) -> Mapping[str, ast.expr]:
-    """Return the annotations of vLLM's arguments: those of the engine, and those of its OpenAI server, such as a chat
-    template or a tool-call parser. `sources` is the folder of the package `vllm`."""
+    """Return the annotations of vLLM's engine arguments and of its OpenAI server's, such as a chat template.
+
+    `sources` is the folder of the package `vllm`.
+    """
     server = sources / "entrypoints" / "launchers" / "cli_args.py"
     return {
         field.target.id: field.annotation

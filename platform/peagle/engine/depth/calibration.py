@@ -182,10 +182,10 @@ async def _running(client: Any, batch_size: int, prompt_tokens: int, ends_s: flo
 
 
 async def _timed(client: Any, batch_size: int, depth: int, ends_s: float, ended: asyncio.Event) -> StepTime | None:
-    """Time steps of this batch size and K until `ends_s` or `_STEPS_MAX`. None if the batch was never complete: the
-    token budget of a step may be too small for all of its requests.
+    """Time steps of this batch size and K until `ends_s` or `_STEPS_MAX`; None if the batch was never complete.
 
-    The first step is excluded: it may verify drafts made for another K, and be slower.
+    It is never complete if the token budget of a step is too small for all of its requests. The first step is excluded:
+    it may verify drafts made for another K, and be slower.
     """
     begun: StepStats | None = None
     stats = StepStatsReader(client)

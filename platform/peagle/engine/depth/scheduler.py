@@ -59,8 +59,9 @@ _WHOLE_DRAFT_EVERY = 8
 
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
-    """A step in progress. `cell` is set for a decode-only step, `prompts` for a step with prompts; `rested` are the
-    requests with a gap, or with a bound of 0.
+    """A step in progress, with `cell` if it is decode-only, else `prompts`.
+
+    `rested` are its requests with a gap, or with a bound of 0.
     """
 
     output: SchedulerOutput

@@ -95,8 +95,9 @@ def chained_in_text(
 
 
 def chains_of(logits: Tensor, hidden_states: Tensor, markov: MarkovHead) -> tuple[Tensor, Tensor]:
-    """Choose each position's likeliest tokens as candidates, and compute the bias of all neighbouring pairs at once, so
-    that going from token to token is only a lookup.
+    """Choose each position's likeliest tokens as candidates, and score every pair of neighbouring candidates.
+
+    Scoring all pairs at once makes going from token to token only a lookup.
 
     Args:
         logits: Of each position independently, [drafts, depth, vocabulary]. The first follows a known token.

@@ -51,9 +51,9 @@ def planned(deployment: Deployment, max_num_seqs: int) -> GraphPlan | None:
     ladder = graph_ladder(settings[GRAPHS])
     # The largest useful size is the drafter's maximum rows, rounded up to full drafts of the target. vLLM also limits
     # it to a step's tokens.
-    whole = ladder[-1] + 1
-    wanted = whole * -(-decode_rows_max(max_num_seqs, ladder[-1]) // whole)
-    tokens_max = min(max(wanted, whole * max_num_seqs), given if isinstance(given, int) else _STEP_TOKENS)
+    full_len = ladder[-1] + 1
+    wanted = full_len * -(-decode_rows_max(max_num_seqs, ladder[-1]) // full_len)
+    tokens_max = min(max(wanted, full_len * max_num_seqs), given if isinstance(given, int) else _STEP_TOKENS)
     limits = GraphLimits(ladder, max_num_seqs, tokens_max)
     return plan_graphs(limits, GraphSupport.UNIFORM_BATCH, graph_budget(settings[GRAPHS]), GraphCost())
 

@@ -1,4 +1,4 @@
-"""Full CUDA graphs for decode steps of every K of the ladder, on vLLM's first model runner, and the graph of each step.
+"""Full CUDA graphs for decode steps at every K of the ladder, on vLLM's first model runner.
 
 vLLM captures full graphs for full drafts, Kmax + 1 tokens of each request. A step at any other K has none. Here each
 rung of the ladder has its own graphs at a spread of batch sizes (`peagle.router.graphs`), and a step is padded in
@@ -193,7 +193,7 @@ def _capturing(capture: Any) -> Any:
         if graphs is None or graph is None or cudagraph_runtime_mode != CUDAGraphMode.FULL:
             capture(runner, desc, cudagraph_runtime_mode, **kwargs)
             return
-        whole = runner.uniform_decode_query_len
+        full_len = runner.uniform_decode_query_len
         runner.uniform_decode_query_len, graphs.capturing = graph.query_len, graph
         try:
             capture(runner, desc, cudagraph_runtime_mode, **kwargs)
@@ -205,7 +205,7 @@ def _capturing(capture: Any) -> Any:
             runner.cudagraph_dispatcher.cudagraph_keys[CUDAGraphMode.FULL].discard(desc)
             _LOG.warning("Capturing CUDA graph %s failed. Steps that need it run without it", desc, exc_info=True)
         finally:
-            runner.uniform_decode_query_len, graphs.capturing = whole, None
+            runner.uniform_decode_query_len, graphs.capturing = full_len, None
 
     return warmup_and_capture
 
@@ -251,8 +251,8 @@ def capture_planned(runner: Any, graphs: CapturedGraphs, profiler: Any = None) -
         torch.accelerator.synchronize()
     if not is_alone:
         keys.intersection_update(_on_every_rank(keys))
-    whole = runner.uniform_decode_query_len
-    graphs.finish(planned.get(desc) or Graph(desc.num_tokens, desc.num_reqs, whole) for desc in keys if desc.uniform)
+    full_len = runner.uniform_decode_query_len
+    graphs.finish(planned.get(desc) or Graph(desc.num_tokens, desc.num_reqs, full_len) for desc in keys if desc.uniform)
     captured = len(keys.intersection(planned))
     seconds, gib = graphs.spent(perf_counter(), free_gib())
     _LOG.info(

@@ -32,11 +32,11 @@ class DispatcherReport:
 
 @dataclass(frozen=True, slots=True)
 class FleetNews:
-    """The answer: every replica's newest snapshot. Rates with little evidence are drawn towards the fleet's mean. Each
-    `taken_at_s` is relative to this answer, so none is above 0.
+    """The Router's answer: every replica's newest snapshot.
 
-    `dispatchers` counts those with open requests lately, including the one that asks. `right_ratios` are the ratios of
-    accepted drafts, by kind of request.
+    Rates with little evidence are drawn towards the fleet's mean. Each `taken_at_s` is relative to this answer, so none
+    is above 0. `dispatchers` counts those with open requests lately, including the one that asks. `right_ratios` are the
+    ratios of accepted drafts, by kind of request.
     """
 
     dispatchers: int

@@ -32,8 +32,10 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Predictions at one moment. `delivered_ratio` is the share of accepted drafts that reach a client; the end of an
-    answer cuts off the rest."""
+    """Predictions at one moment.
+
+    `delivered_ratio` is the share of accepted drafts that reach a client; the end of an answer cuts off the rest.
+    """
 
     acceptance: Acceptance
     cost: StepCost

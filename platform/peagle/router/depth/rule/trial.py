@@ -68,8 +68,10 @@ class Trial:
         return steps and (self.drafts >= _DRAFTS_ENOUGH or self.depth == 0)
 
     def has_lasted(self, present: int, settings: DepthSettings, now_s: float) -> bool:
-        """Whether to give up. From K = 0 only new requests draft, and until one arrives a trial costs little. So it
-        waits for the first draft, which may take long while long answers run.
+        """Return whether to give up.
+
+        From K = 0 only new requests draft, and until one arrives a trial costs little. So it waits for the first draft,
+        which may take long while long answers run.
         """
         if present > 0:
             return now_s - self.started_s >= settings.trial_s_max
