@@ -35,7 +35,7 @@ class FleetNews:
     """The Router's answer: every replica's newest snapshot.
 
     Rates with little evidence are drawn towards the fleet's mean. Each `taken_at_s` is relative to this answer, so none
-    is above 0. `dispatchers` counts those with open requests lately, including the one that asks. `right_ratios` are the
+    is above 0. `dispatchers` counts those with open requests lately, including the asking one. `right_ratios` are the
     ratios of accepted drafts, by kind of request.
     """
 
