@@ -44,7 +44,7 @@ def test_rows_that_are_not_tokens_are_refused(tokens: Any, prompt_tokens: Any, t
 
 
 def test_a_folder_is_refused_as_generated_text(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no generated text"):
+    with pytest.raises(ConfigError, match="does not hold generated text"):
         GeneratedText.load(tmp_path)
 
 

@@ -87,7 +87,7 @@ def test_a_short_file_takes_the_defaults_of_its_method() -> None:
             r"training\.partitions = 2: eagle3 .*Write 1",
         ),
         ({"head__method": "eagle3"}, r"head\.markov_rank = 128: eagle3 .*Remove it"),
-        ({"head__markov_rank": 0}, r"head\.ngram_bias_nats = 0\.85: only drafts .*Remove it"),
+        ({"head__markov_rank": 0}, r"head\.ngram_bias_nats = 0\.85: n-grams only affect drafts .*Remove it"),
         ({"head__ngram_bias_nats": 11}, r"head\.ngram_bias_nats = 11: it must be at most 10"),
         ({"head__frozen": True}, r"head\.frozen = True: it trains only .*Name the head as start"),
         ({"text__corpus": None}, r"text\.generated_ratio = 0\.8: there is no corpus"),
