@@ -15,7 +15,6 @@ from peagle.simulator.depth_replica import Replica
 from support.step_costs import COSTS, CURVES, DEPTH_MAX, DEPTHS
 
 BATCH_MAX = 128
-LOADS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 # A guess of another machine and another model: what is learned must not rest on it.
 PRIOR = CostPrior(
