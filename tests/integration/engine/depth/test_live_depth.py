@@ -78,7 +78,7 @@ def lossless(runner: Runner, batch_size: int, on_step: OnStep = None, by_turns: 
 def preempting(runner: Runner, on_step: OnStep = None, by_turns: Turns = ({},)) -> list[tuple[int, ...]]:
     """Eight requests that outgrow the KV cache together."""
     prompts = [prompt * 2 for prompt in held_out(8)]
-    outputs = runner.generate(prompts, 8, on_step, by_turns, max_tokens=320, ignore_eos=True)
+    outputs = runner.generate(prompts, 8, on_step, by_turns, max_tokens=200, ignore_eos=True)
     return [tuple(output.token_ids) for output in outputs]
 
 
@@ -197,7 +197,8 @@ def test_shared_out_by_request_as_many_drafts_are_verified_and_more_of_them_are_
     right = {}
     for by_request in (False, True):
         runner.set_depths(depth, by_request=by_request)
-        assert lossless(runner, 8) == truth["lossless at 8"]
+        if by_request:  # otherwise its output is compared above
+            assert lossless(runner, 8) == truth["lossless at 8"]
         before = runner.stats()
         # Of short answers few steps hold eight drafts and no prompt.
         runner.generate(held_out(48), 8, max_tokens=96, ignore_eos=True)
@@ -224,7 +225,7 @@ def total(cells: Sequence[StepCell], field: str, position: int) -> int:
 
 
 def measured(
-    runner: Runner, shallow: int, deep: int, batch_size: int
+    runner: Runner, shallow: int, deep: int, batch_size: int, prompts: int = 96
 ) -> tuple[tuple[StepCell, ...], tuple[StepCell, ...]]:
     """Steps at one depth and at another, drawn anew for each step of one run.
 
@@ -233,7 +234,7 @@ def measured(
     """
     rng, before = random.Random(batch_size), runner.stats()
     runner.generate(
-        held_out(96),
+        held_out(prompts),
         batch_size,
         lambda _: runner.set_depths(rng.choice((shallow, deep))),
         max_tokens=64,
@@ -246,7 +247,8 @@ def measured(
 
 @pytest.mark.parametrize("batch_size", [1, 4, 8])
 def test_acceptance_by_position_does_not_depend_on_depth(runner: Runner, batch_size: int) -> None:
-    shallow, deep = measured(runner, 3, DEPTH_MAX, batch_size)
+    # Alone they take several times as long.
+    shallow, deep = measured(runner, 3, DEPTH_MAX, batch_size, prompts=64 if batch_size == 1 else 96)
     for position in range(3):
         counts = [total(cells, field, position) for cells in (shallow, deep) for field in ("accepted", "drafted")]
         assert min(counts[1], counts[3]) > 500
@@ -336,7 +338,8 @@ def test_a_refused_table_names_what_is_wrong_and_the_engine_goes_on(runner: Runn
     with pytest.raises(ConfigError, match="version"):
         set_depths_sync(runner.llm, DepthTable(runner.version - 1, (1,)))
     assert runner.stats().table == table
-    assert lossless(runner, 8) == truth["lossless at 8"]
+    outputs = runner.generate(held_out(8), 8, max_tokens=TOKENS, ignore_eos=True)
+    assert tokens_of(outputs) == truth["lossless at 8"][:8]
 
 
 def test_a_request_whose_grammar_becomes_slow_ends_and_others_beside_it_go_on(
