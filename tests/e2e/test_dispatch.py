@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
 
 REPLICAS, CALLERS = 4, 4
 SOONEST = "soonest"
-PLACED, PLACES, FLOOD, FLOODED_S = "placed", 8, 2000, 5.0
+PLACED, PLACES, FLOOD = "placed", 8, 2000
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,14 @@ def decisions(callers: list[Any]) -> Counter[str]:
 def decided_here(caller: Any) -> Counter[str]:
     counted = (each for each in caller.ledger.metrics.values() if each[0] == "peagle_dispatch_decisions_total")
     return Counter({dict(labels)["reason"]: int(value) for _, labels, value in counted})
+
+
+def by_reports(callers: list[Any], arrivals: Any) -> int:
+    """How many of these requests were placed by what replicas had reported."""
+    before = decisions(callers)
+    run(callers, SOONEST, arrivals)
+    made = decisions(callers) - before
+    return made["soonest"] + made["home"]
 
 
 def reporting() -> int:
@@ -88,11 +96,8 @@ def test_without_a_router_every_request_is_answered_and_reports_come_back(caller
     assert len(found) == 200
     assert max(shares(found).values()) <= 1.5 * 200 / REPLICAS, shares(found)
     eventually(lambda: reporting() == REPLICAS)
-    time.sleep(1.0)  # dispatchers ask four times a second
-    before = decisions(callers)
-    run(callers, SOONEST, mixed_arrivals(40, per_s=20.0, seed=7))
-    made = decisions(callers) - before
-    assert made["soonest"] + made["home"] > 30, made
+    eventually(lambda: by_reports(callers, mixed_arrivals(8, per_s=20.0, seed=8)) == 8)
+    assert by_reports(callers, mixed_arrivals(40, per_s=20.0, seed=7)) > 30
 
 
 def wait_for(file: str) -> None:
@@ -101,7 +106,7 @@ def wait_for(file: str) -> None:
 
 
 class Placed:
-    """A replica that says as which it began with a request, once a file is there."""
+    """A replica that says as which it began with a request, once a file is there; one beside it tells that it began."""
 
     def __init__(self) -> None:
         self._began = 0
@@ -109,6 +114,7 @@ class Placed:
     async def completions(self, file: str, info: Any = None) -> AsyncGenerator[int]:
         self._began += 1
         began = self._began
+        Path(f"{file}.{began}").touch()  # noqa: ASYNC240 -- not in a thread: there may be fewer than places
         await asyncio.to_thread(wait_for, file)
         yield began
 
@@ -122,16 +128,22 @@ class Carried:
     """Carries a request's tries to the request router of this process, and nothing to the replica."""
 
     def __init__(self, tries: Tries | None = None) -> None:
-        self.tries = tries
+        self._tries, self.waits = tries, False
+
+    @property
+    def tries(self) -> Tries | None:
+        self.waits = True  # the request router reads it as the request begins to wait for a place
+        return self._tries
 
     def __reduce__(self) -> Any:
         return Carried, ()
 
 
-def ask_as(handle: Any, client: str, file: Path) -> Any:
+def ask_as(handle: Any, client: str, file: Path) -> tuple[Any, Carried]:
     tries = Tries(PLACED)
     tries.charge = Charge(Client(client), PLACED, 0, 100)
-    return handle.completions.remote(str(file), Carried(tries))
+    carried = Carried(tries)
+    return handle.completions.remote(str(file), carried), carried
 
 
 @pytest.mark.parametrize("path", [REQUEST_ROUTER, DRAIN_AWARE_ROUTER])
@@ -151,12 +163,12 @@ def test_one_request_gets_the_next_place_however_many_of_another_key_wait(
     serve.run(front, name=app, route_prefix=None)
     handle, gate = serve.get_deployment_handle(PLACED, app).options(stream=True), tmp_path / "open"
     flood = [ask_as(handle, "many", gate) for _ in range(FLOOD)]
-    time.sleep(FLOODED_S)
-    few = ask_as(handle, "few", gate)
-    time.sleep(1.0)
+    eventually(lambda: all(carried.waits for _, carried in flood) and len([*tmp_path.iterdir()]) == PLACES)
+    few, carried = ask_as(handle, "few", gate)
+    eventually(lambda: carried.waits)
     gate.touch()
     began = next(iter(few))
-    assert sorted([began, *(next(iter(answer)) for answer in flood)]) == [*range(1, FLOOD + 2)]
+    assert sorted([began, *(next(iter(answer)) for answer, _ in flood)]) == [*range(1, FLOOD + 2)]
     serve.delete(app)
     # What is sent at one moment may arrive in another order.
     assert PLACES < began <= PLACES + 3

@@ -26,13 +26,14 @@ from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
 from support.local_ray import local_ray
 from support.served import free_port
+from support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
 
-MODEL, INGRESSES = "m", 2
+MODEL, INGRESSES, GO = "m", 2, "go"
 ASKED, PATIENCE_S = 20, 60.0
 _COUNTED = re.compile(r'^peagle_http_requests_total\{ingress="([^"]+)",[^}]*route="/version"[^}]*\} (\S+)$', re.M)
-PER_MINUTE, AT_ONCE, SECONDS = 120, 6, 12.0
+PER_MINUTE, AT_ONCE, SECONDS, GIVEN_BACK_S = 120, 6, 12.0, 10.0
 KEYS = [
     {"name": "free", "key": "sk-free", "weight": 2, "class": "batch"},
     {"name": "by-minute", "key": "sk-by-minute", "limits": {"requests_per_minute": PER_MINUTE}},
@@ -43,8 +44,16 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 12, 9
 USAGE = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": OUTPUT_TOKENS, "total_tokens": 21}
 
 
+def begin_and_wait(file: Path) -> None:
+    file.with_suffix(".begun").touch()
+    while not file.exists():
+        time.sleep(0.05)
+
+
 class Telling(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
-    """A replica whose answers are what it was told of the client; a prompt of a number takes so many seconds."""
+    """A replica whose answers are what it was told of the client. Any prompt but "go" names a file to wait for, and is
+    answered once that exists; until then a file beside it tells that the request has begun.
+    """
 
     async def check_health(self) -> None:
         pass
@@ -58,7 +67,8 @@ class Telling(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
     async def _answer(self, request: Any, headers: dict[str, str]) -> AsyncGenerator[Any, None]:
         import asyncio
 
-        await asyncio.sleep(float(request.prompt))
+        if request.prompt != GO:
+            await asyncio.to_thread(begin_and_wait, Path(request.prompt))
         text = headers.get("x-peagle-client", "nobody")
         choice = {"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}
         if not request.stream:
@@ -99,15 +109,15 @@ def client(url: str, name: str) -> OpenAI:
     return OpenAI(base_url=f"{url}/v1", api_key=f"sk-{name}", max_retries=0, timeout=60)
 
 
-def asked(url: str, name: str, seconds: float = 0.0, **fields: Any) -> httpx.Response:
-    body = {"prompt": str(seconds), "max_tokens": 9, **fields}
+def asked(url: str, name: str, **fields: Any) -> httpx.Response:
+    body = {"prompt": GO, "max_tokens": 9, **fields}
     headers = {"Authorization": f"Bearer sk-{name}", "x-peagle-client": '{"client":"somebody"}'}
     return httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_replica_learns_whose_a_request_is_and_a_client_cannot_say_otherwise(url: str, stream: bool) -> None:
-    assert json.loads(client(url, "free").completions.create(model=MODEL, prompt="0").choices[0].text) == {
+    assert json.loads(client(url, "free").completions.create(model=MODEL, prompt=GO).choices[0].text) == {
         "client": "free",
         "weight": 2.0,
         "class": "batch",
@@ -117,30 +127,46 @@ def test_a_replica_learns_whose_a_request_is_and_a_client_cannot_say_otherwise(u
     assert "somebody" not in told
     assert "interactive" in told
     assert ("usage" in told) == (not stream)  # of a stream only where it is asked for
-    flex = client(url, "by-minute").completions.create(model=MODEL, prompt="0", extra_body={"service_tier": "flex"})
+    flex = client(url, "by-minute").completions.create(model=MODEL, prompt=GO, extra_body={"service_tier": "flex"})
     assert json.loads(flex.choices[0].text)["class"] == "batch"
 
 
-def test_a_client_beyond_its_tokens_is_told_so_as_openai_does(url: str) -> None:
+def given_back(client: OpenAI, prompt: str) -> Any:
+    """The answer to a request for 900 tokens, which fits once those that requests before it did not use are free again.
+
+    What comes with time alone would take more than twice as long.
+    """
+    deadline = time.monotonic() + GIVEN_BACK_S
+    while True:
+        try:
+            return client.completions.create(model=MODEL, prompt=prompt, max_tokens=900)
+        except openai.RateLimitError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def test_a_client_beyond_its_tokens_is_told_so_as_openai_does(url: str, tmp_path: Path) -> None:
     with client(url, "tokens") as openai_client:
-        good = openai_client.completions.with_raw_response.create(model=MODEL, prompt="0", max_tokens=500)
+        good = openai_client.completions.with_raw_response.create(model=MODEL, prompt=GO, max_tokens=500)
         assert good.headers["x-ratelimit-limit-tokens"] == "1000"
         assert int(good.headers["x-ratelimit-remaining-tokens"]) <= 520
         assert good.headers["x-ratelimit-reset-tokens"].endswith("s")
         assert good.headers["x-ratelimit-remaining-requests"] == "599"
-        time.sleep(1.0)  # what was not used is given back
-        left = int(openai_client.models.with_raw_response.list().headers["x-ratelimit-remaining-tokens"])
-        assert openai_client.completions.create(model=MODEL, prompt="0", max_tokens=900), left
+        assert given_back(openai_client, GO)
         with pytest.raises(openai.RateLimitError) as large:
-            openai_client.completions.create(model=MODEL, prompt="0", max_tokens=1001)
+            openai_client.completions.create(model=MODEL, prompt=GO, max_tokens=1001)
         assert large.value.response.headers["x-should-retry"] == "false"
-        time.sleep(1.0)
+        gate = tmp_path / "open"
         with ThreadPoolExecutor(1) as pool:
-            begun = pool.submit(openai_client.completions.create, model=MODEL, prompt="3", max_tokens=900)
-            time.sleep(1.0)
-            with pytest.raises(openai.RateLimitError) as refused:
-                openai_client.completions.create(model=MODEL, prompt="0", max_tokens=900)
-            assert begun.result()
+            running = pool.submit(given_back, openai_client, str(gate))
+            try:
+                eventually((tmp_path / "open.begun").exists)
+                with pytest.raises(openai.RateLimitError) as refused:
+                    openai_client.completions.create(model=MODEL, prompt=GO, max_tokens=900)
+            finally:
+                gate.touch()
+            assert running.result()
     headers, error = refused.value.response.headers, refused.value
     assert (error.code, error.type) == ("rate_limit_exceeded", "rate_limit_error")
     assert "tokens_per_minute of the API key tokens is 1000" in error.message
@@ -169,9 +195,15 @@ def test_a_limit_by_the_minute_holds_over_all_ingress_processes(url: str) -> Non
     assert len(counted) == INGRESSES, counted
 
 
-def test_no_more_requests_are_open_at_once_than_the_limit_over_all_ingress_processes(url: str) -> None:
+def test_no_more_requests_are_open_at_once_than_the_limit_over_all_ingress_processes(url: str, tmp_path: Path) -> None:
+    gate = tmp_path / "open"
     with ThreadPoolExecutor(40) as pool:
-        statuses = Counter(pool.map(lambda _: asked(url, "at-once", seconds=15.0).status_code, range(40)))
+        asking = [pool.submit(asked, url, "at-once", prompt=str(gate)) for _ in range(40)]
+        try:
+            eventually(lambda: sum(each.done() for each in asking) >= 40 - AT_ONCE)
+        finally:
+            gate.touch()
+        statuses = Counter(each.result().status_code for each in asking)
     assert statuses == {200: AT_ONCE, 429: 40 - AT_ONCE}
     for _ in range(20):  # one after the other, and each is free for the next at once
         assert asked(url, "at-once").status_code == 200

@@ -25,11 +25,13 @@ from peagle.cluster.drain.drainer import Drainer
 from peagle.cluster.drain.ray_nodes import Gcs
 from peagle.config import parse_deployment
 from peagle.serve.app import DRAIN_AWARE, parting_options, routing_options
+from support import replicas
 from support.kubernetes_api import KubernetesApi, client_of, node, ray_pod
+from support.replicas import take_requests_without_vllm
 from support.served import free_port
 from support.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
 
 DONE = "data: [DONE]\n\n"
 REQUEST_TIMEOUT_S = 30.0
@@ -48,6 +50,7 @@ class Streaming(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
     def __init__(self) -> None:
         import ray
 
+        take_requests_without_vllm()
         time.sleep(LOAD_S)
         self._node = ray.get_runtime_context().get_node_id()
 
@@ -92,7 +95,8 @@ def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
     from ray import cloudpickle, serve
     from ray.cluster_utils import Cluster
 
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    for module in (sys.modules[__name__], replicas):
+        cloudpickle.register_pickle_by_value(module)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "30")
@@ -175,7 +179,7 @@ async def test_a_node_cordoned_under_load_gets_nothing_new_loses_nothing_and_is_
     ):
         watcher = asyncio.create_task(Drainer(api, "r", policy, lambda _: Gcs(platform.gcs)).run())
         clients = [tasks.create_task(keep_asking(http, answers, enough)) for _ in range(CLIENTS)]
-        await until(lambda: len(answers) >= 20 and len({each.ray_node for each in answers}) == 2, within_s=60)
+        await until(lambda: len(answers) >= 20 and len({each.ray_node for each in answers}) == 2, within_s=120)
         long = [tasks.create_task(ask(http, LONG_S)) for _ in range(CLIENTS)]
         await asyncio.sleep(1.0)
         cordoned_s = time.time()

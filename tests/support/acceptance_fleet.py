@@ -66,10 +66,10 @@ def replica_of(name: str, cost: str, seed: int) -> DraftingReplica:
     return DraftingReplica(name, engine, WholeRule(settings_of(engine)))
 
 
-def served(cost: str, number: int, each: int, way: str, seed: int = 0, lean: float = LEAN) -> Served:
+def served(cost: str, number: int, each: int, way: str, seed: int = 0) -> Served:
     """Tokens/s of a fleet under clients that ask without a pause, and the time to first token, once K has settled."""
     replicas = [replica_of(f"replica-{place}", cost, 100 * seed + place) for place in range(number)]
-    jobs = code_and_noise(number * each, 1000, seed, PROMPT_TOKENS, ANSWER_TOKENS, lean)
+    jobs = code_and_noise(number * each, 1000, seed, PROMPT_TOKENS, ANSWER_TOKENS, LEAN)
     outcome = Simulation(replicas, WAYS[way](replicas)).run(jobs, UNTIL_S)
     rate = 0.0
     for replica in replicas:

@@ -15,7 +15,6 @@ from peagle.simulator.depth_replica import Replica
 from support.step_costs import COSTS, CURVES, DEPTH_MAX, DEPTHS
 
 BATCH_MAX = 128
-LOADS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 # A guess of another machine and another model: what is learned must not rest on it.
 PRIOR = CostPrior(
@@ -107,9 +106,9 @@ def shifted(cost: str, load: int, *curves: str, each_s: float = 10.0, **more: An
     return Scenario(f"{cost} {'>'.join(curves)} {load}", replica, ends[-1], 4.0, parts=tuple(bounds))
 
 
-def mixed(cost: str, curve: str, load: int, by_request: bool = True) -> Scenario:
+def mixed(cost: str, curve: str, load: int) -> Scenario:
     """Every second request's drafts are right 0.4 times as often at each position."""
-    kind = {"spread": 0.2, "mixed": True, "by_request": by_request}
+    kind = {"spread": 0.2, "mixed": True, "by_request": True}
     return replace(steady(cost, curve, load, 20.0, 8.0, **kind), name=f"{cost} {curve} {load} mixed")
 
 

@@ -222,6 +222,6 @@ def empty_caches(folder: Path) -> dict[str, str]:
     return {name: str(folder / name.lower()) for name in CACHE_VARIABLES}
 
 
-def compiled_kernels(environment: Mapping[str, str] = os.environ) -> int:
-    """How many kernels have been compiled so far into the caches that `environment` names."""
-    return sum(1 for name in CACHE_VARIABLES if name in environment for _ in Path(environment[name]).rglob("*.cubin"))
+def compiled_kernels() -> int:
+    """How many kernels have been compiled so far into the caches that the environment names."""
+    return sum(1 for name in CACHE_VARIABLES if name in os.environ for _ in Path(os.environ[name]).rglob("*.cubin"))

@@ -298,12 +298,12 @@ def ray_pod(name: str, on: str | None, kind: str = "worker", ip: str = "10.0.0.9
     return {"metadata": {"name": name, "namespace": "serving", "labels": labels}, "spec": spec, "status": status}
 
 
-def ray_cluster(replicas: int, deleted: Sequence[str] = (), release: str = "r") -> Json:
+def ray_cluster(replicas: int, deleted: Sequence[str] = ()) -> Json:
     """The Ray cluster `r-ray` of one worker group, in the namespace `serving`, made for the RayService `r`."""
     group = _group(replicas)
     if deleted:
         group["scaleStrategy"] = {"workersToDelete": list(deleted)}
-    labels = {"app.kubernetes.io/instance": release, "ray.io/originated-from-cr-name": "r"}
+    labels = {"app.kubernetes.io/instance": "r", "ray.io/originated-from-cr-name": "r"}
     metadata = {"name": "r-ray", "namespace": "serving", "labels": labels}
     return {"metadata": metadata, "spec": {"workerGroupSpecs": [group]}}
 

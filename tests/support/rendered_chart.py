@@ -164,12 +164,6 @@ class Rendered:
             yield pod["metadata"]["name"], pod
 
 
-def volume(pod: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The volume `name` of a pod template."""
-    (found,) = [entry for entry in pod["spec"]["volumes"] if entry["name"] == name]
-    return found
-
-
 def render(values: Mapping[str, Any], **changes: Any) -> Rendered:
     """Render the chart with `values`, and `changes` laid over them."""
     return Rendered(chart().render(laid_over(values, changes), name=RELEASE, namespace=NAMESPACE))

@@ -129,9 +129,6 @@ class Replica:
         return ended
 
 
-Choose = Callable[[Job, float, Sequence[Replica]], str]
-
-
 @dataclass(frozen=True)
 class Outcome:
     """Result of a run."""

@@ -77,16 +77,8 @@ def digest_of(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def read_clients(path: Path) -> Clients:
-    """Read a file of keys; it may begin with a byte order mark.
-
-    Raises ConfigError where it cannot be read, has no key, or is wrong; the line and field are named, and never a key.
-    """
-    return parse_clients(read_bytes(path), str(path))
-
-
 def read_bytes(path: Path) -> bytes:
-    """Raises ConfigError if the file cannot be read or is too large."""
+    """Read a file of keys without its byte order mark; raises ConfigError if it cannot be read or is too large."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -98,7 +90,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_clients(content: bytes, path: str) -> Clients:
-    """The clients of a file's content; raises ConfigError as `read_clients` does."""
+    """The clients of a file's content.
+
+    Raises ConfigError where it has no key or is wrong; the line and field are named, and never a key.
+    """
     lines = [(number, line.strip()) for number, line in enumerate(content.splitlines(), start=1)]
     lines = [(number, line) for number, line in lines if line and not line.startswith(b"#")]
     if lines and _YAML_START.match(lines[0][1]):

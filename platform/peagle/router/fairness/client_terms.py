@@ -45,7 +45,3 @@ class Client:
     weight: float = 1.0
     class_: ClientClass = ClientClass.INTERACTIVE
     limits: Limits = Limits()
-
-
-ANONYMOUS = Client("anonymous")
-"""The client of all requests if no API keys are required."""

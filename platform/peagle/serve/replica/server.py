@@ -41,9 +41,6 @@ from peagle.serve.replica.making_ready import make_ready
 from peagle.serve.replica.replica_status import depth_status, plan_status
 from peagle.serve.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 
-# Below Ray Serve's own, which a replica prints from the level of information on.
-logger = logging.getLogger("ray.serve.replica")
-
 LOAD_PERIOD_S = 0.9
 """So often dispatchers hear of a replica's load whatever its engine does: what is 2 s old they no longer believe."""
 

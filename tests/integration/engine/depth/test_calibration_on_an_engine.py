@@ -5,15 +5,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from peagle.engine.arguments import engine_arguments, without_server
 from peagle.engine.depth import live_depth
 from peagle.engine.depth.calibration import calibrate
 from peagle.router.depth.warm_runs import SamplingPath, warm_batch_sizes, warm_runs
-from peagle.router.snapshot import DepthTable
+from peagle.router.snapshot import DepthTable, StepStats
 from support.engine_runner import KV_CACHE_GIB, embedded
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
 SIZES, DEPTHS = (1, 2, 4), (0, 3, 7)
 # Calibration ends once each point is timed, however long that takes on a busy machine.
@@ -35,35 +36,43 @@ class Watched:
         self.ended += 1
 
 
-@pytest.fixture
-async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine() -> AsyncIterator[Watched]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     deployment = embedded(enforce_eager=True)
     environment = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_CPU_KVCACHE_SPACE": KV_CACHE_GIB}
-    for name, value in {**environment, **deployment.environment}.items():
-        monkeypatch.setenv(name, value)
-    started = AsyncLLM.from_engine_args(AsyncEngineArgs(**without_server(engine_arguments(deployment))))
-    try:
-        yield Watched(started)
-    finally:
-        started.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**environment, **deployment.environment}.items():
+            patch.setenv(name, value)
+        started = AsyncLLM.from_engine_args(AsyncEngineArgs(**without_server(engine_arguments(deployment))))
+        try:
+            yield Watched(started)
+        finally:
+            started.shutdown()
+
+
+async def with_table(engine: Watched) -> StepStats:
+    """The engine's counts once a table of the test's own is in force."""
+    version = (await live_depth.read_step_stats(engine)).table.version
+    await live_depth.set_depths(engine, DepthTable(version + 1, (3, 3, 1)))
+    return await live_depth.read_step_stats(engine)
 
 
 async def test_each_point_is_timed_and_nothing_is_left_behind(engine: Watched) -> None:
     from vllm import SamplingParams
 
-    await live_depth.set_depths(engine, DepthTable(5, (3, 3, 1)))
+    before = await with_table(engine)
     times = await calibrate(engine, SIZES, DEPTHS, ENOUGH_S)
     assert {(each.batch_size, each.depth) for each in times} == {(size, k) for size in SIZES for k in DEPTHS}
     assert all(each.steps >= 3 and each.seconds > 0 for each in times)
 
     stats = await live_depth.read_step_stats(engine)
     assert stats.table.depths == (3, 3, 1)
-    assert stats.table.version > 5
+    assert stats.table.version > before.table.version
     # The timed steps match their K: each request drafted to the end, and at K = 0 none did.
-    cells = {(cell.batch_size, cell.depth): cell for cell in stats.cells}
+    cells = {(cell.batch_size, cell.depth): cell for cell in stats.since(before).cells}
     assert all(cells[each.batch_size, each.depth].steps >= each.steps for each in times)
     assert all(cells[size, depth].reached and not cells[size, depth].rested for size in SIZES for depth in (3, 7))
     assert not any(sum(cells[size, 0].drafted) for size in SIZES)
@@ -90,8 +99,7 @@ async def test_every_k_runs_through_every_path_and_nothing_is_left_behind(engine
 
     runs = warm_runs(DEPTHS, 3, 100)
     told: list[tuple[int, int]] = []
-    await live_depth.set_depths(engine, DepthTable(5, (3, 3, 1)))
-    before = await live_depth.read_step_stats(engine)
+    before, engine.ended = await with_table(engine), 0
     done = await run_all(engine, runs, live=True, by_request=False, tell=lambda done, of: told.append((done, of)))
     assert done == len(runs)
     assert told[-1] == (done, done)

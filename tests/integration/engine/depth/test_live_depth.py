@@ -78,7 +78,7 @@ def lossless(runner: Runner, batch_size: int, on_step: OnStep = None, by_turns: 
 def preempting(runner: Runner, on_step: OnStep = None, by_turns: Turns = ({},)) -> list[tuple[int, ...]]:
     """Run eight requests that together outgrow the KV cache."""
     prompts = [prompt * 2 for prompt in held_out(8)]
-    outputs = runner.generate(prompts, 8, on_step, by_turns, max_tokens=320, ignore_eos=True)
+    outputs = runner.generate(prompts, 8, on_step, by_turns, max_tokens=200, ignore_eos=True)
     return [tuple(output.token_ids) for output in outputs]
 
 
@@ -197,7 +197,8 @@ def test_shared_out_by_request_as_many_drafts_are_verified_and_more_of_them_are_
     right = {}
     for by_request in (False, True):
         runner.set_depths(depth, by_request=by_request)
-        assert lossless(runner, 8) == truth["lossless at 8"]
+        if by_request:  # otherwise its output is compared above
+            assert lossless(runner, 8) == truth["lossless at 8"]
         before = runner.stats()
         # With short answers few steps hold eight drafts and no prompt.
         runner.generate(held_out(48), 8, max_tokens=96, ignore_eos=True)
@@ -336,7 +337,8 @@ def test_a_refused_table_names_what_is_wrong_and_the_engine_goes_on(runner: Runn
     with pytest.raises(ConfigError, match="version"):
         set_depths_sync(runner.llm, DepthTable(runner.version - 1, (1,)))
     assert runner.stats().table == table
-    assert lossless(runner, 8) == truth["lossless at 8"]
+    outputs = runner.generate(held_out(8), 8, max_tokens=TOKENS, ignore_eos=True)
+    assert tokens_of(outputs) == truth["lossless at 8"][:8]
 
 
 def test_a_request_whose_grammar_becomes_slow_ends_and_others_beside_it_go_on(

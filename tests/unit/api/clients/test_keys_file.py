@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle.api.clients.keys_file import Clients, digest_of, parse_clients, read_clients
+from peagle.api.clients.keys_file import Clients, digest_of, parse_clients, read_bytes
 from peagle.errors import ConfigError
 from peagle.router.fairness.client_terms import Client, ClientClass, Limits
 
@@ -43,7 +43,7 @@ def test_yaml_gives_keys_names_weights_classes_and_limits(text: str) -> None:
 def test_json_is_yaml_and_a_byte_order_mark_is_passed_by(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_bytes(b'\xef\xbb\xbf{"keys": [{"name": "a", "key": "k\xc3\xbc"}]}')
-    assert read_clients(path) == {digest_of("kü".encode()): Client("a")}
+    assert parse_clients(read_bytes(path), str(path)) == {digest_of("kü".encode()): Client("a")}
 
 
 @pytest.mark.parametrize(

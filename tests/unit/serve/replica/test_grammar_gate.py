@@ -89,7 +89,8 @@ def gates() -> Iterator[Callable[[Any], Any]]:
     with ExitStack() as opened:
 
         def gate_of(client: Any) -> Any:
-            gate = GrammarGate(client, GrammarSettings(max_mask_s=0.02))
+            # So long that no trial on a busy machine takes it: what the engine says is under test.
+            gate = GrammarGate(client, GrammarSettings(max_mask_s=5.0))
             opened.callback(gate.close)
             return gate
 
@@ -122,7 +123,7 @@ async def test_a_grammar_that_became_slow_in_the_engine_ends_its_request_and_is_
     gate = gates(client)
     begun, error = await outputs_of(client, "a+")
     assert begun.outputs
-    assert "more than 20 ms to follow for one token" in str(error)
+    assert "more than 5000 ms to follow for one token" in str(error)
     assert "api.grammar.max_mask_s" in str(error)
     assert error.parameter == "structured_outputs"
     assert (client.asked, gate.slow) == (1, 1)
