@@ -14,7 +14,7 @@
 # make check   lint, formatting and types
 # make lock    resolve the pinned versions of both engines again
 # make lock-check   resolve the GPU engine from its pinned versions, on any machine, and write nothing
-# Settings: FILE=deployments/x.yaml  RESULT=bench-results/gpu.json  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"  WORKERS=2  PLATFORMS=1
+# Settings: FILE=deployments/x.yaml  RESULT=bench-results/gpu.json  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"  WORKERS=2
 
 FILE ?= deployments/embedded.yaml
 PORT ?= 8000
@@ -23,8 +23,6 @@ TESTS ?=
 RESULT ?= bench-results/gpu.json
 # Test processes, of which each has a core of its own for its engines; the tests of a file, or of a platform, share one.
 WORKERS ?= 2
-# Platforms at once. One with engines needs all cores; those without wait most of the time.
-PLATFORMS ?= 1
 
 VENV := .venv
 # What the environment was built for, so that later commands leave it so.
@@ -59,7 +57,7 @@ test: $(READY) prometheus
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not platform and not gpu and not cluster" $(TESTS)
 
 test-platform: $(READY) prometheus
-	@$(BIN)/python -m pytest --numprocesses $(PLATFORMS) --dist loadfile -m platform $(TESTS)
+	@$(BIN)/python -m pytest --numprocesses 1 --dist loadfile -m platform $(TESTS)
 
 test-gpu: $(READY)
 	@$(BIN)/python -m pytest -m gpu $(or $(TESTS),tests/gpu)

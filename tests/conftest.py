@@ -30,13 +30,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", f"ignore:{message}")
         warnings.filterwarnings("ignore", message)  # what is collected after the last test
     config.option.loadscopereorder = False  # the order is that of pytest_collection_modifyitems
-    if config.option.markexpr != "platform":
-        _keep_to_own_cores()
+    _keep_to_own_cores()
 
 
 def _keep_to_own_cores() -> None:
     """Of several pytest processes each has its share of the cores, with all that it starts: else vLLM would pin every
-    engine to the same one. Platforms leave it to `peagle serve`, which gives each replica cores of its own.
+    engine to the same one. A single process leaves it to `peagle serve`, which gives each replica cores of its own.
     """
     worker, count = os.environ.get("PYTEST_XDIST_WORKER"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if worker is None or count == 1:
