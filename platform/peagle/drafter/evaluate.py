@@ -69,6 +69,7 @@ def evaluate(
     text: GeneratedText,
     depth: int | None,
     report: Callable[[int], None],
+    device: torch.device = CPU,
 ) -> Evaluation:
     """Evaluate every row of `text`, which should not be part of the head's training text.
 
@@ -86,7 +87,10 @@ def evaluate(
         problem = f"the target's tokens go from 0 to {vocabulary - 1}"
         raise ConfigError("GENERATED", lowest if lowest < 0 else highest, problem, "Write it with this target.")
     depth = _depth(depth, plan, text)
-    tap = TargetTap(target, plan.tapped_layers or (), CPU)
+    head.to(device)
+    tap = TargetTap(target, plan.tapped_layers or (), device)
+    # An engine uses n-grams only on a CPU.
+    ngram_bias_nats = plan.ngram_bias_nats if device.type == "cpu" else 0.0
     accepted: list[int] = []
     left_out = 0
     for done, (tokens, prompt_tokens) in enumerate(text.rows(), 1):
@@ -94,7 +98,7 @@ def evaluate(
         if _greedy_ratio(head, batch, tokens, prompt_tokens) < GREEDY_RATIO_MIN:
             left_out += 1
         elif len(tokens) >= depth + 2:  # a shorter row ends before its first draft
-            accepted += walk(drafts_of(head, batch, depth, plan.ngram_bias_nats).numpy(), tokens, prompt_tokens)
+            accepted += walk(drafts_of(head, batch, depth, ngram_bias_nats).cpu().numpy(), tokens, prompt_tokens)
         report(done)
     if not accepted:
         problem = "no row is greedy text of this target with room for a draft"
