@@ -10,6 +10,7 @@
 # make fields   write the table of a deployment file's fields into deployments/README.md
 # make dashboards   write the dashboards and rules that dashboards/ generates, and their copies in the chart
 # make prometheus   unpack Debian's Prometheus and promtool into the environment, where the machine has none
+# make browser   install Debian's Chromium, where the machine has none and this is root: a test reads the console with it
 # make bench   measure the first table of platform/peagle/bench/README.md, with the published ratios beside it
 # make check   lint, formatting and types
 # make lock    resolve the pinned versions of both engines again
@@ -44,7 +45,7 @@ PINS := .constraints-gpu.txt
 endif
 
 .PHONY: serve observe test test-platform test-gpu measure-gpu test-cluster helm-test helm-schema fields dashboards prometheus \
-  bench check lock lock-check clean
+  browser bench check lock lock-check clean
 .DEFAULT_GOAL := serve
 
 serve: $(READY)
@@ -56,7 +57,7 @@ observe: $(READY) prometheus
 test: $(READY) prometheus
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not platform and not gpu and not cluster" $(TESTS)
 
-test-platform: $(READY) prometheus
+test-platform: $(READY) prometheus browser
 	@$(BIN)/python -m pytest --numprocesses 1 --dist loadfile -m platform $(TESTS)
 
 test-gpu: $(READY)
@@ -88,6 +89,14 @@ prometheus: $(READY)
 	    { apt-get download -qq prometheus || { apt-get update -qq && apt-get download -qq prometheus; }; } && \
 	    dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb; } 2>$(VENV)/prometheus.log || \
 	  echo "No Prometheus here, and none from apt-get: install it from https://prometheus.io for make observe."
+
+# Nor is this: without Chromium the tests of the console say so.
+browser: $(READY)
+	@command -v chromium >/dev/null || \
+	  { test "$$(id -u)" = 0 && export DEBIAN_FRONTEND=noninteractive && \
+	    { apt-get install -qq --no-install-recommends chromium || \
+	      { apt-get update -qq && apt-get install -qq --no-install-recommends chromium; }; }; } >$(VENV)/browser.log 2>&1 || \
+	  echo "No Chromium here: as root, install the package chromium for the tests of the console."
 
 bench: $(READY)
 	@$(BIN)/peagle bench speculation deployments/embedded.yaml --baseline deployments/embedded-eagle3.yaml \

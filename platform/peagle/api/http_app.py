@@ -65,6 +65,9 @@ ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
     "unlimit_depth": lambda app: app.delete("/fleet/replicas/{replica}/depth"),
     "limit_model_depth": lambda app: app.put("/fleet/models/{model:path}/depth"),
     "unlimit_model_depth": lambda app: app.delete("/fleet/models/{model:path}/depth"),
+    "console": lambda app: app.get("/"),
+    "console_file": lambda app: app.get("/console/page/{name}"),
+    "console_status": lambda app: app.get("/console/status"),
 }
 
 

@@ -36,6 +36,7 @@ from peagle.api.clients.client_header import CLIENT_HEADER, told
 from peagle.api.clients.metered_replies import ask_for_usage
 from peagle.api.clients.request_charge import Usage
 from peagle.api.clients.usage_routes import UsageRoutes
+from peagle.api.console.console_routes import ConsoleRoutes
 from peagle.api.depth_routes import DepthRoutes
 from peagle.api.dialects.pooled_request import PooledReply
 from peagle.api.dialects.relayed_request import RelayedRequest
@@ -95,6 +96,7 @@ class PeagleIngress(
     DepthRoutes,
     HealthRoutes,
     UsageRoutes,
+    ConsoleRoutes,
     RelayedRoutes,
     PoolingRoutes,
     SageMakerRoutes,

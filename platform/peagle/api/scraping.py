@@ -50,12 +50,16 @@ class MetricsRoutes:
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics: Prometheus text. Raises NotFoundError where nothing is counted here."""
-        settings = counting_settings(request)
-        asked_states = asyncio.create_task(self._deployment_states(settings.probe_timeout_s))
+        scrape = await self.scrape(counting_settings(request).probe_timeout_s)
+        return Response(http_metrics.exposition(scrape), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def scrape(self, timeout_s: float) -> http_metrics.Scrape:
+        """Ask every process for its figures."""
+        asked_states = asyncio.create_task(self._deployment_states(timeout_s))
         replicas, estimates, ingress, states = await asyncio.gather(
-            ask_models(self._default_serve_handles, "replica_metrics", settings.probe_timeout_s),
-            self._estimates(settings.probe_timeout_s),
-            self._ingress_values(settings.probe_timeout_s, asked_states),
+            ask_models(self._default_serve_handles, "replica_metrics", timeout_s),
+            self._estimates(timeout_s),
+            self._ingress_values(timeout_s, asked_states),
             asked_states,
         )
         of_models = {
@@ -63,8 +67,7 @@ class MetricsRoutes:
             for model, handle in self._default_serve_handles.items()
             if (deployment := (handle.app_name, handle.deployment_name)) in states
         }
-        text = http_metrics.exposition(http_metrics.Scrape(ingress, replicas, estimates, of_models))
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        return http_metrics.Scrape(ingress, replicas, estimates, of_models)
 
     async def count(self, request: Request) -> JSONResponse:
         """PUT /fleet/metrics: have every process that runs count what comes from now on, or let it pass uncounted.

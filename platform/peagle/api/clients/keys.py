@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 GUARDED = (
     *("/v1/", "/v2/", "/invocations", "/tokenize", "/detokenize"),
-    *("/rerank", "/score", "/pooling", "/classify"),
+    *("/rerank", "/score", "/pooling", "/classify", "/console/status"),
 )
 # A key that is added or withdrawn counts after this time; a mounted secret itself takes up to a minute to change.
 REREAD_S = 10.0

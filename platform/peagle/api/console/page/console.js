@@ -1,0 +1,94 @@
+// The page's start: polls the server's figures while the page is seen, and asks for an API key where one is wanted.
+
+import { byId, h, say } from "./dom.js";
+import { ModelSection } from "./fleet.js";
+import { History } from "./history.js";
+import { Playground } from "./playground.js";
+import { keepKey, readKey, readStatus } from "./server.js";
+
+const POLL_MS = 2000;
+
+const history = new History();
+const sections = new Map();
+const playground = new Playground(askForKey);
+let timer;
+let polling = false;
+
+function setLive(state, text) {
+  byId("live").dataset.state = state;
+  say(byId("live"), text);
+}
+
+function askForKey(message) {
+  setLive("warn", "An API key is needed");
+  say(byId("key-text"), `${message} A key is kept in this tab only, and forgotten when it closes.`);
+  showKeyPanel(true);
+}
+
+function showKeyPanel(shown) {
+  byId("key-panel").hidden = !shown;
+  byId("key-toggle").setAttribute("aria-expanded", String(shown));
+}
+
+function showFigures(figures) {
+  history.add(figures);
+  say(byId("version"), figures.version);
+  const names = figures.models.map((model) => model.name);
+  if (names.join("\n") !== [...sections.keys()].join("\n")) {
+    sections.clear();
+    for (const name of names) sections.set(name, new ModelSection(name));
+    const empty = h("p", { className: "panel empty" }, "No model is served.");
+    byId("models").replaceChildren(...(names.length ? [...sections.values()].map((each) => each.root) : [empty]));
+  }
+  for (const section of sections.values()) section.show(history, figures.counts);
+  playground.offer(figures.models.filter((model) => model.generates));
+}
+
+async function poll() {
+  clearTimeout(timer);
+  if (document.hidden || polling) return;
+  polling = true;
+  try {
+    showFigures(await readStatus());
+    if (!document.hidden) setLive("fine", "Live");
+  } catch (error) {
+    if (error.status === 401) {
+      askForKey(error.message);
+      return; // until another key is typed, the answer stays the same
+    }
+    const ours = error.status === undefined; // a mistake of this page
+    setLive("bad", ours ? "The figures cannot be shown" : error.message);
+    if (ours) console.error(error);
+  } finally {
+    polling = false;
+  }
+  timer = setTimeout(poll, POLL_MS);
+}
+
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) setLive("wait", "Paused");
+  else poll();
+});
+
+byId("key-toggle").addEventListener("click", () => {
+  showKeyPanel(byId("key-panel").hidden);
+  if (!byId("key-panel").hidden) byId("key").focus();
+});
+
+byId("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  keepKey(byId("key").value.trim());
+  byId("key").value = "";
+  showKeyPanel(false);
+  poll();
+});
+
+byId("key-forget").addEventListener("click", () => {
+  keepKey("");
+  byId("key").value = "";
+  say(byId("key-text"), "The key is forgotten.");
+  poll();
+});
+
+byId("key").placeholder = readKey() ? "a key is kept in this tab" : "";
+poll();

@@ -1,0 +1,75 @@
+// What the page asks of the server that it came from, with the API key that its reader typed.
+
+const KEY = "peagle-api-key";
+
+export const readKey = () => sessionStorage.getItem(KEY) ?? "";
+
+export function keepKey(key) {
+  if (key) sessionStorage.setItem(KEY, key);
+  else sessionStorage.removeItem(KEY);
+}
+
+/** An answer that is an error, in the server's words. `status` is 0 where the server did not answer. */
+export class Refusal extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+function headers() {
+  const key = readKey();
+  return key ? { Authorization: `Bearer ${key}` } : {};
+}
+
+async function call(path, options) {
+  let response;
+  try {
+    response = await fetch(path, { cache: "no-store", ...options, headers: { ...headers(), ...options.headers } });
+  } catch (error) {
+    if (options.signal?.aborted && error.name === "AbortError") throw error;
+    throw new Refusal(0, "The server does not answer.");
+  }
+  if (response.ok) return response;
+  let message = `The server answered ${response.status}.`;
+  try {
+    message = (await response.json()).error.message;
+  } catch {
+    // A proxy in between may answer in its own words.
+  }
+  throw new Refusal(response.status, message);
+}
+
+export async function readStatus() {
+  return (await call("console/status", { signal: AbortSignal.timeout(10_000) })).json();
+}
+
+/** Yield the events of a streamed chat completion. Throws a Refusal where the stream reports an error. */
+export async function* streamChat(body, signal) {
+  const response = await call("v1/chat/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
+  for await (const data of dataOf(response.body)) {
+    if (data === "[DONE]") return;
+    const event = JSON.parse(data);
+    if (event.error) throw new Refusal(response.status, event.error.message);
+    yield event;
+  }
+}
+
+async function* dataOf(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      for (const line of event.split("\n")) if (line.startsWith("data:")) yield line.slice(5).trim();
+    }
+  }
+}

@@ -1,0 +1,187 @@
+"""The console in a real browser: it shows the served model, its playground streams, and everybody can read it."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from support.browser import LOW_CONTRAST, UNNAMED, Watched, chromium, opened
+from support.served import Served
+
+pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
+
+DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 360, "height": 740}
+PATIENCE_MS = 60_000
+POLL_MS = 2000
+TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def watched(browser: Browser, adaptive: Served) -> Iterator[Watched]:
+    with opened(browser, adaptive.url, viewport=DESKTOP) as found:
+        expect(found.page.get_by_role("heading", name=adaptive.model)).to_be_visible(timeout=PATIENCE_MS)
+        yield found
+
+
+def ask(page: Page, depth_max: str = "") -> None:
+    """Have the playground answer, and wait for its end."""
+    page.get_by_label("Prompt").fill("def read_lines(path):")
+    page.get_by_label("Max tokens").fill(str(TOKENS))
+    page.get_by_label("Depth max").fill(depth_max)
+    answers = page.locator("#runs tbody tr").count()
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("#runs tbody tr")).to_have_count(answers + 1, timeout=PATIENCE_MS)
+
+
+def figure(page: Page, label: str) -> str:
+    return page.locator("#answer-figures .tile", has_text=label).locator(".value").inner_text()
+
+
+def test_it_shows_the_model_its_replica_and_why_k_is_what_it_is(watched: Watched, adaptive: Served) -> None:
+    page = watched.page
+    ask(page)
+    expect(page.locator("#live")).to_have_text("Live")
+    expect(page.locator(".states")).to_contain_text("1 running")
+    row = page.get_by_role("row", name=re.compile(adaptive.fleet()[0]["id"]))
+    expect(row).to_contain_text("ready")
+    depths = page.get_by_role("img", name=re.compile("^K by requests at once: "))
+    expect(depths).to_have_attribute("aria-label", re.compile(r": \d+ for 1"))
+    acceptance = page.get_by_role("img", name=re.compile("^Accepted drafts by position: 1: "))
+    expect(acceptance).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.locator(".part", has_text="K by batch size").locator(".hint")).not_to_be_empty()
+    # Only a streamed answer has a first token to wait for.
+    expect(page.locator(".tile", has_text="TTFT p50").first).to_contain_text("ms, last minute", timeout=PATIENCE_MS)
+
+
+def test_it_polls_while_it_is_seen_and_rests_while_it_is_not(watched: Watched) -> None:
+    page = watched.page
+    page.wait_for_timeout(2.5 * POLL_MS)
+    polls = sum("/console/status" in url for url in watched.requests)
+    assert polls >= 2
+    hide = "(hidden) => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
+    tell = "document.dispatchEvent(new Event('visibilitychange')); }"
+    page.evaluate(hide + tell, True)
+    expect(page.locator("#live")).to_have_text("Paused")
+    page.wait_for_timeout(500)
+    before = len(watched.requests)
+    page.wait_for_timeout(2.5 * POLL_MS)
+    assert len(watched.requests) == before
+    page.evaluate(hide + tell, False)
+    expect(page.locator("#live")).to_have_text("Live")
+
+
+def test_the_playground_streams_and_marks_accepted_drafts_as_the_engine_counts_them(watched: Watched) -> None:
+    page = watched.page
+    ask(page)
+    assert int(page.locator("#runs tbody td").first.inner_text()) == TOKENS
+    assert 1.0 <= float(figure(page, "Acceptance length")) <= 8.0
+    accepted, drafted = map(int, figure(page, "Accepted drafts").split(" of "))
+    assert 0 < accepted < drafted
+    assert page.locator("#answer .t").count() == TOKENS
+    # Steps may arrive merged, and the last one may be cut: the page then says so.
+    marked = page.locator("#answer .t.d").count()
+    expect(page.locator("#answer-check")).to_contain_text("as marked" if marked == accepted else f"{marked} are marked")
+    assert abs(marked - accepted) <= 8
+    expect(page.locator("#answer-said")).to_contain_text("acceptance length")
+    ask(page, depth_max="0")
+    assert figure(page, "Acceptance length") == "\N{EN DASH}"
+    expect(page.locator("#answer-check")).to_have_text("Nothing was drafted for this answer.")
+    assert page.locator("#answer .t.d").count() == 0
+
+
+def test_a_refusal_is_said_in_the_server_s_words_and_an_answer_can_be_stopped(watched: Watched) -> None:
+    page = watched.page
+    page.get_by_label("Max tokens").fill("100000")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("alert")).to_contain_text("100000", timeout=PATIENCE_MS)
+    page.get_by_label("Max tokens").fill("900")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("#answer .t").first).to_be_visible(timeout=PATIENCE_MS)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+
+
+def test_it_keeps_to_its_server_and_its_policy_and_complains_of_nothing(watched: Watched) -> None:
+    ask(watched.page)
+    watched.page.get_by_role("button", name="API key").click()
+    watched.page.wait_for_timeout(POLL_MS)
+    assert watched.complaints == []
+    assert watched.violations() == []
+    assert watched.strays() == []
+
+
+def test_rates_and_quantiles_are_those_of_prometheus_and_survive_a_restart(watched: Watched) -> None:
+    """The page's own modules, in the browser that runs them."""
+    script = """async () => {
+        const { History, minus, quantile } = await import("/console/page/history.js");
+        const { runsOf } = await import("/console/page/charts.js");
+        const history = new History();
+        for (const [at_s, id, generation_tokens] of [[0, "a", 100], [2, "a", 300], [4, "a", 50], [6, "b", 900]])
+            history.add({ at_s, models: [{ name: "m", replicas: [{ id, generation_tokens }] }] });
+        return {
+            middle: quantile({ bounds: [0.1, 0.2, 0.4], counts: [0, 10, 10, 0] }, 0.75),
+            beyond: quantile({ bounds: [0.1, 0.2], counts: [0, 0, 3] }, 0.5),
+            nothing: quantile({ bounds: [0.1], counts: [0, 0] }, 0.5),
+            grown: minus([5, 1], [3, 4]),
+            speeds: history.speeds("m"),
+            runs: runsOf([7, 7, 7, 5]).map(({ first, last, depth }) => [first, last, depth]),
+        };
+    }"""
+    assert watched.page.evaluate(script) == {
+        "middle": pytest.approx(0.3),
+        "beyond": 0.2,
+        "nothing": None,
+        "grown": [2, 1],
+        # The second replica's first count is from before it was seen.
+        "speeds": [[4, 100], [2, 25], [0, 0]],
+        "runs": [[1, 2, 7], [3, 3, 5]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "scheme"),
+    [("light", DESKTOP, "light"), ("dark", DESKTOP, "dark"), ("phone", PHONE, "light")],
+    ids=["light", "dark", "phone"],
+)
+def test_everybody_can_read_it(
+    browser: Browser, adaptive: Served, tmp_path: Path, name: str, size: dict[str, int], scheme: str
+) -> None:
+    with opened(browser, adaptive.url, viewport=size, color_scheme=scheme) as watched:
+        page = watched.page
+        expect(page.get_by_role("heading", name=adaptive.model)).to_be_visible(timeout=PATIENCE_MS)
+        ask(page)
+        page.screenshot(path=tmp_path / f"console-{name}.png", full_page=True)
+        assert page.evaluate(UNNAMED) == []
+        assert page.evaluate(LOW_CONTRAST) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+
+
+def test_the_keyboard_reaches_everything_and_shows_where_it_is(watched: Watched) -> None:
+    page = watched.page
+    ask(page)
+    page.evaluate("document.activeElement.blur(); window.scrollTo(0, 0)")
+    page.locator("h1").click()
+    reached = []
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        name, outline = page.evaluate(
+            "(() => { const at = document.activeElement;"
+            " return [at.id || at.className, getComputedStyle(at).outlineStyle]; })()"
+        )
+        if name in ("", "skip") and reached:
+            break
+        assert outline != "none", name
+        reached.append(name)
+    wanted = {"key-toggle", "prompt", "model", "max-tokens", "temperature", "depth-max", "split", "send", "answer"}
+    assert wanted <= set(reached)
+    page.get_by_label("Prompt").focus()
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#runs tbody tr")).to_have_count(2, timeout=PATIENCE_MS)

@@ -1,0 +1,140 @@
+"""The page, its headers, and the figures that it polls. Real ASGI calls; the fleet's answers are a sample."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from peagle.api.api_settings import ApiSettings
+from peagle.api.console.console_routes import ConsoleRoutes, page_files
+from peagle.api.http_app import ENDPOINTS, build_http
+from peagle.api.http_metrics import Scrape
+from support.metrics_sample import MODEL, whole_scrape
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+FILES_LINES_MAX = 400
+
+
+class Routes(ConsoleRoutes):
+    def __init__(self) -> None:
+        self._deployments = {}
+        self.scrapes = 0
+
+    async def scrape(self, timeout_s: float) -> Scrape:
+        self.scrapes += 1
+        await asyncio.sleep(0)
+        return whole_scrape()
+
+
+@asynccontextmanager
+async def client(routes: Routes | None = None, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    routes = routes or Routes()
+    app = build_http(ApiSettings(**settings))
+    for name in ("console", "console_file", "console_status"):
+        ENDPOINTS[name](app)(getattr(routes, name))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        yield http
+
+
+@pytest.mark.parametrize("path", ["/", "/console/page/console.js", "/console/page/console.css", "/console/status"])
+async def test_every_answer_has_the_headers_that_keep_a_browser_at_home(path: str) -> None:
+    async with client() as http:
+        answer = await http.get(path)
+    assert answer.status_code == 200
+    assert answer.headers["content-security-policy"] == POLICY
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/", "text/html"), ("/console/page/console.js", "text/javascript"), ("/console/page/console.css", "text/css")],
+)
+async def test_a_browser_keeps_a_file_and_asks_whether_it_is_still_the_one(path: str, kind: str) -> None:
+    async with client() as http:
+        first = await http.get(path)
+        again = await http.get(path, headers={"if-none-match": first.headers["etag"]})
+        other = await http.get(path, headers={"if-none-match": '"other"'})
+    assert first.headers["content-type"] == f"{kind}; charset=utf-8"
+    assert first.headers["cache-control"] == "no-cache"
+    assert (again.status_code, again.content) == (304, b"")
+    assert other.content == first.content
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "console_routes.py", "..%2Fconsole_routes.py", "..%2F..%2Fkeys.py"])
+async def test_no_other_file_is_served(name: str) -> None:
+    async with client() as http:
+        answer = await http.get(f"/console/page/{name}")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "unknown_url"
+
+
+def test_the_page_is_small_loads_only_its_own_files_and_has_no_inline_code() -> None:
+    texts = {name: data.decode() for name, (data, _, _) in page_files().items()}
+    assert {name for name, text in texts.items() if len(text.splitlines()) > FILES_LINES_MAX} == set()
+    page = texts["index.html"]
+    assert set(re.findall(r'(?:src|href)="(?!data:|#)([^"]+)"', page)) == {
+        "console/page/console.css",
+        "console/page/console.js",
+    }
+    assert not re.search(r"<style|\bstyle=|\bon\w+=|<script(?![^>]*\bsrc=)", page)
+    imported = {file for text in texts.values() for file in re.findall(r'from "\./([^"]+)"', text)}
+    assert imported <= set(texts)
+    assert imported | {"index.html", "console.css", "console.js"} == set(texts)
+    for text in texts.values():
+        assert "innerHTML" not in text
+        assert set(re.findall(r"https?://[^\s\"'<>]+", text)) <= {"http://www.w3.org/2000/svg"}
+
+
+async def test_figures_are_not_kept_by_caches_and_say_when_they_are_from() -> None:
+    async with client() as http:
+        answer = await http.get("/console/status")
+    assert answer.headers["cache-control"] == "no-store"
+    figures = answer.json()
+    assert figures["at_s"] > 0
+    assert [row["name"] for row in figures["models"]] == [MODEL]
+
+
+async def test_many_open_pages_cost_the_replicas_one_answer() -> None:
+    routes = Routes()
+    async with client(routes) as http:
+        answers = await asyncio.gather(*(http.get("/console/status") for _ in range(20)))
+    assert routes.scrapes == 1
+    assert len({answer.content for answer in answers}) == 1
+
+
+async def test_figures_that_could_not_be_had_are_asked_for_again() -> None:
+    class Fails(Routes):
+        async def scrape(self, timeout_s: float) -> Scrape:
+            if not self.scrapes:
+                self.scrapes += 1
+                raise RuntimeError("gone")
+            return await super().scrape(timeout_s)
+
+    routes = Fails()
+    async with client(routes) as http:
+        assert (await http.get("/console/status")).status_code == 500
+        assert (await http.get("/console/status")).status_code == 200
+
+
+async def test_with_keys_the_page_loads_and_its_figures_ask_for_one(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-known\n", encoding="utf-8")
+    async with client(keys_file=str(keys)) as http:
+        assert (await http.get("/")).status_code == 200
+        assert (await http.get("/console/page/console.js")).status_code == 200
+        for headers in ({}, {"authorization": "Bearer sk-other"}):
+            for path in ("/console/status", "/console/status/"):
+                answer = await http.get(path, headers=headers)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        known = await http.get("/console/status", headers={"authorization": "Bearer sk-known"})
+    assert known.status_code == 200
+    assert "sk-" not in known.text
