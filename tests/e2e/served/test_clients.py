@@ -126,7 +126,7 @@ def test_what_a_response_cannot_have_is_refused_by_name(
 
 
 def test_a_stored_response_is_not_there(client: OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="no answer is kept here"):
+    with pytest.raises(openai.NotFoundError, match="this server stores no responses"):
         client.responses.retrieve("resp_1")
 
 

@@ -98,7 +98,7 @@ def test_of_countless_problems_the_field_and_their_number_are_named() -> None:
         model: str
         prompt: list[Annotated[int, Field(ge=0)]] | str
 
-    with pytest.raises(RequestError, match=r"prompt: its values are of a wrong kind \(100001 problems\)") as refused:
+    with pytest.raises(RequestError, match=r"prompt: its values have the wrong type \(100001 problems\)") as refused:
         validate(Prompt, {"model": "m", "prompt": [-1] * 100_000})
     assert refused.value.param == "prompt"
 

@@ -31,7 +31,7 @@ def call(**function: Any) -> dict[str, Any]:
         (user(["x", {"type": "text"}]), "messages[0].content[1].text", "must be text, not null"),
         ({"role": "tool", "content": None}, "messages[0].content", "not null"),
         ({"role": "assistant", "content": 5}, "messages[0].content", "not 5"),
-        ({"role": "assistant", "tool_calls": 5}, "messages[0].tool_calls", "must be a list of calls, not 5"),
+        ({"role": "assistant", "tool_calls": 5}, "messages[0].tool_calls", "must be a list of tool calls, not 5"),
         ({"role": "assistant", "tool_calls": [5]}, "messages[0].tool_calls[0].function", "not null"),
         (call(name=5, arguments="{}"), "messages[0].tool_calls[0].function.name", "must be text, not 5"),
         (call(name="f", arguments={}), "messages[0].tool_calls[0].function.arguments", "must be text, not {}"),

@@ -34,7 +34,7 @@ def test_a_bound_is_a_whole_number_from_0_or_none(speculation: Any, bound: int |
 @pytest.mark.parametrize(
     ("speculation", "param", "says"),
     [
-        ({"depth_max": -1}, "speculation.depth_max", "whole number from 0"),
+        ({"depth_max": -1}, "speculation.depth_max", "integer of at least 0"),
         ({"depth_max": True}, "speculation.depth_max", "not True"),
         ({"depth_max": 2.0}, "speculation.depth_max", "not 2.0"),
         ({"depth_max": "3"}, "speculation.depth_max", "not '3'"),

@@ -111,7 +111,7 @@ async def test_without_a_file_anybody_may_ask_and_a_missing_one_admits_nobody(tm
 def test_a_file_that_admits_nobody_is_named_before_a_server_starts(content: bytes, keys_file: Path) -> None:
     check_keys(keys_file)
     keys_file.write_bytes(content)
-    with pytest.raises(ConfigError, match="it holds no key"):
+    with pytest.raises(ConfigError, match="it has no key"):
         check_keys(keys_file)
     with pytest.raises(ConfigError, match="it cannot be read: No such file"):
         check_keys(keys_file.with_name("absent"))

@@ -69,8 +69,8 @@ def test_json_is_yaml_and_a_byte_order_mark_is_passed_by(tmp_path: Path) -> None
         ("name: a\n  key: K\n  wieght: 2", "line 4: wieght: there is no such field. Did you mean weight? Known in a "),
         ("team: K", "line 2: team: there is no such field"),
         ("name: a\n  key: K\n  name: b", "line 4: name stands there twice"),
-        ("name: a\n  key: K\n- name: a\n  key: L", "line 4: name = 'a': line 2 has this name too"),
-        ("name: a\n  key: K\n- name: b\n  key: K", "line 4: key: it is the key of a too"),
+        ("name: a\n  key: K\n- name: a\n  key: L", "line 4: name = 'a': line 2 has the same name"),
+        ("name: a\n  key: K\n- name: b\n  key: K", "line 4: key: it is also the key of a"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_by_line_and_field(entry: str, words: str) -> None:
@@ -83,12 +83,12 @@ def test_what_is_wrong_is_named_by_line_and_field(entry: str, words: str) -> Non
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("keys: []\n", "it holds no key"),
+        ("keys: []\n", "it has no key"),
         ("keys: 3\n", "keys.yaml: keys: it must be a list"),
-        ("keys:\n- sk-4f9c\n", "line 2: keys: it must hold the fields of a key"),
+        ("keys:\n- sk-4f9c\n", "line 2: keys: it must have the fields of a key"),
         ("keys:\n- name: a\n  key: sk-4f9c\nextra: 1\n", "line 4: extra: there is no such field"),
         ("keys:\n- name: a\n   key: sk-4f9c\n", "line 3: it is not YAML"),
-        ("kyes:\n- name: a\n  key: sk-4f9c\n", "line 2: name: it looks like YAML, which begins with keys:"),
+        ("kyes:\n- name: a\n  key: sk-4f9c\n", "line 2: name: it looks like YAML, which must begin with keys:"),
         ("- name: a\n  key: sk-4f9c\n", "line 1: name: it looks like YAML"),
     ],
 )
