@@ -103,7 +103,7 @@ async def test_a_release_that_does_not_answer_yet_is_shown_all_the_same(
     assert (found.fleet, found.services[0].problem) == (None, "Waiting for replicas")
     assert "peagle status --json: not found" in found.fleet_problem
     print_status(found)
-    assert "Replicas cannot be asked" in capsys.readouterr().out
+    assert "Replicas cannot be read" in capsys.readouterr().out
 
 
 async def test_the_head_that_is_asked_serves_now(server: KubernetesApi) -> None:
@@ -131,7 +131,7 @@ async def test_without_the_right_to_see_nodes_the_rest_is_shown(server: Kubernet
 
 
 async def test_an_unknown_release_and_a_missing_right_are_named(server: KubernetesApi) -> None:
-    with pytest.raises(ConfigError, match="there is no RayService of it in serving"):
+    with pytest.raises(ConfigError, match="it has no RayService in serving"):
         await status(server, "absent")
     server.refused.add(("list", "rayservices"))
     with pytest.raises(ClusterError, match="does not let this account list rayservices"):

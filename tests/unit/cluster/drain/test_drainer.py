@@ -228,7 +228,7 @@ async def test_kuberay_is_told_to_make_another_pod_before_the_old_one_is_gone(
     with caplog.at_level(logging.INFO):
         async with draining(server, ray):
             await cordon(server, "a")
-            await until(lambda: "makes other pods of group cpu for w-a" in caplog.text)
+            await until(lambda: "replaces pods of group cpu: w-a" in caplog.text)
             await until(lambda: bool(ray.asked))
     (group,) = await groups(server)
     assert group["scaleStrategy"] == {"workersToDelete": ["w-a"]}

@@ -82,7 +82,7 @@ async def test_a_second_cluster_beside_the_running_one_needs_room_of_its_own(ser
     await server.put("pods", {"metadata": {"name": "w", "namespace": "serving", "labels": labels}, "spec": spec})
     found = await only(server)
     assert (found.subject, found.outcome) == ("room for an upgrade", Outcome.WARN)
-    assert found.detail == "beside the running cluster 1 of 2 pods of b200 fit"
+    assert found.detail == "next to the running cluster 1 of 2 pods of b200 fit"
     await server.put("nodes", gpu_node("gpu-2"))
     assert all(check.outcome is Outcome.PASS for check in await checks(server))
 

@@ -39,7 +39,7 @@ async def test_an_operator_that_the_network_policy_keeps_out_is_refused(server: 
     await server.remove("deployments", "op", "kuberay")
     policy = {"enabled": True, "operatorNamespace": "kuberay"}
     found = await only(server, values(networkPolicy=policy, **{"kuberay-operator": {"enabled": True}}))
-    assert "lets it in from kuberay only" in found.detail
+    assert "admits it only from kuberay" in found.detail
 
 
 async def test_a_kuberay_that_would_drop_fields_is_refused(server: KubernetesApi) -> None:
@@ -79,7 +79,7 @@ async def test_an_operator_too_old_for_ray_s_token_is_refused(server: Kubernetes
     assert bool(found) is is_old
     for check in found:
         assert (check.subject, check.outcome) == ("KubeRay operator", Outcome.FAIL)
-        assert check.detail == f"{image} runs, and ray.auth.mode token needs 1.6 or newer"
+        assert check.detail == f"{image} is running, but ray.auth.mode token needs 1.6 or newer"
 
 
 async def test_of_two_operators_the_one_that_is_let_in_is_asked(server: KubernetesApi) -> None:
