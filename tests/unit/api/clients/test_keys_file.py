@@ -58,7 +58,7 @@ def test_json_is_yaml_and_a_byte_order_mark_is_passed_by(tmp_path: Path) -> None
         ("name: a\n  key_sha256: K", "line 3: key_sha256: it is not 64 hexadecimal digits"),
         ("name: a\n  key: 12345678", "line 3: key: it must be text"),
         ("name: a\n  key: ''", "line 3: key: it is empty"),
-        ("name: a\n  key: ' K'", "line 3: key: it is empty, or has spaces"),
+        ("name: a\n  key: ' K'", "line 3: key: it is empty, or contains a line break"),
         ("name: a\n  key: K\n  weight: 0", "line 4: weight = 0: it must be at least 0.01"),
         ("name: a\n  key: K\n  weight: 1001", "line 4: weight = 1001: it must be at most 1000"),
         ("name: a\n  key: K\n  weight: .nan", "line 4: weight"),

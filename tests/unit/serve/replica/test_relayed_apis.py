@@ -166,7 +166,7 @@ async def test_what_a_model_cannot_embed_is_the_client_s_mistake() -> None:
 @pytest.mark.parametrize(
     ("request_", "said"),
     [
-        (embed(), "makes no embeddings: ask /v1/rerank or /v1/score"),
+        (embed(), "makes no embeddings: use /v1/rerank or /v1/score"),
         (to_rerank({"query": "x", "documents": ["y"]}), "scores no texts"),
         (to_score({"text_1": "x", "text_2": "y"}), "scores no texts"),
     ],
