@@ -211,7 +211,7 @@ def _start(
             ready = ray_cluster.rollout().replicas[0]
             stage.detail(f"{ready} replica{'s' * (ready != 1)} ready")
         if (url := base_url(host, port, address)) is not None:
-            with terminal.stage("Check every replica"):
+            with terminal.stage("Ask every replica"):
                 wait_until_all_answer(url, deployments)
     except StartupError as error:
         raise StartupError(error.problem, f"{error.fix.rstrip('.')}: {terminal.log}") from None
