@@ -80,7 +80,7 @@ def test_an_answer_without_a_token_fails(api: Api, url: str) -> None:
     api.tokens = 0
     done = ask(url, 30)
     assert done.returncode != 0
-    assert "small answered with no token" in done.stderr
+    assert "small answered without a token" in done.stderr
 
 
 DIGEST = f"- {{name: b, key_sha256: '{'0' * 64}'}}\n"
@@ -96,7 +96,7 @@ def test_it_sends_the_first_key_of_the_file(text: str, sent: str | None, api: Ap
     (tmp_path / "keys").write_text(text)
     done = ask(url, 30, keys=tmp_path / "keys")
     if sent is None:
-        assert (done.returncode, "there is no key in it" in done.stderr) == (1, True)
+        assert (done.returncode, "it has no key" in done.stderr) == (1, True)
     else:
         assert (done.returncode, api.authorization) == (0, sent), done.stderr
 
