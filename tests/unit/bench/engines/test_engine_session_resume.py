@@ -98,7 +98,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_next_start_makes_the_rest(
         run(job(prompts), halved, monkeypatch, ends_after)
     kept = measured(halved)
     assert not (halved / "result.json").exists()
-    assert (f"{len(kept)} of 18 measured passes are kept" in capsys.readouterr().out.replace("\n", " ")) == bool(kept)
+    assert (f"{len(kept)} of 18 measured passes are saved" in capsys.readouterr().out.replace("\n", " ")) == bool(kept)
     run(job(prompts), halved, monkeypatch)
     assert measured(halved)[: len(kept)] == kept
     assert measured(halved) == measured(whole), "each pass is made once, in the same order"
@@ -185,7 +185,7 @@ def test_prompts_too_long_to_shift_between_are_said_before_anything_is_measured(
 
 def test_more_at_once_than_there_are_prompts_is_refused(prompts: Path) -> None:
     options = LoadOptions(prompts=5, prompts_from=prompts)
-    with pytest.raises(ConfigError, match="--prompts = 5: --concurrency has 6 requests at once"):
+    with pytest.raises(ConfigError, match="--prompts = 5: --concurrency needs 6 concurrent requests"):
         EngineJob.of(parse_deployment(RAW, origin="model.yaml"), None, (), (7,), (1, 6), options)
 
 
@@ -234,14 +234,14 @@ def test_two_at_once_in_one_folder_and_a_foreign_result_are_refused(prompts: Pat
     settings = job(prompts).settings
     with (
         Journal.open(tmp_path, settings, EngineJob.entries),
-        pytest.raises(ConfigError, match="another run writes it"),
+        pytest.raises(ConfigError, match="another run is writing it"),
         Journal.open(tmp_path, settings, EngineJob.entries),
     ):
         pass
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "result.json").write_text("{}")
     with (
-        pytest.raises(ConfigError, match=r"holds another result\.json"),
+        pytest.raises(ConfigError, match=r"already has a result\.json"),
         Journal.open(tmp_path / "other", settings, EngineJob.entries),
     ):
         pass

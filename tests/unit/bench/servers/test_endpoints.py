@@ -178,7 +178,7 @@ def test_a_server_that_tells_nothing_of_drafts_is_measured_without(tmp_path: Pat
 
 def test_what_an_operator_has_decided_stays(tmp_path: Path) -> None:
     with running(Server(limits={**NO_LIMITS, "ceiling": 4})) as server:
-        with pytest.raises(ConfigError, match="an operator has decided the depth of m"):
+        with pytest.raises(ConfigError, match="an operator has limited the depth of m"):
             measure(job(server.url, depths=(3,)), tmp_path / "run")
         assert server.pins == []
 
