@@ -127,11 +127,11 @@ def test_vllm_takes_a_curve_by_these_names() -> None:
 @pytest.mark.parametrize(
     ("text", "accelerator", "said"),
     [
-        (".8,.9", "gpu", "no falling list"),
-        ("1.2,.9", "gpu", "no falling list"),
-        ("nan,nan", "gpu", "no falling list"),
-        ("a,b", "gpu", "no falling list"),
-        (".8", "gpu", "it has 1 positions, and 2 are drafted"),
+        (".8,.9", "gpu", "not a decreasing list"),
+        ("1.2,.9", "gpu", "not a decreasing list"),
+        ("nan,nan", "gpu", "not a decreasing list"),
+        ("a,b", "gpu", "not a decreasing list"),
+        (".8", "gpu", "it has 1 positions, but 2 are drafted"),
         (".8,.6", "cpu", "only on a GPU"),
     ],
 )

@@ -214,10 +214,10 @@ def test_a_depth_is_given_back_by_whoever_stops_before_it_is_confirmed() -> None
 @pytest.mark.parametrize(
     ("addresses", "problem"),
     [
-        (("http://a:1", "http://a:1"), "another one has that name"),
-        (("x=http://a:1", "x=http://b:1"), "another one has that name"),
-        (("=http://a:1",), "another one has that name"),
-        (("a:1",), "no address of a server"),
+        (("http://a:1", "http://a:1"), "another server has that name"),
+        (("x=http://a:1", "x=http://b:1"), "another server has that name"),
+        (("=http://a:1",), "another server has that name"),
+        (("a:1",), "not a server's URL"),
         (("http://127.0.0.1:1",), "no server answers"),
     ],
 )

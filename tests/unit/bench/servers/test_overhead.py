@@ -351,7 +351,7 @@ def test_servers_start_anew_after_so_many_repeats_and_take_turns_at_being_the_fi
     ("change", "named"),
     [
         ({"names": ("vllm", "ollama")}, "vllm,peagle,peagle-unmetered"),
-        ({"names": ()}, "names none"),
+        ({"names": ()}, "it is empty"),
         ({"concurrencies": (1, 97)}, "97 concurrent requests"),
         ({"concurrencies": (1, 64)}, "engine.max_num_seqs of model is 32"),
     ],
