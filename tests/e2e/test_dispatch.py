@@ -1,4 +1,4 @@
-"""The real request router and Router deployment on real Ray Serve, over replicas that take an engine's time."""
+"""The real request router and Router deployment on real Ray Serve, over replicas that simulate step times."""
 
 import asyncio
 import sys

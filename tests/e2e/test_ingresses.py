@@ -1,5 +1,5 @@
 """Two ingress processes and one Router on real Ray Serve: clients' limits hold, and a scrape speaks for all of them. No
-engine is needed for that: the replica says what it was told, and that it used so many tokens.
+engine is needed for that: the replica answers with what it was told, and with the usage of the request.
 """
 
 import json
@@ -51,9 +51,7 @@ def begin_and_wait(file: Path) -> None:
 
 
 class Telling(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
-    """A replica whose answers are what it was told of the client. Any prompt but "go" names a file to wait for, and is
-    answered once that exists; until then a file beside it tells that the request has begun.
-    """
+    """A replica that answers with the client it was told; a numeric prompt sets the answer's time in seconds."""
 
     async def check_health(self) -> None:
         pass

@@ -57,7 +57,7 @@ class Fleet:
         )
         self.deployment = load_deployment(file)
         self._cluster = Cluster()
-        # Beside the head's replicas, one CPU for the ingress.
+        # One CPU for the ingress, in addition to the head's replicas.
         self._cluster.add_node(num_cpus=REPLICAS, include_dashboard=False)
         self.add_node()
         ray.init(address=self._cluster.address, log_to_driver=False)

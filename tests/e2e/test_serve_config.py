@@ -1,4 +1,4 @@
-"""The Serve configuration that the chart renders for CPU, given to a real Ray Serve as KubeRay gives it."""
+"""The Serve configuration that the chart renders for CPU, applied to a real Ray Serve as KubeRay does."""
 
 import os
 import signal

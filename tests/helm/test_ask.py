@@ -1,4 +1,4 @@
-"""The script of `helm test`, run as the pod runs it, against a server that speaks the API's small part that it uses."""
+"""The script of `helm test`, run as in the pod, against a server with the part of the API that it uses."""
 
 import subprocess
 import sys

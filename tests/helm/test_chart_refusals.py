@@ -1,4 +1,4 @@
-"""What cannot work is refused before anything is installed: with the path of the value, what is wrong, and the fix."""
+"""Invalid values are refused before an install, with the value's path, the problem and the fix."""
 
 from collections.abc import Mapping
 from typing import Any

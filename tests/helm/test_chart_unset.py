@@ -1,4 +1,4 @@
-"""Null unsets a value: that is the same as empty, or refused by name where there has to be something."""
+"""Null unsets a value, which is the same as empty, or refused by name for required values."""
 
 import re
 from collections.abc import Mapping

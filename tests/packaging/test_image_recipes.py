@@ -1,4 +1,4 @@
-"""The images' recipes: built from mirrors and from pinned packages, and run as any user id on a read-only root."""
+"""Image recipes: built from mirrors and pinned packages, and run as any user id on a read-only root."""
 
 import hashlib
 import http.client

@@ -1,4 +1,4 @@
-"""One idle replica as a decision sees it, and a request for it."""
+"""An idle replica as an input of dispatch decisions, and a request for it."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What an API server takes: versions of Kubernetes' own objects, and the schemas of custom ones that are at hand."""
+"""What an API server accepts: versions of Kubernetes' own objects, and the available schemas of custom ones."""
 
 import os
 from functools import cache
@@ -17,7 +17,7 @@ CRDS = Path(os.environ.get("PEAGLE_CRDS", REPOSITORY.parent / "shared" / "crds")
 CUSTOM = {"RayService", "PodMonitor", "PrometheusRule"}
 # The Gateway API's own schemas are not at hand; the knobs' tests hold the fields of the one object.
 WITHOUT_SCHEMA = {"HTTPRoute"}
-# It reads all of a Kubernetes' definitions anew for each object.
+# It reads all definitions of a Kubernetes version again for each object.
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 

@@ -1,4 +1,4 @@
-"""What depth rules are compared over: replicas of measured and published step times, and the rule that is the bar."""
+"""Scenarios that compare depth rules: replicas of measured and published step times, and the reference rule."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Drives a real vLLM engine step by step, so that a test can change something between steps."""
+"""Runs a real vLLM engine step by step, so that a test can change something between steps."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""What a comparison needs of an engine, without one: a generator of numbers that counts what it is asked."""
+"""A replacement for a measured engine: a generator of numbers that counts its calls."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -83,5 +83,5 @@ class Started(Generator):
 
 
 def started(ends_after: int | None = None) -> Any:
-    """A class of engines of one start of `peagle bench`, which Ctrl-C ends after so many passes."""
+    """A class of engines for one start of `peagle bench`, which Ctrl-C ends after this many passes."""
     return type("Started", (Started,), {"calls": [], "ends_after": ends_after})

@@ -27,7 +27,7 @@ ENGINE = {
     "block_size": 32,
     # Room for eight requests of `greedy`, not for eight of `outgrowing`.
     "num_gpu_blocks_override": 100,
-    # Beside other engines, what is free while it starts says nothing.
+    # With other engines running, the free memory at its start is not meaningful.
     "gpu_memory_utilization": 0.05,
     "kv_cache_memory_bytes": 256 << 20,
 }
@@ -134,7 +134,7 @@ def _depths_of_changing(runner: Runner, truth: Truth, depths: Sequence[int]) -> 
 
 
 def acceptance_at_a_position_does_not_depend_on_depth(runner: Runner, _: Truth) -> None:
-    """Where K is drawn anew for each step: in runs of their own, deep drafts would start from other places."""
+    """K is drawn again for each step: in separate runs, deep drafts would start from other positions."""
     rng, before = random.Random(0), runner.stats()
     runner.generate(
         held_out(96), BATCH, lambda _: runner.set_depths(rng.choice((3, DEPTH_MAX))), max_tokens=64, ignore_eos=True

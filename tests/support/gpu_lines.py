@@ -1,4 +1,4 @@
-"""What measurements on a GPU have to come to, line by line. Pure: plain values in, one verdict for each line out."""
+"""Expected results of GPU measurements, line by line. Pure: plain values in, one verdict per line out."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

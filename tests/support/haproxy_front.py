@@ -1,4 +1,4 @@
-"""The real HAProxy before ingress processes, started by Serve's own code and peagle's program."""
+"""The real HAProxy in front of ingress processes, started by Serve's own code and peagle's program."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""One whole answer of `/metrics`, made by the code that makes it in production out of a little of everything."""
+"""One complete answer of `/metrics`, made by the production code from sample values."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""A cluster that has all that some values ask for, and what `peagle cluster preflight` says of it."""
+"""A cluster that meets a release's requirements, and the checks of `peagle cluster preflight` on it."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""What a PromQL expression names, read from its syntax tree: a label or a function is never taken for a series."""
+"""Names of series in a PromQL expression, read from its syntax tree, without labels and functions."""
 
 import re
 from collections.abc import Iterator

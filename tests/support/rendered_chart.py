@@ -1,4 +1,4 @@
-"""Renders the Helm chart with Helm's own library, and finds things in what comes out."""
+"""Renders the Helm chart with Helm's own library, and finds objects in the result."""
 
 import copy
 import json

@@ -118,7 +118,7 @@ def unavailable(message: str) -> ErrorReply:
 
 
 def told(error: Exception) -> Exception:
-    """Return the exception to raise in place of `error`, which pickles and which the ingress understands."""
+    """Return the exception to raise instead of `error`, which pickles and which the ingress understands."""
     meant = _meant(error)
     try:
         pickle.loads(pickle.dumps(meant))

@@ -1,4 +1,4 @@
-"""The depth loop on the served platform: a plan comes, operators bound and read it, and its loss loses nothing."""
+"""The depth loop on the served platform: plans arrive, operators limit K, and losing the Router loses nothing."""
 
 import json
 import re

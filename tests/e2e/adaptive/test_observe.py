@@ -1,4 +1,4 @@
-"""Watching a served model: its metrics are those that are declared, and dashboards show it under load."""
+"""Observing a served model: its metrics are the declared ones, and dashboards show them under load."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Clients with API keys on one real engine: who asks little is served beside who floods it."""
+"""Clients with API keys on one real engine: a light client is served while another floods it."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ class Streams:
 
     @asynccontextmanager
     async def flood(self, name: str, key: str, count: int, **fields: Any) -> AsyncIterator[None]:
-        """So many requests at once, each followed by another, until the block ends."""
+        """Keep this many requests open until the block ends."""
 
         async def one(number: int) -> None:
             for turn in range(1000):

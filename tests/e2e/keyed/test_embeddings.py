@@ -1,4 +1,4 @@
-"""A model that embeds, beside one that generates, asked as the openai library asks."""
+"""An embedding model next to a generating model, called with the openai library."""
 
 import math
 from typing import Any

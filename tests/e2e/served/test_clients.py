@@ -1,4 +1,4 @@
-"""Other clients than those of chats, unmodified, against the real platform: Responses, Messages, and LangChain."""
+"""Unmodified clients of other APIs against the real platform: Responses, Messages, and LangChain."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Who may reach what `peagle serve` starts: clients the one port that it was told, nobody else anything."""
+"""Network access to `peagle serve`: clients reach only its port, and nothing else is reachable."""
 
 import subprocess
 import sys

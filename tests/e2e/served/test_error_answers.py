@@ -1,4 +1,4 @@
-"""Every mistake a client can make, against the real platform: OpenAI's error object, and never a 5xx.
+"""Every client error against the real platform: OpenAI's error object, and never a 5xx.
 
 The last tests ask for one more answer, so nothing here may have hurt an engine, and look into the log.
 """

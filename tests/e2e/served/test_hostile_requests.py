@@ -1,4 +1,4 @@
-"""What one client sends holds up no other: hostile requests, within the bounds and beyond, beside short ones.
+"""No client can block others: hostile requests, within the limits and beyond, next to short ones.
 
 Each is sent again and again for a while, and between such whiles there are quiet ones. A usual client asks in both, for
 a short text and for one that follows a schema never seen before. The table of figures is printed (`-s`).
@@ -113,7 +113,7 @@ HOSTILE: dict[str, tuple[str, Body]] = {
     ),
     "deep recursion": (COMPLETIONS, lambda sent: completion(structured_outputs={"grammar": f'{CHAIN} | "{sent}"'})),
 }
-# So many bodies of each kind are made; of large ones, one.
+# Number of bodies of each kind; of large ones, one.
 BODIES, LARGE_BYTES = 24, 2**20
 STALLS = ("peagle_ingress_loop_stall_seconds", "peagle_replica_loop_stall_seconds")
 SLOW_READER = "a slow reader"
@@ -121,7 +121,7 @@ SLOW_READER = "a slow reader"
 
 @dataclass(slots=True)
 class Row:
-    """Seconds of a usual client's requests beside hostile ones, and of the answers to these."""
+    """Times of a normal client's requests during hostile ones, and of the hostile requests' answers."""
 
     plain: list[float] = field(default_factory=list)
     constrained: list[float] = field(default_factory=list)
@@ -163,7 +163,7 @@ def under(attack: Callable[[], None]) -> Iterator[None]:
         try:
             while not over.is_set():
                 attack()
-                # A client that is refused at once is no denial of service by itself.
+                # Refusing a client at once is not a denial of service by itself.
                 over.wait(0.05)
         except Exception as error:
             failed.append(error)

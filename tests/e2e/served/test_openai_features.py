@@ -1,4 +1,4 @@
-"""Every feature of the OpenAI surface, with the `openai` client, against the real platform."""
+"""Every feature of the OpenAI API, with the `openai` client, against the real platform."""
 
 import asyncio
 import json

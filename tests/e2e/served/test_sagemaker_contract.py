@@ -1,4 +1,4 @@
-"""What SageMaker asks of a container, in the shapes that it sends, on the real platform."""
+"""SageMaker's requirements for a container, with its request formats, on the real platform."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Bodies: what is accepted, and how each mistake is named."""
+"""Bodies: what is accepted, and how each error names its field."""
 
 import json
 from typing import Annotated, Any, Literal

@@ -1,4 +1,4 @@
-"""What an operator reads while there is no Router to ask."""
+"""Answers to operators while no Router is running."""
 
 from types import SimpleNamespace
 from typing import Any

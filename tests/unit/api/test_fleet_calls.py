@@ -1,4 +1,4 @@
-"""Questions to every replica: all of them together have so much time, and whoever is silent is left out."""
+"""Calls to every replica share one deadline, and silent replicas are left out."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The page of the HTTP surface says what the code does: every route, every code, every limit."""
+"""The API's README matches the code: every route, every code, every limit."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""Every route that takes a prompt has the same bounds, and a large body is not parsed where streams are relayed."""
+"""Every route with a prompt has the same limits, and a large body is parsed outside the event loop."""
 
 import threading
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Requests with API keys through the real application: a replica is told whose one is, an answer what is left."""
+"""Requests with API keys through the real application: replicas learn the client, answers show its limits."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who may use the routes for operators: callers on the server's own machine, and no page that pretends to be one."""
+"""Operator routes accept only callers on the server's own machine, and refuse pages that pretend to be local."""
 
 import grpc
 import psutil

@@ -1,4 +1,4 @@
-"""Every exception is OpenAI's error object, and a client's mistake is a 4xx wherever it was noticed."""
+"""Every exception becomes OpenAI's error object, and a client error is a 4xx wherever it was detected."""
 
 import json
 import pickle

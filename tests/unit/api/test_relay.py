@@ -1,4 +1,4 @@
-"""Streams: they end with `[DONE]` or with an error event, and always close what is behind them."""
+"""Streams end with `[DONE]` or with an error event, and always close the request behind them."""
 
 import asyncio
 import json

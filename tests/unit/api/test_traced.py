@@ -1,4 +1,4 @@
-"""The first span of a request: whose trace it continues, what it tells Serve, and what it says of the answer."""
+"""The first span of a request: the trace that it continues, its sampling, and its attributes."""
 
 from typing import Any
 

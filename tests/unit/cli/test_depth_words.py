@@ -1,4 +1,4 @@
-"""What `peagle status` and `peagle chat` say of K."""
+"""Descriptions of K in `peagle status` and `peagle chat`."""
 
 from typing import Any
 

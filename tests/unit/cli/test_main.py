@@ -1,4 +1,4 @@
-"""The command line: instant help, one line for what a user can mend, and what chat and status make of answers."""
+"""The command line: instant help, one-line errors that a user can fix, and output of chat and status."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""A worker pod that ends: its own Ray node drains, and it waits for real processes titled as Ray titles Serve's."""
+"""An ending worker pod drains its own Ray node and waits for real processes titled like Serve's."""
 
 import subprocess
 from collections.abc import Callable, Iterator, Sequence

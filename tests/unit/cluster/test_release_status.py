@@ -1,4 +1,4 @@
-"""`peagle cluster status`: what the API and, in its head pod, the release itself say."""
+"""`peagle cluster status`: answers of the API and of the release's head pod."""
 
 import json
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What an uninstall takes away before the operator may be gone, against a Kubernetes API over HTTP."""
+"""Objects that an uninstall deletes before the operator, against a Kubernetes API over HTTP."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Following a collection of a Kubernetes API, over HTTP, through all that can happen to a watch."""
+"""Watching a collection of a Kubernetes API over HTTP, through every kind of failure."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""A folder that cannot be had is named before any work, with what to do."""
+"""An unusable folder is refused before any work, with a fix."""
 
 from pathlib import Path
 

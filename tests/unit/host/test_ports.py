@@ -1,4 +1,4 @@
-"""Ports for what starts while a model loads."""
+"""Free ports for servers that start while a model loads."""
 
 import socket
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""However a supervised process ends, nothing that it has started stays, and the status says how it ended."""
+"""However a supervised process ends, none of its processes stays, and the status tells how it ended."""
 
 import contextlib
 import os
@@ -41,7 +41,7 @@ SERVER = textwrap.dedent(
 
 
 def ends(process: psutil.Process, timeout_s: float = 10.0) -> bool:
-    """Whether it ends in time; whoever is to reap it may be slow."""
+    """Whether it ends in time; its reaper may be slow."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         try:

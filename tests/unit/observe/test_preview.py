@@ -1,4 +1,4 @@
-"""Pictures of the dashboards: every panel, from what a real Prometheus answers."""
+"""Pictures of the dashboards: every panel, with data from a real Prometheus."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""HAProxy as Ray Serve starts it, with what peagle adds to its configuration: the real one, by Serve's own code."""
+"""The real HAProxy as Ray Serve's own code starts it, with peagle's additions to its configuration."""
 
 import asyncio
 import os

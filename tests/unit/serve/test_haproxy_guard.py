@@ -1,4 +1,4 @@
-"""HAProxy that ends unasked is started again; Serve takes its guard for it, and can do all it does to HAProxy."""
+"""HAProxy is restarted after an unexpected end; its guard behaves like HAProxy towards Serve."""
 
 import asyncio
 import os

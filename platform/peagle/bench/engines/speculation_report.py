@@ -199,7 +199,7 @@ def _beside_published(best: Sequence[Row]) -> list[str]:
             for row in rows
         ]
         if rows:
-            lines += [f"P-EAGLE over {rival}, each at its fastest K, beside what is published:", ""]
+            lines += [f"P-EAGLE over {rival}, each at its fastest K, next to published ratios:", ""]
             lines += [*parts.markdown_table(["at once", "here", *(each.name for each in published)], cells), ""]
     if lines:
         sources = dict.fromkeys(f"{each.model} on {each.gpu} ({each.source})" for each in published_ratios())

@@ -7,7 +7,7 @@ from peagle.api.clients.request_charge import CHARS_PER_TOKEN, OUTPUT_TOKENS
 from peagle.router.dispatch import affinity_key
 from peagle.router.snapshot import RouteRequest
 
-# Requests that begin with the same so many characters belong together; less saves too little to be worth a detour.
+# Requests that share this many leading characters belong together; a shorter prefix saves too little.
 PREFIX_CHARS, PREFIX_CHARS_MIN = 1024, 128
 
 

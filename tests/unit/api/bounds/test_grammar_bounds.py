@@ -1,4 +1,4 @@
-"""Grammars have a budget, whatever field asks for one; what is beyond it is named as the client wrote it."""
+"""Grammar size limits apply to every field that takes a grammar; errors name the client's field."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""What is no message is named as its client wrote it."""
+"""Malformed messages are refused with the field that the client wrote."""
 
 from typing import Any
 

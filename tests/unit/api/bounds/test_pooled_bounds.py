@@ -1,4 +1,4 @@
-"""What a request to embed or score may hold."""
+"""Size limits of embedding and scoring requests."""
 
 from typing import Any
 

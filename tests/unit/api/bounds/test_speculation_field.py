@@ -1,4 +1,4 @@
-"""The field `speculation`: what is taken, what is refused by name, and how it reaches the engine."""
+"""The field `speculation`: accepted values, errors that name the field, and the way to the engine."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Several ingress processes and one Router in virtual time: what is admitted of all together, with it and without."""
+"""Limits of several ingress processes and one Router in virtual time, with the Router and without."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ PROCESSES = 4
 
 
 class Router:
-    """Answers after some time, unless it is lost; then whoever asks waits."""
+    """Answers after some time; if it is lost, callers wait."""
 
     def __init__(self, seed: int = 0) -> None:
         self.book, self.lost, self._random = LimitBook(), False, random.Random(seed)

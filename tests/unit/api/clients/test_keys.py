@@ -1,4 +1,4 @@
-"""API keys over the real application, by real ASGI calls, with keys in a real file."""
+"""API keys through the real application, with real ASGI calls and a real keys file."""
 
 import os
 from pathlib import Path

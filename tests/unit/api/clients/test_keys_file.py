@@ -1,4 +1,4 @@
-"""Both forms of a file of API keys; whatever is wrong with one is named by line and field, and no key is shown."""
+"""Both formats of a keys file; errors name line and field, and never show a key."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a stream used is read in its events, and taken out of those where the client did not ask for it."""
+"""A stream's usage is read from its events, and removed if the client did not ask for it."""
 
 import asyncio
 import importlib

@@ -1,4 +1,4 @@
-"""What vLLM says of a request names fields that a client or an operator can write."""
+"""vLLM's messages about a request name fields that a client or an operator can set."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Routes that embed and score over the real application and ingress; what replicas would say is made up."""
+"""Routes that embed and score, through the real application and ingress, with fake replica answers."""
 
 from types import SimpleNamespace
 from typing import Any

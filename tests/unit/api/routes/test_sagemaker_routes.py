@@ -1,4 +1,4 @@
-"""SageMaker's two routes over the real application and ingress; what replicas would say is made up."""
+"""SageMaker's two routes through the real application and ingress, with fake replica answers."""
 
 import asyncio
 from typing import Any

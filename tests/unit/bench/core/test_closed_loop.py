@@ -1,4 +1,4 @@
-"""Closed-loop load over a generator that needs no engine."""
+"""Closed-loop load on a generator without an engine."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

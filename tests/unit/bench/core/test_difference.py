@@ -1,4 +1,4 @@
-"""Two results told apart, or refused where they are not about the same thing."""
+"""Comparison of two results, and refusal of results that are not comparable."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A comparison of dispatch policies in figures: ratios pair what the same repeat measured."""
+"""Figures of a comparison of dispatch policies: ratios pair values of the same repeat."""
 
 import random
 from io import StringIO

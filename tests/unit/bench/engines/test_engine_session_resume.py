@@ -1,4 +1,4 @@
-"""A comparison that stops half-way goes on, and its result has what an uninterrupted one has."""
+"""An interrupted comparison resumes, and its result equals that of an uninterrupted one."""
 
 import asyncio
 import json
@@ -111,11 +111,11 @@ def test_engines_start_anew_after_so_many_repeats(
     prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(job(prompts), tmp_path / "once", monkeypatch)
-    run(job(prompts, restart_every=1), tmp_path / "anew", monkeypatch)
-    assert measured(tmp_path / "anew") == measured(tmp_path / "once")
-    once, anew = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("once", "anew"))
-    assert (once["sittings"], anew["sittings"]) == (1, 2)
-    assert shape(once) == shape(anew)
+    run(job(prompts, restart_every=1), tmp_path / "restarted", monkeypatch)
+    assert measured(tmp_path / "restarted") == measured(tmp_path / "once")
+    once, restarted = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("once", "restarted"))
+    assert (once["sittings"], restarted["sittings"]) == (1, 2)
+    assert shape(once) == shape(restarted)
 
 
 def test_a_finished_run_starts_no_engine_and_its_report_is_written_anew(

@@ -1,4 +1,4 @@
-"""Shapes with made-up weights: what is shipped is whole, and what does not fit is named before anything starts."""
+"""Shapes with random weights: bundled shapes are complete, and invalid ones are refused before a start."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which prompts a comparison of engines takes, on a generator that needs no vLLM."""
+"""Selection of prompts for a comparison of engines, on a generator without vLLM."""
 
 from typing import Any
 

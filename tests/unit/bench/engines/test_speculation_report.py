@@ -1,4 +1,4 @@
-"""What a result says, from runs whose figures can be worked out by hand."""
+"""Reports of results, from runs whose figures can be computed by hand."""
 
 import json
 from dataclasses import replace

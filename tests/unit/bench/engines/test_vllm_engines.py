@@ -1,4 +1,4 @@
-"""What a comparison tells its engines, and what it may not lose while it does."""
+"""Settings of measured engines, and state that the depth rule keeps between turns."""
 
 import asyncio
 import time
@@ -136,4 +136,4 @@ async def test_a_trial_goes_on_where_others_had_the_engine_meanwhile() -> None:
         assert engine._applied[-1][1].depths == trial.table.depths
         await adaptive.reporter.report()
         assert [table.depths for _, table in engine._applied[-2:]] == [trial.table.depths, (7,)], "the rule ended it"
-        assert engine.settled_s(1, started_s) == 0.0, "a trial is no change, and so its end is none"
+        assert engine.settled_s(1, started_s) == 0.0, "neither a trial nor its end is a change"

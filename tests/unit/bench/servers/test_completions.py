@@ -1,4 +1,4 @@
-"""A stream's bytes become an answer, however the network cuts them; and a real server's answers, or its failure."""
+"""Answers are parsed from a stream's bytes however they are split; real servers' answers and failures."""
 
 import json
 from collections.abc import AsyncIterator

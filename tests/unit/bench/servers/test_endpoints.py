@@ -1,4 +1,4 @@
-"""Running servers are measured as they are and at a held K, and left as they were found."""
+"""Running servers are measured unpinned and at a pinned K, and restored afterwards."""
 
 import asyncio
 import json

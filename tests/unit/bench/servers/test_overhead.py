@@ -336,15 +336,15 @@ def test_ctrl_c_keeps_what_is_done_and_the_next_start_makes_the_rest(
 def test_servers_start_anew_after_so_many_repeats_and_take_turns_at_being_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    once, anew = tmp_path / "once", tmp_path / "anew"
+    once, restarted = tmp_path / "once", tmp_path / "restarted"
     measure(once, monkeypatch)
     first, second = ["vllm", "peagle"], ["peagle", "vllm"]
-    assert measure(anew, monkeypatch, restart_every=1) == [
+    assert measure(restarted, monkeypatch, restart_every=1) == [
         f"{what} {name}" for order in (first, second) for what in ("start", "stop") for name in order
     ]
-    assert keys(anew) == keys(once)
-    assert json.loads((anew / "result.json").read_text())["sittings"] == 2
-    assert "started 2 times" in (anew / "report.md").read_text()
+    assert keys(restarted) == keys(once)
+    assert json.loads((restarted / "result.json").read_text())["sittings"] == 2
+    assert "started 2 times" in (restarted / "report.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The drain watcher against a Kubernetes API over HTTP; the Ray cluster is a stand-in that drains when told to."""
+"""The drain watcher against a Kubernetes API over HTTP, with a fake Ray cluster that drains on request."""
 
 import asyncio
 import logging
@@ -45,7 +45,7 @@ class StandInRay(RayControl):
         self.known = [replace(each, deadline_ms=deadline_ms) if each.id == node_id else each for each in self.known]
 
     async def looked_at_again(self, times: int = 5) -> None:
-        """Wait until the watcher has decided anew a few times, by what it sees now."""
+        """Wait until the watcher has decided again a few times, with the current state."""
         wanted = self.looks + times
         await until(lambda: self.looks >= wanted)
 

@@ -1,4 +1,4 @@
-"""Preflight: a cluster that has everything passes, and each thing taken away is found with its fix."""
+"""Preflight: a complete cluster passes, and each missing part is found with its fix."""
 
 import asyncio
 import json
@@ -248,7 +248,7 @@ def test_a_group_that_is_left_out_needs_no_room() -> None:
 
 
 def test_wrong_values_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"values\.yaml: api\.cors_origins.*is no origin"):
+    with pytest.raises(ConfigError, match=r"values\.yaml: api\.cors_origins.*is not an origin"):
         values(api={"cors_origins": ["https://chat.example.org/"]})
     with pytest.raises(ConfigError, match=r"workerGroups\.b200\.gpus"):
         values(workerGroups={"b200": {"gpus": "many"}})

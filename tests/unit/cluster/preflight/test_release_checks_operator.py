@@ -1,4 +1,4 @@
-"""Preflight on KubeRay: its CRDs, its operator, and where that is let in from."""
+"""Preflight of KubeRay: its CRDs, its operator, and network access of the operator."""
 
 import pytest
 

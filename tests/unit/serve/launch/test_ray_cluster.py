@@ -1,4 +1,4 @@
-"""What a server takes away as it leaves: all of a Ray that it started, on a joined one only what it brought."""
+"""What a server stops when it leaves: all of a Ray that it started, only its application on a joined one."""
 
 import os
 import sys

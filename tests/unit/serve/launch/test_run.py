@@ -1,4 +1,4 @@
-"""Where a started server is reached, and when it is taken to be ready."""
+"""The URL of a started server, and when it counts as ready."""
 
 import sys
 from collections.abc import Iterator

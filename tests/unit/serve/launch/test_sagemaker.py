@@ -1,4 +1,4 @@
-"""What SM_VLLM_ variables come to, against the arguments of the vLLM that is installed here."""
+"""Deployments from SM_VLLM_ variables, checked against the arguments of the installed vLLM."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Draft counts in `usage`: of every choice, whole or streamed, and only where an engine drafts."""
+"""Draft counts in `usage`: of every choice, whole or streamed, and only if the engine drafts."""
 
 import json
 from collections.abc import AsyncGenerator

@@ -1,4 +1,4 @@
-"""What a replica tells of the drafts of requests that have ended."""
+"""Draft counts of finished requests in a replica's report."""
 
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What becomes of requests at an engine that stalls, and of the engine."""
+"""A stalled engine: its requests move, and it is ended if it hangs."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -1,4 +1,4 @@
-"""What happens before the first client, and what does not keep a replica from serving."""
+"""Preparation before the first client, and failures that do not keep a replica from serving."""
 
 from types import SimpleNamespace
 from typing import Any

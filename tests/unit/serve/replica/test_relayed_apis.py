@@ -1,4 +1,4 @@
-"""Replies of vLLM's handlers of other APIs: whole answers, events, and errors that an ingress can read."""
+"""Replies of vLLM's handlers of other APIs: whole answers, events, and errors in the ingress's form."""
 
 import json
 from collections.abc import AsyncGenerator

@@ -1,4 +1,4 @@
-"""What a replica says of itself to whoever asks for the fleet, and to its Router."""
+"""A replica's status in the fleet, and its reports to the Router."""
 
 import asyncio
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""How long requests wait where a model has no replica."""
+"""How long requests wait while a model has no replica."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Requests keep away from draining nodes."""
+"""Requests avoid draining nodes."""
 
 import threading
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The request router under Serve's own routing: what it counts in flight is what Serve sends."""
+"""The request router under Serve's own routing: its in-flight counts match what Serve sends."""
 
 import asyncio
 import time
@@ -44,7 +44,7 @@ class Replica:
 
 @pytest.fixture
 async def router(monkeypatch: pytest.MonkeyPatch) -> PolicyRouter:
-    # Where the class looks it up: a test before may have had the module imported anew.
+    # Where the class looks it up: an earlier test may have reimported the module.
     names = PolicyRouter.initialize_state.__globals__
     monkeypatch.setitem(names, "draining_nodes", lambda: SimpleNamespace(ids=frozenset()))
     made = PolicyRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
@@ -61,7 +61,7 @@ def pending(request_id: str, tries: Tries | None = None, headers: Mapping[str, s
 
 
 async def turns(until: Callable[[], bool] = lambda: False, most: int = 5) -> None:
-    """Let the loop turn until something holds, or so often."""
+    """Run the loop until a condition holds, up to a number of turns."""
     for _ in range(most):
         if until():
             return
@@ -268,7 +268,7 @@ def held() -> list[str]:
 @pytest.fixture(params=[PolicyRouter, DrainAwareRouter])
 async def full(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, held: list[str]) -> TurnTakingRouter:
     kind: Any = request.param
-    # Where the class looks it up: a test before may have had the module imported anew.
+    # Where the class looks it up: an earlier test may have reimported the module.
     names = kind.initialize_state.__globals__
     monkeypatch.setitem(names, "draining_nodes", lambda: SimpleNamespace(ids=frozenset()))
     made: TurnTakingRouter = kind(
