@@ -151,9 +151,9 @@ def test_a_server_that_tells_of_no_fleet_is_said_so(status: int, problem: str) -
     [
         (httpx.Response(401, json={}), None, "requires an API key"),
         (httpx.Response(401, json={}), "k", "refuses the key in PEAGLE_API_KEY"),
-        (httpx.Response(200, json={"data": [{"id": "other"}]}), None, "does not serve m.*Served there: other"),
+        (httpx.Response(200, json={"data": [{"id": "other"}]}), None, "does not serve m.*Available models: other"),
         (httpx.Response(200, json={"data": []}), None, "serves no model"),
-        (httpx.Response(200, json=[]), None, "no OpenAI-compatible server"),
+        (httpx.Response(200, json=[]), None, "not an OpenAI-compatible server"),
     ],
 )
 def test_a_server_that_names_no_such_model_is_said_to_and_why(

@@ -108,7 +108,7 @@ async def test_a_release_that_does_not_answer_yet_is_shown_all_the_same(
 
 async def test_the_head_that_is_asked_serves_now(server: KubernetesApi) -> None:
     await server.put("rayservices", rayservice(activeServiceStatus={"rayClusterName": "r-next"}))
-    assert (await status(server)).fleet_problem == "no head pod of r runs"
+    assert (await status(server)).fleet_problem == "no head pod of r is running"
     assert not server.count("get", "pods/exec")
 
 

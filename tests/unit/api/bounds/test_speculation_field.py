@@ -39,7 +39,7 @@ def test_a_bound_is_a_whole_number_from_0_or_none(speculation: Any, bound: int |
         ({"depth_max": 2.0}, "speculation.depth_max", "not 2.0"),
         ({"depth_max": "3"}, "speculation.depth_max", "not '3'"),
         ({"depth_max": "9" * 10_000}, "speculation.depth_max", "..."),
-        ({"depth_max": [0]}, "speculation.depth_max", "whole number"),
+        ({"depth_max": [0]}, "speculation.depth_max", "integer"),
         ({"depth": 3}, "speculation.depth", "takes depth_max"),
         ({"depth_max": 3, "drafter": "none"}, "speculation.drafter", "takes depth_max"),
         (0, "speculation", "object"),

@@ -116,7 +116,7 @@ async def test_models_that_ask_for_more_gpus_than_groups_have_are_refused(server
 
 async def test_storage_that_is_not_there_is_named(server: KubernetesApi) -> None:
     found = await only(server, values(modelCache={"type": "pvc", "storageClassName": "slow"}))
-    assert "there is fast" in found.detail
+    assert "available: fast" in found.detail
     found = await only(server, values(modelCache={"type": "pvc"}))
     assert "no default" in found.detail
     found = await only(server, values(modelCache={"type": "pvc", "existingClaim": "weights"}))
@@ -252,7 +252,7 @@ def test_wrong_values_are_named(tmp_path: Path) -> None:
         values(api={"cors_origins": ["https://chat.example.org/"]})
     with pytest.raises(ConfigError, match=r"workerGroups\.b200\.gpus"):
         values(workerGroups={"b200": {"gpus": "many"}})
-    with pytest.raises(ConfigError, match=r"workerGroups\.b200\.memory.*768GB.*no amount"):
+    with pytest.raises(ConfigError, match=r"workerGroups\.b200\.memory.*768GB.*not a Kubernetes quantity"):
         values(workerGroups={"b200": {"memory": "768GB"}})
     with pytest.raises(ConfigError, match=r"head\.resources\.requests\.cpu"):
         values(head={"resources": {"requests": {"cpu": "2 cores"}}})

@@ -89,4 +89,4 @@ async def test_of_two_operators_the_one_that_is_let_in_is_asked(server: Kubernet
     policy = {"enabled": True, "operatorNamespace": "kuberay"}
     assert all(check.outcome is Outcome.PASS for check in await checks(server, values(networkPolicy=policy, **token)))
     policy = {"enabled": True, "operatorNamespace": "elsewhere"}
-    assert "v1.5.1 runs" in (await only(server, values(networkPolicy=policy, **token))).detail
+    assert "v1.5.1 is running" in (await only(server, values(networkPolicy=policy, **token))).detail

@@ -62,7 +62,7 @@ def test_an_application_of_somebody_else_stays(
 def test_an_application_of_somebody_else_is_not_replaced(seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     there = SimpleNamespace(applications={ray_cluster.APP_NAME: "running"})
     monkeypatch.setattr(sys.modules["ray.serve"], "status", lambda: there)
-    refused(match="serves an application named peagle already")
+    refused(match="already serves an application named peagle")
     assert seen == ["Ray stops"]
 
 

@@ -75,7 +75,7 @@ def test_it_is_ready_when_as_many_replicas_are_well_as_are_wanted(health: str, a
     run.wait_until_all_answer(health, [model(2)], now_s=now_s, sleep=slept_s.append)
     assert not answers
     answers += [1] * 1000
-    with pytest.raises(StartupError, match=r"tells of \{'m': 1\} and not \{'m': 2\}"):
+    with pytest.raises(StartupError, match=r"reports \{'m': 1\} instead of \{'m': 2\}"):
         run.wait_until_all_answer(health, [model(2)], now_s=now_s, sleep=slept_s.append)
 
 

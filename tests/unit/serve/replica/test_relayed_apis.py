@@ -167,8 +167,8 @@ async def test_what_a_model_cannot_embed_is_the_client_s_mistake() -> None:
     ("request_", "said"),
     [
         (embed(), "makes no embeddings: use /v1/rerank or /v1/score"),
-        (to_rerank({"query": "x", "documents": ["y"]}), "scores no texts"),
-        (to_score({"text_1": "x", "text_2": "y"}), "scores no texts"),
+        (to_rerank({"query": "x", "documents": ["y"]}), "cannot score texts"),
+        (to_score({"text_1": "x", "text_2": "y"}), "cannot score texts"),
     ],
 )
 async def test_a_model_that_does_something_else_says_so(request_: PooledRequest, said: str) -> None:
