@@ -118,7 +118,7 @@ def test_a_command_group_gets_its_own_options() -> None:
         ("bench speculation FOLDER/absent.yaml", r"absent\.yaml"),
         ("bench speculation FOLDER/x.yaml --depths 3,x", "--depths = '3,x'"),
         (f"bench depth {DEPLOYMENT} --depths 0", "--depths = '0': .*Add a larger K"),
-        ("bench compare FOLDER FOLDER", "holds no result"),
+        ("bench compare FOLDER FOLDER", "has no result"),
         ("drafter generate FOLDER --out FOLDER/text.npz", "there is no tokenizer"),
         ("drafter prompts --out FOLDER/file/prompts.jsonl", "--out = "),
         *(

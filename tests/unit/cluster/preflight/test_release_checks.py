@@ -252,7 +252,7 @@ def test_wrong_values_are_named(tmp_path: Path) -> None:
         values(api={"cors_origins": ["https://chat.example.org/"]})
     with pytest.raises(ConfigError, match=r"workerGroups\.b200\.gpus"):
         values(workerGroups={"b200": {"gpus": "many"}})
-    with pytest.raises(ConfigError, match=r"workerGroups\.b200\.memory.*768GB.*not a Kubernetes quantity"):
+    with pytest.raises(ConfigError, match=r"workerGroups\.b200\.memory.*768GB.*not a kubernetes quantity"):
         values(workerGroups={"b200": {"memory": "768GB"}})
     with pytest.raises(ConfigError, match=r"head\.resources\.requests\.cpu"):
         values(head={"resources": {"requests": {"cpu": "2 cores"}}})
