@@ -184,7 +184,7 @@ def test_a_limit_by_the_minute_holds_over_all_ingress_processes(url: str) -> Non
         statuses = sum(pool.map(ask_on, range(16)), Counter())
     seconds = time.monotonic() - began_s
     assert set(statuses) == {200, 429}
-    # A few were asked for before, by another test.
+    # An earlier test has sent a few.
     assert statuses[200] == pytest.approx(PER_MINUTE * (1 + seconds / 60), rel=0.05)
     values = httpx.get(f"{url}/metrics").raise_for_status().text.splitlines()
     counted = [
@@ -224,7 +224,7 @@ def test_what_clients_used_is_told_on_this_machine(url: str) -> None:
 
 
 def counted(url: str) -> Counter[str]:
-    """Requests for the version, by the ingress process that says it answered them."""
+    """Count requests for the version by the ingress process that answered."""
     found = _COUNTED.findall(httpx.get(f"{url}/metrics").raise_for_status().text)
     return Counter({ingress: int(float(count)) for ingress, count in found})
 

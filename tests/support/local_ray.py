@@ -14,7 +14,7 @@ from peagle.serve.launch import ray_cluster
 
 @contextmanager
 def local_ray() -> Iterator[None]:
-    """A cluster for as long as the block lasts. No process of it is left afterwards."""
+    """A cluster while the block runs. None of its processes is left afterwards."""
     import ray
     from ray import serve
 

@@ -14,7 +14,7 @@ from support.served import Served
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
 
 MODEL, TEXTS = "embeds", ["import os", "def f(x):\n    return x", "x = 1"]
-# Traces are others' business here.
+# Traces are tested elsewhere.
 HEADERS = {"traceparent": f"00-{'1' * 32}-{'1' * 16}-00"}
 
 

@@ -35,7 +35,7 @@ def test_a_piped_conversation_puts_answers_on_stdout_and_figures_on_stderr(serve
         length = re.search(r"acceptance length (\d+\.\d+)", rest)
         assert length is not None, done.stderr
         assert 1.0 <= float(length[1]) <= 8.0
-    # K and why, in a line of its own.
+    # K and its reason, on a separate line.
     assert len(re.findall(r"^K (?:=|by concurrent requests:) \d.* \(.+\)", done.stderr, re.MULTILINE)) == 2
 
 

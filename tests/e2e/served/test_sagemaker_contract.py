@@ -12,7 +12,7 @@ from support.served import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
-# What SageMaker's runtime adds to a client's own headers.
+# Headers that SageMaker's runtime adds to the client's.
 HEADERS = {
     "Content-Type": "application/json",
     "Accept": "application/json",
