@@ -113,7 +113,7 @@ def say(content: Any) -> dict[str, Any]:
         ({}, "messages", "missing_required_parameter", "messages is required."),
         ({"messages": [], "limit": "many"}, "limit", None, "valid integer"),
         ({"messages": [], "suffix": "end"}, "suffix", "unsupported_parameter", ""),
-        # Inside a union a field is named as its client wrote it, without the branch.
+        # Inside a union, the error has the client's field name, without the branch.
         (say([{"kind": "image", "text": "x"}]), "messages[0].content[0].kind", None, ""),
         (say([{"kind": "text"}]), "messages[0].content[0].text", "missing_required_parameter", ""),
         (say({"text": "x"}), "messages[0].content", None, ""),

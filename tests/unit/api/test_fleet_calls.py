@@ -19,7 +19,7 @@ class Call:
 
 
 class Handle:
-    """Serve's handle, as far as it is asked: replicas are found after `found_s`, and each answers as it does."""
+    """The used part of Serve's handle: replicas are found after `found_s`, and each answers in its own way."""
 
     deployment_name = "d"
 

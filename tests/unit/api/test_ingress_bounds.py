@@ -20,7 +20,7 @@ CONTEXT = 1024
 
 
 def application() -> FastAPI:
-    """The real routes of an ingress that has a model's card and no replica to ask."""
+    """The real routes of an ingress with a model card but without replicas."""
     app, ingress = build_http(ApiSettings()), PeagleIngress.__new__(PeagleIngress)
     ingress._model_cards = {"m": SimpleNamespace(metadata={"max_request_context_length": CONTEXT})}
     for name in ROUTES:

@@ -13,7 +13,7 @@ from peagle.cli.depth_words import by_batch_size, depth_line
         ([7], "K = 7"),
         ([5, 5, 5], "K = 5"),
         ([7, 7, 5, 5, 0], "K by concurrent requests: 7 for 1, 5 for 2 to 3, 0 for 4"),
-        # No step has a batch of 0.
+        # No step has an empty batch.
         ([3, 7, 7], "K = 7"),
     ],
 )

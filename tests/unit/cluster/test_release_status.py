@@ -79,7 +79,7 @@ async def test_pods_that_could_not_be_made_are_told_with_the_reason(server: Kube
 
 
 async def test_a_pod_says_why_it_has_no_node_or_no_image(server: KubernetesApi) -> None:
-    """KubeRay's own init container is the first that asks for the image; Ray's container only waits for it."""
+    """KubeRay's init container is the first to pull the image; Ray's container only waits for it."""
     waits = {"name": "ray-worker", "state": {"waiting": {"reason": "PodInitializing"}}}
     pulls = {"name": "wait-gcs-ready", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}
     statuses = {"initContainerStatuses": [{"name": "own-cache", "state": {"terminated": {}}}, pulls]}

@@ -36,7 +36,7 @@ async def api(server: KubernetesApi) -> AsyncIterator[KubeApi]:
 
 @pytest.fixture
 async def nodes(api: KubeApi) -> AsyncIterator[Watch[KubeNode]]:
-    """A watch that runs."""
+    """A running watch."""
     watch = Watch(api, NODES, asyncio.Event())
     task = asyncio.create_task(watch.run())
     await until(lambda: len(watch.objects) == 2)

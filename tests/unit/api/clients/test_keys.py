@@ -48,7 +48,7 @@ async def test_keys_hold_below_a_route_prefix(keys_file: Path) -> None:
         {"Authorization": "Bearer alpha"},
         {"Authorization": "Bearer beta"},
         {"Authorization": "bearer alpha"},
-        # As Anthropic's clients send it.
+        # Sent like Anthropic's clients.
         {"x-api-key": "alpha"},
         {"x-api-key": "alpha", "authorization": "Basic bad"},
         {"x-api-key": "gamma", "authorization": "Bearer alpha"},
@@ -122,7 +122,7 @@ async def test_an_empty_line_is_no_key(keys_file: Path) -> None:
 
 
 def write(path: Path, content: str) -> None:
-    """As a mounted secret changes: another file takes its place."""
+    """Replace the file, like an update of a mounted secret."""
     successor = path.with_name("next")
     successor.write_text(content)
     os.replace(successor, path)

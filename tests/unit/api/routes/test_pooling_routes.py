@@ -41,7 +41,7 @@ def deployment(name: str) -> Deployment:
 
 
 class Platform:
-    """The routes of an ingress before some models, and what their replicas were asked."""
+    """The routes of an ingress in front of some models, and the calls to their replicas."""
 
     def __init__(self, *models: str) -> None:
         self.asked: list[tuple[str, str, Any]] = []

@@ -62,7 +62,7 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def run(job: EngineJob, folder: Path, monkeypatch: pytest.MonkeyPatch, ends_after: int | None = None) -> Any:
-    """One start; the class of its engines, which knows what they were asked."""
+    """Run one start; return the class of its engines, which records their calls."""
     engines = started(ends_after)
 
     async def idle_cpu_ratio(seconds: float) -> float:
@@ -81,7 +81,7 @@ def measured(folder: Path) -> list[str]:
 
 
 def shape(value: Any) -> Any:
-    """A result without what a clock gave it."""
+    """Return a result without its measured times."""
     timed = ("_per_s", "_ms", "ms_p", "ratio_to", "load", "sittings", "fastest", "best")
     if isinstance(value, dict):
         return {name: shape(below) for name, below in value.items() if not any(word in name for word in timed)}
@@ -268,7 +268,7 @@ class Slow(generator_engine.started()):
         await super().prepare(depth)
 async def idle_cpu_ratio(seconds):
     return 0.0
-# Started where it is ignored, as by `nohup`, it would not end.
+# If SIGINT were ignored at start, as with `nohup`, it would not end.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.modules["peagle.bench.engines.vllm_engines"] = types.SimpleNamespace(Engine=Slow, idle_cpu_ratio=idle_cpu_ratio)
 folder = Path(sys.argv[2])

@@ -28,7 +28,7 @@ NO_LIMITS = {"floor": 0, "ceiling": None, "pin": None, "paused": False}
 
 @dataclass
 class Server:
-    """Answers as a server of the platform does: each request is one draft, of which two tokens are accepted."""
+    """Answers like a server of the platform: each request is one draft with two accepted tokens."""
 
     limits: dict[str, Any] = field(default_factory=lambda: dict(NO_LIMITS))
     fails_after: int | None = None
@@ -107,7 +107,7 @@ class Server:
 
 @contextmanager
 def running(server: Server) -> Iterator[Server]:
-    """The server on a port of its own, in a thread of its own: the commands have their own event loop."""
+    """The server on its own port in its own thread, because the commands have their own event loop."""
     with serving(server.app()) as server.url:
         yield server
 

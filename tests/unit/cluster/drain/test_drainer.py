@@ -24,7 +24,7 @@ NOW_S = 1000.0
 
 
 class StandInRay(RayControl):
-    """A Ray cluster with one node for each of `pods`. `end` is what a raylet does once nothing is left on it."""
+    """A Ray cluster with one node per pod of `pods`. `end` is a raylet's end once it is idle."""
 
     def __init__(self, *pods: str) -> None:
         self.known = [RayNode(f"id-{pod}", pod, None) for pod in pods]
@@ -60,7 +60,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def server() -> AsyncIterator[KubernetesApi]:
-    """Two nodes with a worker each, and a head on a third."""
+    """Two nodes with one worker each, and a head on a third."""
     async with KubernetesApi() as serving:
         for name in ("a", "b", "c"):
             await serving.put("nodes", node(name))
@@ -78,7 +78,7 @@ def ray() -> StandInRay:
 
 @asynccontextmanager
 async def draining(server: KubernetesApi, ray: StandInRay) -> AsyncIterator[list[str]]:
-    """A drain watcher that runs; yields the addresses of the Ray clusters that it asks."""
+    """A running drain watcher; yields the addresses of the Ray clusters that it calls."""
     addresses: list[str] = []
 
     def connect(address: str) -> RayControl:
@@ -192,7 +192,7 @@ async def test_an_eviction_refused_by_a_budget_is_tried_until_it_is_allowed(
 async def test_a_pod_that_was_replaced_meanwhile_is_not_evicted_for_its_forerunner(
     server: KubernetesApi, ray: StandInRay
 ) -> None:
-    """The watch is behind: it still shows the old pod, whose uid is in the eviction."""
+    """The watch lags: it still shows the old pod, whose uid is in the eviction."""
     ray.end("w-a")
     async with draining(server, ray):
         server.mute.add("pods")

@@ -23,7 +23,7 @@ async def test_a_second_operator_is_refused(server: KubernetesApi) -> None:
     with_operator = values(**{"kuberay-operator": {"enabled": True}})
     found = await only(server, with_operator)
     assert found.fix == "Set kuberay-operator.enabled: false."
-    # An upgrade finds the one that the release brought itself.
+    # An upgrade finds the operator that the release itself installed.
     await server.remove("deployments", "op", "kuberay")
     await server.put("deployments", operator("serving", "r"))
     assert all(check.outcome is Outcome.PASS for check in await checks(server, with_operator))
@@ -48,7 +48,7 @@ async def test_a_kuberay_that_would_drop_fields_is_refused(server: KubernetesApi
 
 
 async def test_ray_s_token_needs_kuberay_1_6(server: KubernetesApi) -> None:
-    """Its CRDs and its operator are upgraded apart, and either may be the older one."""
+    """CRDs and operator are upgraded separately, and either may be older."""
     token, none = ({"ray": {"auth": {"mode": mode}}} for mode in ("token", "disabled"))
     await server.put("customresourcedefinitions", crd("rayservices.ray.io", fields=RAYSERVICE_FIELDS))
     found = await only(server, values(**token))

@@ -17,7 +17,7 @@ ADDRESS = "ray://head:10001"
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is done to a Ray that stands in for the real one, on which nothing runs."""
+    """Calls to a fake Ray, without running applications."""
     seen: list[str] = []
     serve = SimpleNamespace(
         start=lambda **_: None,
@@ -33,7 +33,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def deploy(address: str | None = ADDRESS) -> threading.Event:
-    """Whether Serve may have the application, as `leave` takes it."""
+    """Whether Serve may have the application, for `leave`."""
     deployed = threading.Event()
     ray_cluster.deploy(None, "localhost", 8000, joined=address is not None, deployed=deployed)
     return deployed
@@ -76,7 +76,7 @@ def test_a_proxy_that_does_not_start_is_one_line(seen: list[str], monkeypatch: p
 
 
 def refused(match: str) -> None:
-    """It is not deployed on a joined cluster, and takes nothing away from it as it leaves."""
+    """It is not deployed on a joined cluster, and its end removes nothing from the cluster."""
     deployed = threading.Event()
     with pytest.raises(StartupError, match=match):
         ray_cluster.deploy(None, "localhost", 8000, joined=True, deployed=deployed)

@@ -41,13 +41,13 @@ def test_a_server_is_reached_where_it_listens(host: str, address: str | None, ur
 
 @pytest.fixture
 def answers() -> list[int]:
-    """How many replicas a fleet tells of, one answer after the other; with none it is not well."""
+    """Numbers of replicas in a fleet's successive answers; at 0 it is unhealthy."""
     return []
 
 
 @pytest.fixture
 def health(answers: list[int]) -> Iterator[str]:
-    """The address of the fleet, where callers from elsewhere may ask, too."""
+    """The URL of the fleet's health route, which also answers remote callers."""
 
     async def tell(_: web.Request) -> web.Response:
         if replicas := answers.pop(0):

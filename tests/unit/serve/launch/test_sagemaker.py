@@ -23,7 +23,7 @@ P_EAGLE = {
 
 
 def deployed(accelerator: str = "gpu", folder: Path = Path("/nowhere"), **variables: str) -> dict[str, Any]:
-    """The deployment, found right by the checks that a deployment file has to pass."""
+    """Return the deployment, after the checks of a deployment file."""
     environment = {"HOME": "/root", "SAGEMAKER_REGION": "x", **{f"SM_VLLM_{name}": v for name, v in variables.items()}}
     raw = sagemaker_deployment(environment, accelerator, folder)
     raise_problems(examine_arguments(parse_deployment(raw, "SageMaker")))

@@ -14,7 +14,7 @@ from support.waiting import until
 
 
 class Engine:
-    """One that answers its probe and its requests, until it is stopped."""
+    """An engine that answers its probe and its requests until it is stopped."""
 
     def __init__(self, moves: bool = True) -> None:
         self.runs, self.ended = asyncio.Event(), False

@@ -26,7 +26,7 @@ def deployment(**speculation: Any) -> Deployment:
 
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was done of the three, in this order."""
+    """Return the executed steps, in order."""
     order: list[str] = []
 
     async def answer(client: Any, pools: bool) -> None:
