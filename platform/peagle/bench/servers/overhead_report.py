@@ -182,8 +182,8 @@ def _circumstances(result: Mapping[str, Any]) -> list[str]:
         f"- Sides: `{VLLM}` is vLLM's own OpenAI server, `peagle` is `peagle serve`, `{UNMETERED}` the same "
         "server with counting paused and no scrapes. All have the same engine arguments, "
         f"K = {result['depth']}, and one replica, whose engine computes on the same cores.",
-        "- Every side runs a set of prompts before any runs the next; ratios and what is added pair what the same "
-        "repeat measured. No prompt is in a cache. Figures are medians with extremes over repeats.",
+        "- Every side runs a set of prompts before any runs the next; ratios and added times pair values of the same "
+        "repeat. No prompt is in a cache. Figures are medians with extremes over repeats.",
         "- ITL is the time between two outputs of one request, and one output may carry several tokens.",
         "- The client streams completions from this machine, and its own CPU time is taken from all sides alike. "
         f"Where there are metrics it reads `/metrics` every {SCRAPE_EVERY_S:g} s, as Prometheus does.",
