@@ -122,7 +122,7 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     processes.adopt_orphans()
-    with patch.dict(os.environ):  # what comes after is no part of this cluster
+    with patch.dict(os.environ):  # later processes are not part of this cluster
         ray_cluster.prepare_environment()
         fleet = Fleet(tmp_path_factory.mktemp("fleet"))
         try:

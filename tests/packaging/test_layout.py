@@ -68,7 +68,7 @@ def tracked_files() -> list[Path]:
         check=False,
     )
     if listed.returncode:
-        pytest.skip("this is no git checkout")
+        pytest.skip("this is not a git checkout")
     return [path for name in listed.stdout.decode().split("\0") if name and (path := ROOT / name).is_file()]
 
 

@@ -20,7 +20,7 @@ def local_ray() -> Iterator[None]:
 
     others = set(processes.descendants())
     processes.adopt_orphans()
-    with patch.dict(os.environ):  # what comes after is no part of this cluster
+    with patch.dict(os.environ):  # later processes are not part of this cluster
         ray_cluster.prepare_environment()
         ray.init(address="local", include_dashboard=False, object_store_memory=ray_cluster.OBJECT_STORE_BYTES)
         try:
