@@ -104,7 +104,7 @@ def test_it_sends_the_first_key_of_the_file(text: str, sent: str | None, api: Ap
 def test_a_server_that_never_comes_fails_and_says_how_to_see_why_a_pod_has_no_node() -> None:
     done = ask("http://127.0.0.1:9", 0.2)
     assert done.returncode != 0
-    assert "not well" in done.stderr.splitlines()[0]
+    assert "not healthy" in done.stderr.splitlines()[0]
     for said in (done.stderr, done.stdout):
         assert said.count("stays Pending") == 1
         assert f"kubectl describe pods -n {NAMESPACE} -l app.kubernetes.io/instance={RELEASE}" in said
