@@ -128,7 +128,7 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
         at(f"{DEPLOYMENT}.engine.pipeline_parallel_size", 2),
         "models: the minimum number of replicas (replicas.min) needs 2 GPUs of type B200, but workerGroups",
     ),
-    "one name twice": (other_model(), "models.small.deployment.name is small, the same as models.other.deployment.name."),
+    "one name twice": (other_model(), "models.small.deployment.name is small, the same as models.other.deployment"),
     "a GPU that no group has": (
         at(f"{DEPLOYMENT}.resources.accelerator_type", "H200"), f"{DEPLOYMENT}.resources needs a GPU of type H200"
     ),
