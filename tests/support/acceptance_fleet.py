@@ -66,7 +66,7 @@ def replica_of(name: str, cost: str, seed: int) -> DraftingReplica:
     return DraftingReplica(name, engine, WholeRule(settings_of(engine)))
 
 
-def served(cost: str, number: int, each: int, way: str, seed: int = 0, lean: float = LEAN) -> Served:
+def served(cost: str, number: int, each: int, way: str, seed: int = 0) -> Served:
     """Return tokens/s and TTFT of a fleet under clients without pauses, after K has settled."""
     replicas = [replica_of(f"replica-{place}", cost, 100 * seed + place) for place in range(number)]
     jobs = code_and_noise(number * each, 1000, seed, PROMPT_TOKENS, ANSWER_TOKENS, LEAN)

@@ -1,4 +1,4 @@
-"""Scenarios that compare depth rules: replicas of measured and published step times, and the reference rule."""
+"""What depth rules are compared over: replicas of measured and published step times, and the rule that is the bar."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -106,9 +106,9 @@ def shifted(cost: str, load: int, *curves: str, each_s: float = 10.0, **more: An
     return Scenario(f"{cost} {'>'.join(curves)} {load}", replica, ends[-1], 4.0, parts=tuple(bounds))
 
 
-def mixed(cost: str, curve: str, load: int, by_request: bool = True) -> Scenario:
+def mixed(cost: str, curve: str, load: int) -> Scenario:
     """Every second request's acceptance is 0.4 times as high at each position."""
-    kind = {"spread": 0.2, "mixed": True, "by_request": by_request}
+    kind = {"spread": 0.2, "mixed": True, "by_request": True}
     return replace(steady(cost, curve, load, 20.0, 8.0, **kind), name=f"{cost} {curve} {load} mixed")
 
 

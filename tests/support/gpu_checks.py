@@ -27,7 +27,7 @@ ENGINE = {
     "block_size": 32,
     # KV cache for eight requests of `greedy`, but not for eight of `outgrowing`.
     "num_gpu_blocks_override": 100,
-    # With other engines running, the free memory at its start is not meaningful.
+    # Beside other engines, what is free while it starts says nothing.
     "gpu_memory_utilization": 0.05,
     "kv_cache_memory_bytes": 256 << 20,
 }
@@ -134,7 +134,7 @@ def _depths_of_changing(runner: Runner, truth: Truth, depths: Sequence[int]) -> 
 
 
 def acceptance_at_a_position_does_not_depend_on_depth(runner: Runner, _: Truth) -> None:
-    """K is drawn again for each step: in separate runs, deep drafts would start from other positions."""
+    """Where K is drawn anew for each step: in runs of their own, deep drafts would start from other places."""
     rng, before = random.Random(0), runner.stats()
     runner.generate(
         held_out(96), BATCH, lambda _: runner.set_depths(rng.choice((3, DEPTH_MAX))), max_tokens=64, ignore_eos=True
@@ -222,6 +222,6 @@ def empty_caches(folder: Path) -> dict[str, str]:
     return {name: str(folder / name.lower()) for name in CACHE_VARIABLES}
 
 
-def compiled_kernels(environment: Mapping[str, str] = os.environ) -> int:
-    """Count the kernels compiled so far into the caches of `environment`."""
-    return sum(1 for name in CACHE_VARIABLES if name in environment for _ in Path(environment[name]).rglob("*.cubin"))
+def compiled_kernels() -> int:
+    """How many kernels have been compiled so far into the caches that the environment names."""
+    return sum(1 for name in CACHE_VARIABLES if name in os.environ for _ in Path(os.environ[name]).rglob("*.cubin"))

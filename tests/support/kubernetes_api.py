@@ -298,7 +298,7 @@ def ray_pod(name: str, on: str | None, kind: str = "worker", ip: str = "10.0.0.9
     return {"metadata": {"name": name, "namespace": "serving", "labels": labels}, "spec": spec, "status": status}
 
 
-def ray_cluster(replicas: int, deleted: Sequence[str] = (), release: str = "r") -> Json:
+def ray_cluster(replicas: int, deleted: Sequence[str] = ()) -> Json:
     """Return the Ray cluster `r-ray` with one worker group, in the namespace `serving`, of the RayService `r`."""
     group = _group(replicas)
     if deleted:

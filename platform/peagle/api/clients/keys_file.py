@@ -77,14 +77,6 @@ def digest_of(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def read_clients(path: Path) -> Clients:
-    """Read a keys file, with or without a byte order mark.
-
-    Raises ConfigError if it cannot be read, has no key, or is invalid; it names line and field, never a key.
-    """
-    return parse_clients(read_bytes(path), str(path))
-
-
 def read_bytes(path: Path) -> bytes:
     """Read the file. Raises ConfigError if it cannot be read or is too large."""
     try:
@@ -100,7 +92,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_clients(content: bytes, path: str) -> Clients:
-    """Parse the clients of a file's content. Raises ConfigError as `read_clients` does."""
+    """Parse the clients of a file's content.
+
+    Raises ConfigError if it has no key or is invalid; it names line and field, never a key.
+    """
     lines = [(number, line.strip()) for number, line in enumerate(content.splitlines(), start=1)]
     lines = [(number, line) for number, line in lines if line and not line.startswith(b"#")]
     if lines and _YAML_START.match(lines[0][1]):

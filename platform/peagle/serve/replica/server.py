@@ -41,9 +41,6 @@ from peagle.serve.replica.making_ready import make_ready
 from peagle.serve.replica.replica_status import depth_status, plan_status
 from peagle.serve.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 
-# A child of Ray Serve's logger, which replicas print from level INFO.
-logger = logging.getLogger("ray.serve.replica")
-
 LOAD_PERIOD_S = 0.9
 """Longest interval in seconds between load reports to dispatchers, which ignore reports older than 2 s."""
 
