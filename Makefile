@@ -1,20 +1,20 @@
 # make serve   serve the embedded model on this machine
-# make observe   Prometheus, and Grafana where the machine has it, on the server that make serve runs
-# make test    run all tests but those on the whole platform, real engines among them
-# make test-platform   run the tests on the whole platform
-# make test-gpu   run the tests that need an NVIDIA GPU; without one they are skipped, and say why
-# make measure-gpu   show on one GPU all that is promised there: RESULT, and a short table
-# make test-cluster   run the tests on the Kubernetes that KUBECONFIG names, with helm and kubectl
+# make observe   start Prometheus, and Grafana if installed, for the server of make serve
+# make test    run all tests except those of the whole platform, including tests with real engines
+# make test-platform   run the tests of the whole platform
+# make test-gpu   run the tests that need an NVIDIA GPU; without one they are skipped, with the reason
+# make measure-gpu   measure all claims on one GPU: writes RESULT, and prints a short table
+# make test-cluster   run the tests on the Kubernetes cluster of KUBECONFIG, with helm and kubectl
 # make helm-test   lint, render and validate the Helm chart
-# make helm-schema   write what the chart derives: its schema, and facts of the package
+# make helm-schema   write the chart's generated files: its schema, and facts about the package
 # make fields   write the table of a deployment file's fields into deployments/README.md
-# make dashboards   write the dashboards and rules that dashboards/ generates, and their copies in the chart
-# make prometheus   unpack Debian's Prometheus and promtool into the environment, where the machine has none
-# make browser   install Debian's Chromium, where the machine has none and this is root: a test reads the console with it
+# make dashboards   write the generated dashboards and rules, and their copies in the chart
+# make prometheus   unpack Debian's Prometheus and promtool into the environment, unless they are installed
+# make browser   install Debian's Chromium as root, unless it is installed: tests read the console with it
 # make bench   measure the first table of platform/peagle/bench/README.md, with the published ratios beside it
 # make check   lint, formatting and types
 # make lock    resolve the pinned versions of both engines again
-# make lock-check   resolve the GPU engine from its pinned versions, on any machine, and write nothing
+# make lock-check   resolve the GPU engine from its pinned versions, on any machine, without writing
 # Settings: FILE=deployments/x.yaml  RESULT=bench-results/gpu.json  PORT=8000  ENGINE=cpu|gpu  PYTHON=python3.11  TESTS="tests/unit -k depth"  WORKERS=2
 
 FILE ?= deployments/embedded.yaml
@@ -22,17 +22,17 @@ PORT ?= 8000
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TESTS ?=
 RESULT ?= bench-results/gpu.json
-# Test processes, of which each has a core of its own for its engines; the tests of a file, or of a platform, share one.
+# Test processes, each with its own core for its engines; the tests of a file, or of a platform, share a process.
 WORKERS ?= 2
 
 VENV := .venv
-# What the environment was built for, so that later commands leave it so.
+# The engine that the environment was built for, so that later commands keep it.
 ENGINE ?= $(or $(patsubst $(VENV)/.ready-%,%,$(firstword $(wildcard $(VENV)/.ready-*))),cpu)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(ENGINE)
 PROMETHEUS := $(VENV)/prometheus
 
-# uv reads none of pip's settings, so they are handed on. Without a folder of wheels, PyTorch's own CPU index has torch.
+# uv ignores pip's settings, so they are passed on. Without a folder of wheels, torch comes from PyTorch's CPU index.
 FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
 INDEX := UV_DEFAULT_INDEX="$(or $(UV_DEFAULT_INDEX),$(PIP_INDEX_URL))"
 UV := UV_FIND_LINKS="$(FIND_LINKS)" $(INDEX) $(BIN)/uv pip
@@ -82,7 +82,7 @@ fields: $(READY)
 dashboards: $(READY)
 	@$(BIN)/python -m dashboards.generate
 
-# Not a step that may fail: without promtool the tests that need it say so.
+# Failure is allowed: without promtool, the tests that need it are skipped with a message.
 prometheus: $(READY)
 	@command -v prometheus >/dev/null && command -v promtool >/dev/null || test -x $(PROMETHEUS)/usr/bin/promtool || \
 	  { mkdir -p $(PROMETHEUS) && cd $(PROMETHEUS) && \
@@ -120,11 +120,11 @@ $(READY): pyproject.toml $(PINS)
 	@touch $@
 	@echo "The environment is ready."
 
-# The GPU environment is resolved for the image's Python and platform, and prefers the versions of the CPU environment, since
-# those are the tested ones. torch is another build; a folder of wheels would offer the CPU's.
+# The GPU environment is resolved for the image's Python and platform, and prefers the versions of the CPU environment,
+# because those are tested. torch is a different build; a folder of wheels would provide the CPU build.
 #
-# An install checks the files that it gets against the hashes in here. The CPU's torch has none: its index, or a folder of
-# wheels, holds files of its own for each platform, of which uv sees those of this one.
+# An install checks its files against these hashes. The CPU build of torch has none: its index, or a folder of wheels, has
+# separate files per platform, of which uv sees only those of this platform.
 EXTRAS := --extra bench --extra kubernetes --extra observe --extra train --extra dev
 lock: LOCK := compile --quiet --no-header --no-annotate --no-emit-index-url --no-emit-find-links --generate-hashes \
   pyproject.toml $(EXTRAS)

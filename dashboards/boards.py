@@ -1,4 +1,4 @@
-"""What every dashboard shares: variables, links to the others, annotations; and how one becomes Grafana's JSON."""
+"""Common parts of all dashboards: variables, links, annotations; and conversion to Grafana's JSON."""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from dashboards.panels import DATASOURCE, Row, build
 TAG = "peagle"
 ALL = dashboard.VariableOption(text="All", value="$__all", selected=True)
 
-# What a query filters by. Without an operator there is no namespace label, and `.*` takes that too.
+# Filters of queries. Without an operator there is no namespace label, and `.*` matches that as well.
 SPACE = 'namespace=~"$namespace"'
 OF_MODEL = f'{SPACE}, model=~"$model"'
 OF_REPLICA = f'{OF_MODEL}, replica=~"$replica"'
@@ -26,12 +26,12 @@ SAID = {
     },
     ROLL_OUTS: {"titleFormat": "Replicas {{state}}", "textFormat": "{{model}}", "tagKeys": "model,state"},
 }
-"""What Grafana shows of each annotation."""
+"""Grafana's format of each annotation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """One dashboard. `uid` is what links and bookmarks name, so it never changes; `variables` are those it uses."""
+    """One dashboard. Links and bookmarks contain `uid`, so it never changes; `variables` are those it uses."""
 
     uid: str
     title: str
@@ -78,7 +78,7 @@ def _annotation(name: str, colour: str, expr: str) -> builders.AnnotationQuery:
 
 
 def _plan_changes(by_replica: bool) -> str:
-    """Trials aside, each of which would be two more, and what only follows the load."""
+    """Changes of K, without trials, which would add two each, and without changes that only follow the load."""
     scope = f'{OF_REPLICA if by_replica else OF_MODEL}, cause!~"load|probe|probe_reverted"'
     changes = f"increase(peagle_replica_depth_changes_total{{{scope}}}[2m])"
     return f"sum by (model, replica, cause) ({changes}) > 0"
@@ -114,12 +114,12 @@ def grafana(board: Board) -> builders.Dashboard:
 
 
 def text_of(board: Board) -> str:
-    """Return `board` as the JSON that Grafana imports; panels are numbered in order, so that a link to one holds."""
+    """Return `board` as the JSON that Grafana imports; panels are numbered in order, so that links stay valid."""
     built = grafana(board).build()
     for number, panel in enumerate(built.panels or [], start=1):
         panel.id_val = number
     plain = json.loads(json.dumps(built, cls=JSONEncoder))
     for annotation in plain.get("annotations", {}).get("list", ()):
-        # The SDK does not know the fields of Prometheus' annotations.
+        # The SDK has no fields for Prometheus annotations.
         annotation |= SAID.get(annotation["name"], {})
     return json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

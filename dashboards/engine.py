@@ -1,4 +1,4 @@
-"""What vLLM does: batches, cache, latencies."""
+"""vLLM's batches, cache and latencies."""
 
 from grafana_foundation_sdk.models import units
 
@@ -17,13 +17,13 @@ def _p95(histogram: str) -> tuple[Query, ...]:
 BATCH = (
     Panel(
         "Batch size",
-        "Requests that the engine computes together.",
+        "Running requests.",
         units.Short,
         (Query(f"peagle_replica_running_requests{{{OF_REPLICA}}}", _REPLICA),),
     ),
     Panel(
         "KV cache in use",
-        "A full cache makes requests wait, and takes places in the batch away again.",
+        "A full cache makes requests wait, and causes preemptions.",
         units.PercentUnit,
         (Query(f"peagle_replica_kv_usage_ratio{{{OF_REPLICA}}}", _REPLICA),),
         limits=((0.9, "orange"), (0.98, "red")),
@@ -31,19 +31,19 @@ BATCH = (
     ),
     Panel(
         "Preemptions",
-        "Requests that lost their place in the batch for want of cache, and are computed anew.",
+        "Requests preempted because the KV cache was full; they are recomputed.",
         units.RequestsPerSecond,
         (Query(rate("peagle_replica_preemptions_total", OF_REPLICA, _BY_REPLICA), _REPLICA),),
     ),
     Panel(
         "Slow grammars",
-        "Requests that were ended because their grammar had become slower than `api.grammar.max_mask_s` allows.",
+        "Requests ended because their grammar became slower than `api.grammar.max_mask_s`.",
         units.RequestsPerSecond,
         (Query(rate("peagle_replica_slow_grammars_total", OF_REPLICA, _BY_REPLICA), _REPLICA),),
     ),
     Panel(
         "Tokens in and out",
-        "Prompts, with what the cache had of them, and answers.",
+        "Prompt tokens, those of them found in the prefix cache, and generated tokens.",
         units.Short,
         (
             Query(rate("peagle_replica_prompt_tokens_total", OF_REPLICA), "{{model}} in"),
@@ -52,7 +52,7 @@ BATCH = (
     ),
     Panel(
         "Prefix cache hits",
-        "Share of prompt tokens that were in the cache.",
+        "Share of prompt tokens found in the prefix cache.",
         units.PercentUnit,
         (
             Query(
@@ -68,8 +68,8 @@ BATCH = (
         highest=1,
     ),
     Panel(
-        "Requests by reason of their end",
-        "`length` is an answer cut at its bound. Those whose client left are not among them: see Router.",
+        "Requests by finish reason",
+        "`length` is an answer that reached its token limit. Clients that disconnected are not included: see Router.",
         units.RequestsPerSecond,
         (Query(rate("peagle_replica_requests_total", OF_REPLICA, "reason"), "{{reason}}"),),
         Shape.STACK,
@@ -78,11 +78,16 @@ BATCH = (
 
 LATENCY = (
     Panel("Time to first token, p95", "In the engine.", units.Seconds, _p95("peagle_replica_ttft_seconds")),
-    Panel("Time in the queue, p95", "Until a place in the batch.", units.Seconds, _p95("peagle_replica_queue_seconds")),
+    Panel(
+        "Time in the queue, p95",
+        "From arrival in the engine to the first step.",
+        units.Seconds,
+        _p95("peagle_replica_queue_seconds"),
+    ),
     Panel("Whole requests, p95", "In the engine.", units.Seconds, _p95("peagle_replica_e2e_seconds")),
     Panel(
         "Time between outputs",
-        "How long a reader waits for the next piece, which may hold several tokens.",
+        "Time between two outputs of a request, each of which may hold several tokens.",
         units.Seconds,
         (Query(f"sum by (le) (increase(peagle_replica_itl_seconds_bucket{{{OF_REPLICA}}}[{WINDOW}]))", "{{le}}"),),
         Shape.BUCKETS,
@@ -100,7 +105,7 @@ LATENCY = (
     ),
 )
 
-# vLLM's series come through Ray's agent, which names the model and the replica in labels of its own.
+# vLLM's series come through Ray's agent, which has its own labels for model and replica.
 _VLLM = f'{SPACE}, model_name=~"$model", ReplicaId=~"$replica"'
 VLLM = (
     Panel(
@@ -114,7 +119,7 @@ VLLM = (
     ),
     Panel(
         "Prefill, p95",
-        "vLLM's own series: from a place in the batch to the first token.",
+        "vLLM's own series: from the first step to the first token.",
         units.Seconds,
         (
             Query(
@@ -139,6 +144,6 @@ VLLM = (
 BOARD = Board(
     "peagle-engine",
     "peagle / Engine",
-    "What vLLM does: batches, cache, latencies.",
+    "vLLM's batches, cache and latencies.",
     (Row("Batch and cache", BATCH), Row("Latency", LATENCY), Row("vLLM's own", VLLM)),
 )

@@ -1,4 +1,4 @@
-"""Series of others that dashboards and rules may name: nothing here is exported by the platform itself."""
+"""Series of other exporters that dashboards and rules may use; the platform itself exports none of them."""
 
 PROMETHEUS = frozenset({"up", "ALERTS"})
 
@@ -40,7 +40,7 @@ DCGM = frozenset(
     }
 )
 
-# Kubernetes' own exporter of what its objects say.
+# kube-state-metrics, Kubernetes' exporter of object states.
 KUBE_STATE = frozenset({"kube_pod_container_status_restarts_total"})
 
 SERIES = PROMETHEUS | VLLM | RAY | DCGM | KUBE_STATE

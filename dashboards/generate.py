@@ -1,4 +1,4 @@
-"""Writes what this folder generates, here and into the chart: `make dashboards`."""
+"""Writes the generated dashboards and rules, here and into the chart: `make dashboards`."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ BOARDS = (overview.BOARD, speculation.BOARD, router.BOARD, engine.BOARD, nodes.B
 
 
 def generated() -> dict[Path, str]:
-    """Every file and its text."""
+    """Return every generated file with its text."""
     shown = {board.file: boards.text_of(board) for board in BOARDS}
     ruled = {name: rules.text_of(groups) for name, groups in alerts.GROUPS.items()}
     here = {HERE / "generated" / name: text for name, text in {**shown, **ruled}.items()}

@@ -1,6 +1,6 @@
-"""Nodes as Ray's agents see them, and GPUs as NVIDIA's exporter (DCGM) does.
+"""Nodes from Ray's agents, and GPUs from NVIDIA's exporter (DCGM).
 
-Ray's series are of the namespace that is chosen. NVIDIA's have the exporter's own namespace, so they are not filtered.
+Ray's series are filtered by namespace. NVIDIA's have the exporter's own namespace, so they are not filtered.
 """
 
 from grafana_foundation_sdk.models import units
@@ -22,7 +22,7 @@ def _gpu(title: str, text: str, unit: str, expr: str, highest: float | None = No
 NODES = (
     Panel(
         "CPU",
-        "Of each node, all cores together.",
+        "Per node, all cores together.",
         units.Percent,
         (Query(_ray("cpu_utilization"), _NODE),),
         width=6,
@@ -40,8 +40,8 @@ NODES = (
     ),
     Panel("Disk", "In use.", units.BytesIEC, (Query(f"sum by (ip) ({_ray('disk_usage')})", _NODE),), width=6),
     Panel(
-        "GPUs, as Ray sees them",
-        "Where there is no exporter of NVIDIA's.",
+        "GPUs, from Ray's agents",
+        "For nodes without NVIDIA's exporter.",
         units.Percent,
         (Query(_ray("gpus_utilization"), "{{ip}} {{GpuIndex}}"),),
         width=6,
@@ -50,30 +50,30 @@ NODES = (
 )
 
 GPUS = (
-    _gpu("Utilization", "Share of time with any kernel.", units.Percent, "DCGM_FI_DEV_GPU_UTIL", 100),
+    _gpu("Utilization", "Share of time with any kernel running.", units.Percent, "DCGM_FI_DEV_GPU_UTIL", 100),
     _gpu("Engines active", "Share of time with work on graphics or compute engines.", units.PercentUnit,
          "DCGM_FI_PROF_GR_ENGINE_ACTIVE", 1),
-    _gpu("Tensor cores active", "What a step spends on matrix products; low where memory is the bound.",
+    _gpu("Tensor cores active", "Share of time in matrix products; low if memory bandwidth is the bottleneck.",
          units.PercentUnit, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 1),
-    _gpu("Memory bandwidth", "Share of cycles in which memory moves data: the bound of small batches.",
+    _gpu("Memory bandwidth", "Share of cycles in which memory transfers data: the bottleneck of small batches.",
          units.PercentUnit, "DCGM_FI_PROF_DRAM_ACTIVE", 1),
-    _gpu("Memory in use", "Weights, cache and graphs; vLLM takes its share at the start.", units.PercentUnit,
+    _gpu("Memory in use", "Weights, KV cache and graphs; vLLM allocates its share at start.", units.PercentUnit,
          "DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE)", 1),
-    _gpu("NVLink", "Between tensor-parallel ranks, both ways.", units.BytesPerSecondIEC,
+    _gpu("NVLink", "Between tensor-parallel ranks, in both directions.", units.BytesPerSecondIEC,
          "DCGM_FI_PROF_NVLINK_TX_BYTES + DCGM_FI_PROF_NVLINK_RX_BYTES"),
     _gpu("Power", "Drawn now.", units.Watt, "DCGM_FI_DEV_POWER_USAGE"),
     Panel("Temperature", "Of the chip.", units.Celsius, (Query("DCGM_FI_DEV_GPU_TEMP", _GPU),),
           limits=((85, "orange"), (92, "red"))),
     _gpu("SM clock", "A fall under load is throttling.", units.Hertz,
          "DCGM_FI_DEV_SM_CLOCK * 1e6"),
-    Panel("Errors (XID)", "The last one of each GPU; any but 0 needs a look at the node's log.", units.Short,
+    Panel("Errors (XID)", "The last XID of each GPU; if it is not 0, check the node's kernel log.", units.Short,
           (Query("max by (Hostname, gpu) (DCGM_FI_DEV_XID_ERRORS)", _GPU),), Shape.STAT, 24, ((1, "red"),)),
 )  # fmt: skip
 
 BOARD = Board(
     "peagle-nodes",
     "peagle / Nodes and GPUs",
-    "Nodes of the chosen namespace as Ray's agents see them, and all GPUs that NVIDIA's exporter (DCGM) sees.",
+    "Nodes of the selected namespace from Ray's agents, and all GPUs from NVIDIA's exporter (DCGM).",
     (Row("Nodes", NODES), Row("GPUs", GPUS)),
     ("namespace",),
 )

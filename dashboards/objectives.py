@@ -1,7 +1,7 @@
-"""What clients may expect, and how fast the rest of their patience is spent: recorded ratios and burn-rate alerts.
+"""Service level objectives: recorded ratios and burn-rate alerts.
 
 The windows and factors are those of Google's SRE workbook (chapter 5, "Multiwindow, multi-burn-rate alerts"): a page
-where 2 % of a month's budget goes in an hour or 5 % in six, a ticket where 10 % goes in one day or in three.
+if 2 % of a month's budget burns in one hour or 5 % in six, a ticket if 10 % burns in one day or in three.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ BY = "namespace, model"
 
 @dataclass(frozen=True, slots=True)
 class Burn:
-    """A pace at which the budget goes. Each of `pairs` is a long window, a short one, and times the budget."""
+    """A burn rate. Each of `pairs` is a long window, a short window, and a multiple of the budget."""
 
     name: str
     severity: str
@@ -31,7 +31,7 @@ WINDOWS = sorted({window for burn in BURNS for long, short, _ in burn.pairs for 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`share` of what `histogram` counts takes at most `within_s`, which is one of its bucket bounds."""
+    """`share` of the values in `histogram` is at most `within_s`, which is one of its bucket bounds."""
 
     name: str
     alert: str
@@ -42,7 +42,7 @@ class Objective:
     runbook: str
 
     def recorded(self, window: str) -> str:
-        """The share of what was too slow, over `window`."""
+        """Name of the recorded share of values that were too slow, over `window`."""
         return f"model:peagle_{self.name}_slow:ratio_rate{window}"
 
     def recordings(self) -> Iterator[Recording]:
@@ -54,7 +54,7 @@ class Objective:
             )
 
     def alerts(self) -> Iterator[Alert]:
-        """One alert for each pace."""
+        """Yield one alert per burn rate."""
         budget = 1.0 - self.share
         for burn in BURNS:
             burns = [
@@ -66,7 +66,7 @@ class Objective:
                 expr=" or ".join(burns),
                 lasts=burn.lasts,
                 severity=burn.severity,
-                summary=f"{self.text} of {{{{ $labels.model }}}} is too long; its budget goes {burn.name.lower()}.",
+                summary=f"{self.text} of {{{{ $labels.model }}}} is too long; its budget burns {burn.name.lower()}.",
                 runbook=self.runbook,
             )
 
@@ -81,23 +81,23 @@ OBJECTIVES = (
         text="Time to first token",
         runbook=(
             "95 % of streams should have their first token within 2.5 s. See Overview: if the engine's queue grows, "
-            "there are too few replicas: raise replicas.max. If the platform's own share grows, see Router: one busy "
-            "ingress process, or a replica that everything is sent to. If neither, prompts are long: see Engine for "
+            "there are too few replicas: raise replicas.max. If the platform's own share grows, see Router for a busy "
+            "ingress process or unbalanced replicas. If neither grows, prompts are long: see Engine for "
             "prefill time and prefix cache hits."
         ),
     ),
     Objective(
         name="itl",
         alert="PeagleItlBudgetBurns",
-        # The engine's own: with a `stream_interval` above 1 the API sees many outputs as one.
+        # The engine's series, because with a `stream_interval` above 1 the API sees several outputs as one.
         histogram="peagle_replica_itl_seconds",
         within_s=0.1,
         share=0.99,
         text="Time between the engine's outputs",
         runbook=(
-            "99 % of outputs should follow the one before within 0.1 s. See Engine: large batches, preemptions and "
+            "99 % of outputs should follow the previous one within 0.1 s. See Engine: large batches, preemptions and "
             "long prefills make steps long: lower max_num_seqs, or raise replicas.max. If steps are long at small "
-            "batches, see Speculation for a K that is too deep, and lower speculation.depth_max."
+            "batches, see Speculation for too large a K, and lower speculation.depth_max."
         ),
     ),
 )

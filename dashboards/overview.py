@@ -1,4 +1,4 @@
-"""Is it healthy, is it fast, is it worth it?"""
+"""Health, speed and cost of the fleet."""
 
 from grafana_foundation_sdk.models import units
 
@@ -12,7 +12,7 @@ _COST = "sum{by} (peagle_replica_devices{{{where}}}) * $price / 3600 * 1e6 / {to
 
 
 def _share(outcome: str) -> str:
-    """Of an idle fleet 0, and of one that is not scraped nothing."""
+    """Share of requests with an outcome: 0 for an idle fleet, no value without scrapes."""
     where = f'{OF_MODEL}, outcome="{outcome}"'
     return f"({total_rate('peagle_requests_total', where)} or vector(0)) / ({_REQUESTS} > 0) or {_REQUESTS}"
 
@@ -25,7 +25,7 @@ def _quantiles(histogram: str) -> tuple[Query, ...]:
 HEALTHY = (
     Panel(
         "Replicas answering",
-        "Replicas that answered the last scrape; none means that nothing is served.",
+        "Replicas that answered the last scrape; at 0, no model is served.",
         units.Short,
         (Query(f"sum(peagle_replicas_answering{{{OF_MODEL}}})"),),
         Shape.STAT,
@@ -33,7 +33,7 @@ HEALTHY = (
     ),
     Panel(
         "Requests failed",
-        "Share of requests that ended with an error of the server's.",
+        "Share of requests that ended with a server error.",
         units.PercentUnit,
         (Query(_share("failed")),),
         Shape.STAT,
@@ -42,7 +42,7 @@ HEALTHY = (
     ),
     Panel(
         "Requests shed",
-        "Share of requests refused with 429, because nothing could take them.",
+        "Share of requests refused with 429 because no replica had capacity.",
         units.PercentUnit,
         (Query(_share("shed")),),
         Shape.STAT,
@@ -51,7 +51,7 @@ HEALTHY = (
     ),
     Panel(
         "Alerts firing",
-        "Alerts of the platform; their annotations say what to do.",
+        "Firing alerts of the platform; their annotations describe the fix.",
         units.Short,
         (Query('count(ALERTS{alertname=~"Peagle.*", alertstate="firing"}) or vector(0)'),),
         Shape.STAT,
@@ -60,7 +60,7 @@ HEALTHY = (
     ),
     Panel(
         "Requests by outcome",
-        "How requests for an answer ended. `left` is a client that closed its connection first.",
+        "How model requests ended. `left` means that the client disconnected first.",
         units.RequestsPerSecond,
         (Query(rate("peagle_requests_total", OF_MODEL, "outcome"), "{{outcome}}"),),
         Shape.STACK,
@@ -68,7 +68,7 @@ HEALTHY = (
     ),
     Panel(
         "Replicas by state",
-        "What Ray Serve says of the replicas of each model.",
+        "Each model's replicas by Ray Serve state.",
         units.Short,
         (Query(f"sum by (model, state) (peagle_replicas{{{OF_MODEL}}})", "{{model}} {{state}}"),),
         Shape.STACK,
@@ -79,13 +79,13 @@ HEALTHY = (
 FAST = (
     Panel(
         "Time to first token",
-        "As clients of streams see it: the platform's share is in it.",
+        "As seen by streaming clients, including the platform's own share.",
         units.Seconds,
         _quantiles("peagle_request_ttft_seconds"),
     ),
     Panel(
         "Time per output token",
-        "Mean of each request, after its first token; what speculation shortens.",
+        "Mean of each request, after its first token; speculation reduces it.",
         units.Seconds,
         _quantiles("peagle_replica_tpot_seconds"),
     ),
@@ -97,9 +97,9 @@ FAST = (
     ),
     Panel(
         "The platform's own share",
-        "Mean time of a request outside the engine: in the API, in dispatch, on the wire. Queues of the engine are the "
-        "engine's. First tokens and outputs: of streams at the API, of all requests in the engine; read them where "
-        "clients stream. Between outputs it holds what the engine's `stream_interval` holds back.",
+        "Mean time of a request outside the engine: in the API, in dispatch, on the wire, without the engine's queue. "
+        "First tokens and outputs are measured on streams at the API but on all requests in the engine, so these "
+        "lines are valid if clients stream. Between outputs it includes the delay of the engine's `stream_interval`.",
         units.Seconds,
         (
             Query(
@@ -120,7 +120,7 @@ FAST = (
     ),
     Panel(
         "Time in the engine's queue",
-        "Before a place in the batch. Growing queues mean too few replicas.",
+        "Wait before the first step. Growing queues mean too few replicas.",
         units.Seconds,
         _quantiles("peagle_replica_queue_seconds"),
         width=12,
@@ -131,7 +131,7 @@ WORTH = (
     Panel("Tokens per second", "Generated, by all replicas.", units.Short, (Query(_TOKENS),), Shape.STAT, 6),
     Panel(
         "Speed-up",
-        "Estimated tokens per second over those at K = 0, weighted by what each replica generates. It is the depth "
+        "Estimated tokens per second divided by those at K = 0, weighted by each replica's tokens. It is the depth "
         f"rule's own estimate, at the batch sizes with the most load. {WHERE_ADAPTIVE}",
         "suffix:x",
         (
@@ -147,7 +147,7 @@ WORTH = (
     ),
     Panel(
         "Cost per million tokens",
-        "Devices of all replicas at the price of an hour given above, over the tokens that they generate.",
+        "Device-hours of all replicas at the price given above, divided by their generated tokens.",
         "currencyUSD",
         (Query(_COST.format(by="", where=OF_MODEL, tokens=f"({_TOKENS} > 0)")),),
         Shape.STAT,
@@ -155,7 +155,7 @@ WORTH = (
     ),
     Panel(
         "Acceptance length",
-        "Tokens for each verification, lately.",
+        "Recent tokens per verification.",
         units.Short,
         (
             Query(
@@ -178,7 +178,7 @@ WORTH = (
     ),
     Panel(
         "Cost per million tokens by model",
-        "See above; an idle replica costs as much as a busy one.",
+        "As above, by model; an idle replica costs as much as a busy one.",
         "currencyUSD",
         (
             Query(
@@ -193,7 +193,7 @@ WORTH = (
     ),
     Panel(
         "Speed-up by model",
-        "The estimate of each model's replicas; below 1 speculation costs more than it gives, and K goes to 0. "
+        "The estimate for each model's replicas; below 1 speculation costs more than it saves, and K goes to 0. "
         f"{WHERE_ADAPTIVE}",
         "suffix:x",
         (Query(f"avg by (model) (peagle_replica_speedup_ratio{{{OF_MODEL}}})", "{{model}}"),),
@@ -203,7 +203,7 @@ WORTH = (
 BOARD = Board(
     "peagle-overview",
     "peagle / Overview",
-    "Is it healthy, is it fast, is it worth it?",
+    "Health, speed and cost of the fleet.",
     (Row("Healthy?", HEALTHY), Row("Fast?", FAST), Row("Worth it?", WORTH)),
     ("namespace", "model", "price"),
 )

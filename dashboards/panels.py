@@ -1,4 +1,4 @@
-"""A panel as data, and how Grafana's own builders draw it."""
+"""A panel as data, and its conversion with Grafana's builders."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,26 +14,26 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 DATASOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _LINE = GraphThresholdsStyleMode.DASHED
 
-WHERE_ADAPTIVE = "Only where depth adapts (speculation.adaptive)."
-"""Of panels that show what the depth rule thinks."""
+WHERE_ADAPTIVE = "Only with adaptive depth (speculation.adaptive)."
+"""Note on panels that show the depth rule's estimates."""
 
 
 class Shape(Enum):
-    """How a panel shows its queries."""
+    """Visualization of a panel."""
 
     LINES = "lines"
     STACK = "stack"
     STAT = "stat"
     BARS = "bars"
     BUCKETS = "buckets"
-    """A heat map of a Prometheus histogram: its query yields `le`."""
+    """A heat map of a Prometheus histogram, whose query yields `le`."""
     ROWS = "rows"
-    """A heat map with one row for each series."""
+    """A heat map with one row per series."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """PromQL, and what the legend calls each series, with `{{label}}` for a label."""
+    """PromQL, and the legend of each series, with `{{label}}` for a label."""
 
     expr: str
     legend: str = ""
@@ -44,14 +44,14 @@ class Panel:
     """One panel.
 
     Attributes:
-        title: What it shows.
-        text: How to read it.
+        title: Title.
+        text: Description: how to read the panel.
         unit: Grafana's name of the unit.
-        queries: What it shows, at least one.
-        shape: How.
-        width: Of 24 columns.
-        limits: (value, colour) from which on a value is no longer green, rising.
-        lowest, highest: Ends of the axis, where the unit has them.
+        queries: At least one query.
+        shape: Visualization.
+        width: Width, of 24 columns.
+        limits: Ascending thresholds as (value, colour); below the first, values are green.
+        lowest, highest: Ends of the axis, if the unit has them.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""Where requests go and why, and what waits."""
+"""Dispatch of requests, its reasons, and queues."""
 
 from grafana_foundation_sdk.models import units
 
@@ -12,7 +12,7 @@ _IN_ENGINES = f"sum(peagle_replica_running_requests{{{OF_MODEL}}}) + sum(peagle_
 LOAD = (
     Panel(
         "Requests running, by replica",
-        "In the batch. Even lines mean that load is spread.",
+        "Equal lines mean that load is balanced.",
         units.Short,
         (Query(f"peagle_replica_running_requests{{{OF_REPLICA}}}", "{{model}} {{replica}}"),),
     ),
@@ -24,7 +24,7 @@ LOAD = (
     ),
     Panel(
         "Tokens per second, by replica",
-        "A replica that stays behind at equal load is slow.",
+        "A replica with fewer tokens at equal load is slow.",
         units.Short,
         (Query(rate("peagle_replica_generation_tokens_total", OF_REPLICA, "model, replica"), "{{model}} {{replica}}"),),
     ),
@@ -33,9 +33,9 @@ LOAD = (
 DISPATCH = (
     Panel(
         "Dispatch by reason",
-        "Why a replica was chosen: by its policy, such as soonest; home of the prefix; least in flight, where reports "
-        "were stale; queued, where all were full; turn, where it was the request's turn to have a place that was found "
-        "for another API key's. `wait-` is a request that no replica could take yet.",
+        "Why a replica was chosen: by policy, such as soonest; home of the prefix; least in flight, if reports were "
+        "stale; queued, if all were full; turn, if the request took the place found for another API key's request. "
+        "`wait-` is a request that no replica could take yet.",
         units.RequestsPerSecond,
         (Query(rate("peagle_dispatch_decisions_total", OF_MODEL, "reason"), "{{reason}}"),),
         Shape.STACK,
@@ -43,8 +43,7 @@ DISPATCH = (
     ),
     Panel(
         "Requests in the platform and in engines",
-        "Those open at the API, and those that engines run or queue; what lies between waits in dispatch, in Serve's "
-        "queue.",
+        "Open at the API, and running or queued in engines; the difference waits in dispatch, in Serve's queue.",
         units.Short,
         (
             Query(f"sum(peagle_requests_open{{{OF_MODEL}}})", "open"),
@@ -54,7 +53,7 @@ DISPATCH = (
     ),
     Panel(
         "Shed and failed",
-        "Requests refused because nothing could take them, and requests that ended with an error.",
+        "Requests refused because no replica had capacity, and requests that ended with an error.",
         units.RequestsPerSecond,
         (
             Query(rate("peagle_requests_total", f'{OF_MODEL}, outcome="shed"'), "{{model}} shed"),
@@ -63,13 +62,13 @@ DISPATCH = (
     ),
     Panel(
         "Retries",
-        "Requests sent to another replica, because theirs was lost before its first token.",
+        "Requests retried on another replica because theirs was lost before the first token.",
         units.RequestsPerSecond,
         (Query(rate("peagle_request_retries_total", OF_MODEL), "{{model}}"),),
     ),
     Panel(
-        "Engines that stall",
-        "Times in five minutes that an engine gave no sign of life for unusually long, so that it got nothing new.",
+        "Engine stalls",
+        "Times in five minutes that an engine stopped responding, so that it got no new requests.",
         units.Short,
         (
             Query(
@@ -79,7 +78,7 @@ DISPATCH = (
         ),
     ),
     Panel(
-        "Clients that left",
+        "Clients that disconnected",
         "Share of requests whose client closed the connection before the end.",
         units.PercentUnit,
         (
@@ -94,32 +93,32 @@ DISPATCH = (
 HTTP = (
     Panel(
         "Answers by route and status",
-        "Of every ingress process.",
+        "Of all ingress processes.",
         units.RequestsPerSecond,
         (Query(rate("peagle_http_requests_total", SPACE, "route, status"), "{{route}} {{status}}"),),
         Shape.STACK,
     ),
     Panel(
         "Time to answer, by route",
-        "p95 until the last byte.",
+        "p95 to the last byte.",
         units.Seconds,
         (Query(quantile(0.95, "peagle_http_request_seconds", SPACE, "route"), "{{route}}"),),
     ),
     Panel(
         "Requests by ingress process",
-        "Each is one event loop; a busy one adds to every token's delay.",
+        "Each is one event loop; a busy loop delays every token.",
         units.RequestsPerSecond,
         (Query(rate("peagle_http_requests_total", SPACE, "ingress"), "{{ingress}}"),),
     ),
     Panel(
         "Stalls of ingress processes",
-        "The longest, to the next bound: how late an event loop came to a timer. Meanwhile it relayed nothing.",
+        "Longest delay of an event loop's timer, rounded up to the next bucket bound. No tokens are relayed meanwhile.",
         units.Seconds,
         (Query(quantile(1, "peagle_ingress_loop_stall_seconds", SPACE, "ingress"), "{{ingress}}"),),
     ),
     Panel(
         "Stalls of replicas",
-        "The longest, to the next bound: how late a replica's event loop came to a timer.",
+        "Longest delay of a timer in a replica's event loop, rounded up to the next bucket bound.",
         units.Seconds,
         (Query(quantile(1, "peagle_replica_loop_stall_seconds", SPACE, "replica"), "{{replica}}"),),
     ),
@@ -128,7 +127,7 @@ HTTP = (
 CLIENTS = (
     Panel(
         "Tokens by client",
-        "Prompt and output tokens of requests that are over, by the name of the API key. None without a file of keys.",
+        "Prompt and output tokens of finished requests, by API key name. Empty without a keys file.",
         units.Short,
         (Query(rate("peagle_client_tokens_total", f'{OF_MODEL}, kind=~"prompt|output"', "client"), "{{client}}"),),
         Shape.STACK,
@@ -136,7 +135,7 @@ CLIENTS = (
     ),
     Panel(
         "Refused by limit",
-        "Requests beyond a limit of their API key, answered with 429.",
+        "Requests over a limit of their API key, answered with 429.",
         units.RequestsPerSecond,
         (Query(rate("peagle_client_refusals_total", SPACE, "client, limit"), "{{client}} {{limit}}"),),
         Shape.STACK,
@@ -147,6 +146,6 @@ CLIENTS = (
 BOARD = Board(
     "peagle-router",
     "peagle / Router",
-    "Where requests go and why, and what waits.",
+    "Dispatch of requests, its reasons, and queues.",
     (Row("Load", LOAD), Row("Dispatch", DISPATCH), Row("HTTP", HTTP), Row("Clients", CLIENTS)),
 )

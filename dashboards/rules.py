@@ -1,4 +1,4 @@
-"""Rules as data, and how they become Prometheus' YAML."""
+"""Rules as data, and their conversion to Prometheus' YAML."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Any
 import yaml
 
 RUNBOOKS = "dashboards/runbooks.md"
-"""The page with a section for each alert; the chart puts an address before it."""
+"""The page with a section per alert; the chart puts a base URL in front."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """`record` is level:metric:operations, as Prometheus' own guide names recorded series."""
+    """A recording rule; `record` is level:metric:operations, as in Prometheus' naming guide."""
 
     record: str
     expr: str
@@ -23,7 +23,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """An alert that somebody can act on: `runbook` says what it means, where to look and what to do."""
+    """An actionable alert; `runbook` says what it means, where to look and what to do."""
 
     name: str
     expr: str
@@ -41,7 +41,7 @@ class Alert:
             "annotations": {
                 "summary": self.summary,
                 "runbook": self.runbook,
-                # A heading's anchor, as Git hosts write it.
+                # A heading's anchor, in the form of Git hosts.
                 "runbook_url": f"{RUNBOOKS}#{self.name.lower()}",
             },
         }

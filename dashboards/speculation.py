@@ -1,4 +1,4 @@
-"""What drafting yields, which K is chosen and why, and whether the predictions behind it hold."""
+"""Results of drafting, chosen K and its reasons, and accuracy of the predictions."""
 
 from grafana_foundation_sdk.models import units
 
@@ -15,7 +15,7 @@ def _gauge(name: str, legend: str = "{{model}} {{replica}}") -> Query:
 
 
 def _or_none_counted(expr: str) -> str:
-    """`expr` by replica, 0 where nothing was counted yet: an event that did not happen is a 0, and no gap."""
+    """`expr` by replica, with 0 instead of gaps where no event was counted."""
     return f"{expr} or 0 * sum by ({_BY_REPLICA}) (peagle_replica_running_requests{{{OF_REPLICA}}})"
 
 
@@ -30,14 +30,14 @@ def _per_drafting_step(name: str) -> str:
 YIELD = (
     Panel(
         "Acceptance by position",
-        "Share of drafts that were right up to a position, of those that went so deep: K may vary without bending it.",
+        "Share of drafts accepted up to a position, among drafts that reach it, so that it does not depend on K.",
         units.PercentUnit,
         (Query(ratio(*_POSITIONS, OF_REPLICA, "position"), "{{position}}"),),
         highest=1,
     ),
     Panel(
         "Acceptance by position, now",
-        "The same over the last minutes; a steep fall means that a shallow K is enough.",
+        "The same over the last minutes; if it falls steeply, a small K is enough.",
         units.PercentUnit,
         (Query(ratio(*_POSITIONS, OF_REPLICA, "position"), "{{position}}"),),
         Shape.BARS,
@@ -45,15 +45,14 @@ YIELD = (
     ),
     Panel(
         "Acceptance length",
-        "Tokens for each verification, the target's own one included.",
+        "Tokens per verification, including the target's own token.",
         units.Short,
         (Query(f"1 + {_per_draft('peagle_replica_accepted_tokens_total')}", "{{model}} {{replica}}"),),
         lowest=1,
     ),
     Panel(
         "Drafted and accepted",
-        "Draft tokens verified, and those of them that were right; what lies between is verification spent in vain. "
-        "Of steps that only decode.",
+        "Draft tokens verified and accepted in decode-only steps; the difference is wasted verification.",
         units.Short,
         (
             Query(rate("peagle_replica_draft_tokens_total", OF_REPLICA), "{{model}} drafted"),
@@ -63,7 +62,7 @@ YIELD = (
     ),
     Panel(
         "Waste",
-        "Share of verified draft tokens that were wrong. It is no fault by itself: idle compute may be spent so.",
+        "Share of verified draft tokens that were rejected. It is not a fault by itself: it may use idle compute.",
         units.PercentUnit,
         (
             Query(
@@ -79,9 +78,9 @@ YIELD = (
     ),
     Panel(
         "Rows drafted and verified",
-        "Rows that the drafter and the target passed over, prompts among them. At a steady K the drafter has no more "
-        "than 2 K for each request and step, where the target has K + 1. Rows for the largest K whatever K is are a "
-        "kernel's that does not run: the engine's log says why.",
+        "Rows in forward passes of the drafter and the target, including prompts. At a constant K, the drafter has at "
+        "most 2 K rows per request and step, and the target K + 1. Rows for the largest K at any K mean that the "
+        "layout kernel is off: the engine's log says why.",
         units.Short,
         (
             Query(rate("peagle_replica_drafted_rows_total", OF_REPLICA), "{{model}} drafted"),
@@ -102,15 +101,15 @@ DEPTH = (
     ),
     Panel(
         "Steps by CUDA graph",
-        "Decode steps by what they ran as on a GPU. One that is no full graph waits for the host at every layer.",
+        "Decode steps by CUDA graph mode. A step without a full graph waits for the host at every layer.",
         units.Short,
         (Query(f"sum by (graph) (increase(peagle_replica_graph_steps_total{{{OF_REPLICA}}}[{WINDOW}]))", "{{graph}}"),),
         Shape.STACK,
     ),
     Panel(
         "Requested and effective K",
-        "Draft tokens for each request and step that was to draft: as the table asked, and as verified. They differ "
-        "only near the end of answers and where a grammar cuts drafts.",
+        "Draft tokens per request and drafting step: as planned, and as verified. They differ only near the end of "
+        "answers and if a grammar cuts drafts.",
         units.Short,
         (
             Query(_per_drafting_step("peagle_replica_requested_draft_tokens_total"), "{{replica}} requested"),
@@ -120,7 +119,7 @@ DEPTH = (
     ),
     Panel(
         "Changes of K by cause",
-        f"How often K changed for a run of batch sizes, and why. Probes come in pairs. {WHERE_ADAPTIVE}",
+        f"Changes of K for a range of batch sizes, by cause. Probes come in pairs. {WHERE_ADAPTIVE}",
         units.Short,
         (
             Query(
@@ -131,21 +130,21 @@ DEPTH = (
     ),
     Panel(
         "What governs",
-        "Replicas by what governs their table: the rule, a probe, an operator, or the guard's fallback.",
+        "Replicas by what controls their table: the rule, a probe, an operator, or the guard's fallback.",
         units.Short,
         (Query(f"sum by (mode) (peagle_replica_depth_mode{{{OF_REPLICA}}})", "{{mode}}"),),
         Shape.STACK,
     ),
     Panel(
         "Age of the plan",
-        f"Since the Router last confirmed it. A replica without the Router keeps its last plan. {WHERE_ADAPTIVE}",
+        f"Time since the Router last confirmed it. Without the Router, a replica keeps its last plan. {WHERE_ADAPTIVE}",
         units.Seconds,
         (_gauge("peagle_replica_plan_age_seconds"),),
         limits=((10, "orange"), (60, "red")),
     ),
     Panel(
         "Version of the table",
-        "Rises with every change of the plan: that of the Router's plan, and of the one that the engine applies.",
+        "Increases with every change: the version of the Router's plan, and of the table that the engine applies.",
         units.Short,
         (
             _gauge("peagle_replica_plan_version", "{{replica}} planned"),
@@ -154,7 +153,7 @@ DEPTH = (
     ),
     Panel(
         "Fallbacks",
-        f"Times that the guard went back to the configured K because predictions did not hold. {WHERE_ADAPTIVE}",
+        f"Times that the guard fell back to the configured K because predictions failed. {WHERE_ADAPTIVE}",
         units.Short,
         (
             Query(
@@ -167,9 +166,9 @@ DEPTH = (
         limits=((1, "red"),),
     ),
     Panel(
-        "Stand-ins in the first guess",
-        "Replicas whose first guess of step times is another target's or device's, as their own is not known; the "
-        f"Router's log says which and the fix. What is measured replaces it. {WHERE_ADAPTIVE}",
+        "Assumed step times",
+        "Replicas whose initial step times are those of another target or device because their own is unknown; the "
+        f"Router's log says which, and the fix. Measurements replace them. {WHERE_ADAPTIVE}",
         units.Short,
         (Query(f"sum by (model, part) (peagle_replica_depth_prior_assumed{{{OF_REPLICA}}})", "{{model}} {{part}}"),),
         limits=((1, "orange"),),
@@ -188,7 +187,7 @@ WORTH = (
     ),
     Panel(
         "Goodput over its prediction",
-        "Lately; the guard acts when it stays under 0.97. While the guard's fallback holds, of the last report. "
+        "Recent ratio; the guard acts if it stays below 0.97. During the guard's fallback, from the last report. "
         f"{WHERE_ADAPTIVE}",
         units.PercentUnit,
         (
@@ -202,7 +201,7 @@ WORTH = (
     ),
     Panel(
         "Speed-up over K = 0",
-        "What speculation gains, as the rule estimates it from step times and acceptance, and its interval of 95 %; "
+        "Speedup by speculation, which the rule estimates from step times and acceptance, with its 95 % interval; "
         f"K = 0 itself is 1. {WHERE_ADAPTIVE}",
         "suffix:x",
         (
@@ -216,6 +215,6 @@ WORTH = (
 BOARD = Board(
     "peagle-speculation",
     "peagle / Speculation",
-    "What drafting yields, which K is chosen and why, and whether the predictions behind it hold.",
+    "Results of drafting, chosen K and its reasons, and accuracy of the predictions.",
     (Row("Yield", YIELD), Row("Depth", DEPTH), Row("Worth", WORTH)),
 )

@@ -1,9 +1,9 @@
-"""Writes what the chart derives from `values.yaml` and the package: `values.schema.json`, and facts in `files/`.
+"""Writes the chart's files derived from `values.yaml` and the package: `values.schema.json`, and facts in `files/`.
 
-The schema of a value is what its default shows, narrowed by a comment line `# @schema {...}` above it; its description
-is the rest of that comment. A value whose default shows too little (an empty list or map) must have such a line.
+The schema of a value follows from its default and a comment line `# @schema {...}` above it; its description
+is the rest of that comment. A value with an ambiguous default (an empty list or map) must have such a line.
 
-Run `make helm-schema`; a test fails while the written files are not current.
+Run `make helm-schema`; a test fails if the written files are not current.
 """
 
 import json
@@ -36,14 +36,14 @@ MODEL = {
 
 
 class UndescribedValueError(Exception):
-    """A value of values.yaml whose default does not say what else it may be."""
+    """A value of values.yaml whose default does not determine its schema."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"values.yaml: {path}: its default is empty. Add a line `# @schema {{...}}` above it.")
 
 
 def comment_above(lines: list[str], line: int) -> list[str]:
-    """Return the comment that ends right above `line` (from 0), without its indent and marks."""
+    """Return the comment directly above `line` (from 0), without indent and comment marks."""
     first = line
     while first > 0 and lines[first - 1].lstrip().startswith("#"):
         first -= 1
@@ -51,7 +51,7 @@ def comment_above(lines: list[str], line: int) -> list[str]:
 
 
 def schema_of(node: yaml.Node, lines: list[str], path: str) -> dict[str, Any]:
-    """Return the schema of the value that `node` is the default of."""
+    """Return the schema of a value with the default `node`."""
     value = yaml.safe_load(yaml.serialize(node))
     if isinstance(node, yaml.MappingNode):
         if not node.value:
@@ -63,7 +63,7 @@ def schema_of(node: yaml.Node, lines: list[str], path: str) -> dict[str, Any]:
 
 
 def properties(node: yaml.MappingNode, lines: list[str], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and schema of every value of a mapping."""
+    """Yield the name and schema of every value of a mapping."""
     for key, child in node.value:
         own = f"{path}.{key.value}".lstrip(".")
         comment = comment_above(lines, key.start_mark.line)
@@ -79,7 +79,7 @@ def properties(node: yaml.MappingNode, lines: list[str], path: str = "") -> Iter
 
 
 def described(child: yaml.Node, lines: list[str], path: str, narrowed: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the schema of a value, with what its comment narrows."""
+    """Return the schema of a value, with its comment's constraints."""
     if narrowed is None:
         return schema_of(child, lines, path)
     if "$ref" in narrowed:
@@ -93,13 +93,13 @@ def described(child: yaml.Node, lines: list[str], path: str, narrowed: Mapping[s
 
 
 def nullable(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that also takes null: the field is unset then."""
+    """Return a schema that also accepts null, which unsets the field."""
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     return {**schema, "type": [*kinds, *(["null"] if "null" not in kinds else [])]}
 
 
 def required(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield path and default of every value that has to be something: numbers, and texts that are not empty."""
+    """Yield path and default of every required value: numbers, and texts with a non-empty default."""
     for name, child in schema["properties"].items():
         own = f"{path}.{name}".lstrip(".")
         if "properties" in child and own != OPERATOR:
@@ -113,16 +113,16 @@ def required(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, A
 
 
 def definitions() -> dict[str, Any]:
-    """Schemas that values.yaml refers to: the package's own models, and shapes of Kubernetes."""
+    """Return the schemas that values.yaml refers to: the package's models, and Kubernetes types."""
     found: dict[str, Any] = {}
     for model in (Deployment, ApiSettings):
         schema = model.model_json_schema(ref_template="#/$defs/{model}")
         found |= schema.pop("$defs", {})
         found[model.__name__] = schema
-    # Pydantic's name for this one is taken by the shape below.
+    # Pydantic's name for this model is used by the type below.
     found["DeploymentResources"] = found.pop("Resources")
     found["Deployment"]["properties"]["resources"] = {"$ref": "#/$defs/DeploymentResources"}
-    # What validators of the models refuse, which pydantic cannot tell of.
+    # Rules of the models' validators, which pydantic does not export.
     found["Deployment"]["properties"]["environment"]["propertyNames"] = {"pattern": f"^{VARIABLE_NAME.pattern}$"}
     found["DeploymentResources"]["properties"]["accelerator_type"]["enum"] = [*ACCELERATOR_TYPES, None]
     found["Routing"]["properties"]["policy"]["enum"] = [*ROUTING_POLICIES]
@@ -142,7 +142,7 @@ def values_schema(text: str) -> dict[str, Any]:
     root = yaml.compose(text)
     assert isinstance(root, yaml.MappingNode)
     found = dict(properties(root, text.splitlines()))
-    # Helm takes a null away from the chart's own values, and hands one that a group has on.
+    # Helm removes nulls from the chart's own values, but passes on a null within a group.
     group = found["workerGroupDefaults"]
     needed = dict(required(group))
     group["properties"] |= {name: nullable(field) for name, field in group["properties"].items() if name not in needed}
@@ -156,7 +156,7 @@ def values_schema(text: str) -> dict[str, Any]:
 
 
 def deployment_facts() -> dict[str, Any]:
-    """Return what templates need to know of a deployment: defaults of its sections, and arguments it may not set."""
+    """Return facts about deployments for templates: defaults of sections, and arguments that must not be set."""
     bare = Deployment.model_validate({"name": "x", "target": {"source": "x"}, "speculation": {"enabled": False}})
     sections = ("speculation", "replicas", "resources", "routing")
     defaults = {name: type(getattr(bare, name))().model_dump() for name in sections}

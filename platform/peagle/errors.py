@@ -1,37 +1,37 @@
-"""Every error peagle raises on purpose.
+"""The exceptions that peagle raises on purpose.
 
 PeagleError
-├── ConfigError            a deployment file, option or checkpoint that cannot work (names field, value and fix)
-│   └── CombinedConfigError       several of these at once
-├── StartupError           the machine cannot run it now: port, memory, missing model, unknown vLLM
-├── ClusterError           the Kubernetes API refuses, or does not answer
-├── RequestError           a client's mistake, answered in OpenAI's error object
+├── ConfigError            invalid deployment file, option or checkpoint (names field, value and fix)
+│   └── CombinedConfigError       several ConfigErrors at once
+├── StartupError           this machine cannot run the platform now: port, memory, missing model, unknown vLLM
+├── ClusterError           the Kubernetes API refuses a call or does not answer
+├── RequestError           client error, answered with OpenAI's error object
 │   ├── NotFoundError      404: unknown model or path
 │   └── TooLargeError      413: body over the limit
 ├── OverloadedError        429 with Retry-After
-├── LimitError             429: beyond a limit of the client's API key
-├── ReplicaLostError       502: a replica ended before it answered
-├── EngineStalledError     503: a replica's engine gives no sign of life; another replica may answer
-├── EngineGoneError        503: the request came to a replica whose engine has ended before; another may answer
-├── NoReplicaError         503: no replica has come that could take the request
+├── LimitError             429: over a limit of the client's API key
+├── ReplicaLostError       502: the replica ended before it answered
+├── EngineStalledError     503: the replica's engine stopped responding; another replica may answer
+├── EngineGoneError        503: the replica's engine had already ended; another replica may answer
+├── NoReplicaError         503: no replica became available in time
 ├── RouterLostError        503: the Router does not answer
-└── EngineError            what an engine said of a request, in `api/openai_errors.py`
+└── EngineError            an engine's error reply, in `api/openai_errors.py`
 
-Each passes all its arguments to `Exception.__init__`, so that it crosses a Ray process boundary whole.
+Each passes all its arguments to `Exception.__init__`, so that it survives pickling between Ray processes.
 """
 
 import reprlib
 from collections.abc import Sequence
 from typing import ClassVar
 
-# A message shows this much of a value or of a field's path: either may come from outside, at any length.
+# Longest value or field path shown in a message. Both may come from outside, at any length.
 _SHOWN_CHARACTERS = 120
 _show = reprlib.Repr()
 _show.maxstring = _show.maxother = _show.maxlong = _SHOWN_CHARACTERS
 
 
 class PeagleError(Exception):
-    """Base of the tree. `http_status` is what a client sees, `kind` the type in OpenAI's error object."""
+    """Base of the tree. `http_status` is the status a client sees, `kind` the type in OpenAI's error object."""
 
     http_status: ClassVar[int] = 500
     kind: ClassVar[str] = "server_error"
@@ -45,11 +45,11 @@ class PeagleError(Exception):
 
 
 class ConfigError(PeagleError):
-    """Something configured cannot work.
+    """A configured value is invalid.
 
     Args:
-        field: Where, as a path: `deployments/x.yaml: speculation.depth_max`.
-        value: What stands there; None where nothing does.
+        field: Path of the value: `deployments/x.yaml: speculation.depth_max`.
+        value: The configured value; None if there is none.
         problem: What is wrong with it.
         fix: What to write or run instead, as a sentence.
     """
@@ -65,19 +65,21 @@ class ConfigError(PeagleError):
 
     @property
     def problems(self) -> "tuple[ConfigError, ...]":
-        """Every single problem, so that a caller prints one or many alike."""
+        """All problems, so that a caller prints one or several the same way."""
         return (self,)
 
     def under(self, origin: str) -> "ConfigError":
-        """Return the same problem with `origin`, such as a file's path, leading its field."""
+        """Return the same problem with `origin`, such as a file path, in front of its field."""
         return ConfigError(f"{origin}: {self.field}", self.value, self.problem, self.fix)
 
 
 class CombinedConfigError(ConfigError):
-    """Several things configured cannot work; field, value, problem and fix are the first one's, the message has all.
+    """Several configured values are invalid.
+
+    Field, value, problem and fix are those of the first problem; the message lists all of them.
 
     Args:
-        problems: At least one, each a single problem.
+        problems: At least one single problem.
     """
 
     def __init__(self, *problems: ConfigError) -> None:
@@ -102,12 +104,12 @@ class CombinedConfigError(ConfigError):
 def _shown(value: object) -> str:
     try:
         return _show.repr(value)
-    except ValueError:  # Python writes out no number of so many digits
+    except ValueError:  # Python refuses to print a number this long
         return "a number of thousands of digits"
 
 
 def _printable(text: str) -> str:
-    """Return `text` on one line, with no control character in it."""
+    """Return `text` on one line, without control characters."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
@@ -123,12 +125,12 @@ class StartupError(PeagleError):
 
 
 class ClusterError(PeagleError):
-    """The Kubernetes API did not do what was asked.
+    """A call to the Kubernetes API failed.
 
     Args:
-        status: HTTP status of its answer; 0 where none came.
-        action: What was asked, as in "list nodes".
-        reason: What the API, or the network, said of it.
+        status: HTTP status of the answer; 0 if none arrived.
+        action: The requested action, as in "list nodes".
+        reason: The reason given by the API or the network.
     """
 
     http_status = 502
@@ -139,7 +141,7 @@ class ClusterError(PeagleError):
         if status == 0:
             self.message = f"Kubernetes does not answer ({self.reason}). Check the context and the network."
         elif status == 401:
-            self.message = f"Kubernetes does not know this account ({self.reason}). Renew its credentials."
+            self.message = f"Kubernetes rejects these credentials ({self.reason}). Renew them."
         elif status == 403:
             self.message = f"Kubernetes does not let this account {action} ({self.reason}). Grant it that right."
         else:
@@ -147,7 +149,7 @@ class ClusterError(PeagleError):
 
 
 class RequestError(PeagleError):
-    """A client's mistake. `param` names the request field at fault, `code` is OpenAI's code where it has one."""
+    """Client error. `param` names the request field at fault; `code` is OpenAI's error code, if there is one."""
 
     http_status = 400
     kind = "invalid_request_error"
@@ -166,7 +168,7 @@ class TooLargeError(RequestError):
 
 
 class OverloadedError(PeagleError):
-    """Nothing can take the request now; `retry_after_s` becomes the Retry-After header."""
+    """No capacity for the request now; `retry_after_s` becomes the Retry-After header."""
 
     http_status = 429
     kind = "rate_limit_error"
@@ -177,12 +179,12 @@ class OverloadedError(PeagleError):
 
 
 class LimitError(PeagleError):
-    """The request is beyond a limit of its client's.
+    """The request is over a limit of its client.
 
     Args:
         message: Names the limit, its value and the key's name.
-        retry_after_s: When it would not be; None where the request alone is beyond it.
-        limit: The limit's name in the keys file.
+        retry_after_s: Time until the limit allows it; None if the request alone is over the limit.
+        limit: Name of the limit in the keys file.
     """
 
     http_status = 429
@@ -210,6 +212,6 @@ class NoReplicaError(PeagleError):
 
 
 class RouterLostError(PeagleError):
-    """The Router does not answer now; tokens go on without it."""
+    """The Router does not answer; replicas keep generating without it."""
 
     http_status = 503

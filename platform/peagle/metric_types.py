@@ -1,10 +1,10 @@
-"""What a metric's declaration says: its type, unit, labels, and what keeps those bounded."""
+"""Metric declarations: type, unit and labels, and what bounds the labels."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 OTHER = "other"
-"""What a label says in place of a value that it is not declared to have."""
+"""Label value that replaces an undeclared value."""
 
 
 class Kind(StrEnum):
@@ -16,7 +16,7 @@ class Kind(StrEnum):
 
 
 class Unit(StrEnum):
-    """What a metric counts or measures; names of seconds and ratios end with their unit."""
+    """Unit of a metric; names of seconds and ratios end with it."""
 
     SECONDS = "seconds"
     RATIO = "ratio"
@@ -32,7 +32,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A label: what keeps its values few, and those values where they are known beforehand."""
+    """A label: what bounds its values, and the values if they are known in advance."""
 
     name: str
     bound: str
@@ -47,9 +47,9 @@ class Metric:
     """One declaration.
 
     Attributes:
-        name: Without the suffix that Prometheus gives a counter's or a histogram's series.
-        text: What it says, in a sentence.
-        field: Where a replica's answer holds it; None for what is not a replica's.
+        name: Name without the suffix that Prometheus adds to the series of a counter or a histogram.
+        text: Help text, as a sentence.
+        field: Key in a replica's answer; None if the metric is not a replica's.
         buckets: Upper bounds of a histogram's buckets, without infinity.
     """
 
@@ -67,7 +67,7 @@ class Metric:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The names that a query may use."""
+        """Series names that a query may use."""
         match self.kind:
             case Kind.COUNTER:
                 return (f"{self.name}_total",)
@@ -77,5 +77,5 @@ class Metric:
                 return (self.name,)
 
     def label_values(self, *values: str) -> list[str]:
-        """`values`, in the order of the labels, each one that its label may have."""
+        """Return `values`, in the order of the labels, with undeclared values replaced."""
         return [label.bounded(value) for label, value in zip(self.labels, values, strict=True)]

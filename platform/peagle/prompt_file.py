@@ -1,4 +1,4 @@
-"""Prompts from a file of JSON lines, one to a line, in the forms that public sets of prompts have."""
+"""Prompts from a JSON Lines file, in the formats of public prompt sets."""
 
 import json
 from pathlib import Path
@@ -9,33 +9,33 @@ from peagle.errors import ConfigError
 Message = dict[str, str]
 """One message of a chat: its `role` and its `content`."""
 Prompt = str | list[Message]
-"""Text to go on with, or a chat to answer."""
+"""Text to complete, or a chat to answer."""
 
 FORMS = 'Write {"prompt": "..."}, {"turns": ["..."]} or {"messages": [{"role": "user", "content": "..."}]}.'
 
 
 def read_prompt_file(path: Path, *, as_chat: bool = False) -> list[Prompt]:
-    """Read the prompts of a file; with `as_chat` a text is what a user says.
+    """Read the prompts of a file; with `as_chat`, text becomes a user message.
 
-    A line is an object with one of `prompt` (HumanEval and files of one's own), `turns` (MT-Bench, Spec-Bench; the
-    first is asked) or `messages` (SPEED-Bench and OpenAI's form; those before the first answer are asked). What else it
-    holds is left alone.
+    Each line is an object with `prompt` (HumanEval and custom files), `turns` (MT-Bench, Spec-Bench; the first turn is
+    used) or `messages` (SPEED-Bench and OpenAI's format; the messages before the first answer are used). Other fields
+    are ignored.
 
-    Raises ConfigError where the file cannot be read, holds no prompt, or a line is no such object.
+    Raises ConfigError if the file cannot be read or has no prompt, or if a line has another format.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         problem = f"it cannot be read ({error})"
-        raise ConfigError("--prompts-from", str(path), problem, "Name a file of JSON lines.") from None
+        raise ConfigError("--prompts-from", str(path), problem, "Name a JSON Lines file.") from None
     prompts = []
-    # JSON may hold what Python takes for the end of a line, too.
+    # JSON strings may contain characters that Python's splitlines takes for line ends.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         prompt = _prompt_in(line)
         if prompt is None:
-            raise ConfigError(f"{path}:{number}", line[:60], "it holds no prompt", FORMS)
+            raise ConfigError(f"{path}:{number}", line[:60], "it has no prompt", FORMS)
         prompts.append(in_chat_form(prompt) if as_chat else prompt)
     if not prompts:
         raise ConfigError("--prompts-from", str(path), "it is empty", FORMS)
@@ -43,27 +43,29 @@ def read_prompt_file(path: Path, *, as_chat: bool = False) -> list[Prompt]:
 
 
 def in_chat_form(prompt: Prompt) -> list[Message]:
-    """The chat that `prompt` is, or begins as what a user says."""
+    """Return `prompt` as a chat; text becomes a user message."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:
-    """Tokens of a prompt; of a chat, as the chat template of this Hugging Face `tokenizer` writes it for an answer.
+    """Return the tokens of a prompt; a chat is rendered with the chat template of this Hugging Face `tokenizer`.
 
-    Raises ConfigError where it is a chat, and there is no template, or it refuses this one.
+    Raises ConfigError if the prompt is a chat and the tokenizer has no template, or the template refuses it.
     """
     if isinstance(prompt, str):
         return list(tokenizer.encode(prompt))
     if not getattr(tokenizer, "chat_template", None):
         problem = "the target's tokenizer has no chat template"
         raise ConfigError("--prompts-from", "a chat", problem, 'Write {"prompt": "..."} lines of plain text.')
-    from jinja2 import TemplateError  # what reads templates; nothing else here needs it
+    from jinja2 import TemplateError  # only chat templates need it
 
     try:
         return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False))
-    except TemplateError as error:  # some take no system message, or roles in one order only
+    except TemplateError as error:  # some refuse system messages, or require a fixed order of roles
         problem = f"the target's chat template refuses a chat of {', '.join(each['role'] for each in prompt)}: {error}"
-        raise ConfigError("--prompts-from", "a chat", problem, "Write its messages as that model takes them.") from None
+        raise ConfigError(
+            "--prompts-from", "a chat", problem, "Write its messages in the form that this model accepts."
+        ) from None
 
 
 def _prompt_in(line: str) -> Prompt | None:
@@ -81,7 +83,7 @@ def _prompt_in(line: str) -> Prompt | None:
 
 
 def _asked(messages: list[Any]) -> list[Message] | None:
-    """The messages before the first answer; None where there is none, or one is not of text."""
+    """Return the messages before the first answer; None if there are none or one is not text."""
     asked: list[Message] = []
     for message in messages:
         role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)

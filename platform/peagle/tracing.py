@@ -1,7 +1,7 @@
-"""OpenTelemetry tracing: the environment that switches it on, and what the processes that have it do with their spans.
+"""OpenTelemetry tracing: the environment that switches it on, and the export of spans.
 
-OpenTelemetry's standard variables say where spans go and which requests are traced; `environment` writes them for an
-address. Nothing of OpenTelemetry is imported here until a process that has tracing on makes its first span.
+OpenTelemetry's standard variables define where spans are sent and which requests are traced; `environment` sets them
+for an address. OpenTelemetry is imported only when a process with tracing enabled makes its first span.
 """
 
 import os
@@ -25,10 +25,10 @@ ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 EXPORTER_VARIABLE = "RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH"
 
-# What holds wherever spans go.
+# Set for every collector.
 ENVIRONMENT: Mapping[str, str] = {
     EXPORTER_VARIABLE: TRACE_EXPORTER,
-    # Each of Serve's processes would draw anew, and start a trace in the middle of a request; the edge draws for all.
+    # Otherwise each Serve process would sample again and start traces within a request; the edge decides once.
     "RAY_SERVE_TRACING_SAMPLING_RATIO": "0",
     "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
 }
@@ -36,21 +36,21 @@ SERVICE_NAME = "peagle"
 
 
 def environment(url: str, ratio: float, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables under which every process of the platform sends its spans to `url`.
+    """Return the environment variables that make every process send its spans to `url`.
 
     Args:
         url: A collector: `http://collector:4317` for gRPC, `http://collector:4318/v1/traces` for HTTP. A path or port
-            4318 says HTTP, unless one of `PROTOCOL_VARIABLES` is given.
-        ratio: Share of the requests that are traced, of those whose client has not decided it, 0 to 1.
-        given: The environment to add to; what it says of protocol and service name stays.
+            4318 selects HTTP, unless one of `PROTOCOL_VARIABLES` is given.
+        ratio: Share of requests to trace, 0 to 1, among those whose client has not decided.
+        given: The environment to add to; its protocol and service name are kept.
 
     Raises:
-        ConfigError: No spans can be sent there.
+        ConfigError: `url` is not a valid collector address.
     """
     parts, port = _parsed(url)
     protocol = protocol_in(given, HTTP if parts.path.strip("/") or port == HTTP_PORT else GRPC)
     if protocol == GRPC and port is None:
-        raise ConfigError("--traces-to", url, "it names no port", f"Write {parts.scheme}://{parts.hostname}:4317.")
+        raise ConfigError("--traces-to", url, "it has no port", f"Write {parts.scheme}://{parts.hostname}:4317.")
     if protocol == HTTP and not parts.path.strip("/"):
         parts = parts._replace(path=HTTP_PATH)
     return {
@@ -70,33 +70,33 @@ def _parsed(url: str) -> tuple[SplitResult, int | None]:
     except ValueError as error:
         raise ConfigError("--traces-to", url, str(error), fix) from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError("--traces-to", url, "it is no URL with http or https and a host", fix)
+        raise ConfigError("--traces-to", url, "it is not an http or https URL with a host", fix)
     return parts, port
 
 
 def protocol_in(given: Mapping[str, str], otherwise: str = GRPC) -> str:
-    """Return the protocol that `given`, an environment, asks for. Raises ConfigError where it is unknown."""
+    """Return the protocol set in the environment `given`. Raises ConfigError if it is unknown."""
     for name in PROTOCOL_VARIABLES:
         if protocol := given.get(name):
             if protocol not in PROTOCOLS:
-                raise ConfigError(name, protocol, "spans cannot be sent that way", f"Use {' or '.join(PROTOCOLS)}.")
+                raise ConfigError(name, protocol, "unknown protocol for spans", f"Use {' or '.join(PROTOCOLS)}.")
             return protocol
     return otherwise
 
 
 def is_on() -> bool:
-    """Whether tracing is on here: Serve makes spans in this process, and hands them to `processors`."""
+    """Whether tracing is enabled in this process: Serve makes spans and passes them to `processors`."""
     return os.environ.get(EXPORTER_VARIABLE) == TRACE_EXPORTER
 
 
 def processors() -> "list[SpanProcessor]":
-    """What Serve hands its spans to; it calls this in each of its processes that has tracing on."""
+    """Return the span processors; Serve calls this in each of its processes with tracing enabled."""
     return [processor()]
 
 
 @cache
 def processor() -> "SpanProcessor":
-    """The one exporter of this process: it sends in a thread, and drops spans rather than let a request wait."""
+    """Return this process's exporter: it sends in a thread, and drops spans rather than delay a request."""
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
     exporter: SpanExporter
@@ -113,7 +113,7 @@ def processor() -> "SpanProcessor":
 
 @cache
 def request_tracer() -> "Tracer":
-    """Makes the first span of each request, and by its sampler decides for all the others."""
+    """Return the tracer of each request's first span; its sampler decides for all later spans."""
     from opentelemetry.sdk.trace import TracerProvider
 
     provider = TracerProvider()
@@ -122,14 +122,14 @@ def request_tracer() -> "Tracer":
 
 
 def context_of(headers: Mapping[str, str]) -> Any:
-    """Return the trace context that `headers` carry; an empty one where they carry none that is well-formed."""
+    """Return the trace context in `headers`; an empty context if there is none or it is malformed."""
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     return TraceContextTextMapPropagator().extract(headers)
 
 
 def continue_in(headers: MutableMapping[str, str], context: Any = None) -> None:
-    """Write `context`, by default the current one, into `headers`; one that is in no trace leaves them as they are."""
+    """Write `context` (default: the current one) into `headers`; outside a trace, `headers` stay unchanged."""
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     TraceContextTextMapPropagator().inject(headers, context)

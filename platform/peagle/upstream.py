@@ -1,4 +1,4 @@
-"""What the platform replaces in vLLM and Ray, and what it uses of them that they do not publish: the rows of a table.
+"""Table rows for the vLLM and Ray symbols that the platform replaces, or uses although they are private.
 
 The tables are `engine/patches/patch_table.py` for vLLM and `serve/ray_seams.py` for Ray. They are plain data:
 reading one imports neither.
@@ -12,7 +12,7 @@ NONE_FILED = "none filed"
 
 
 class Kind(StrEnum):
-    """What is done to a symbol."""
+    """How a symbol is used or changed."""
 
     REPLACES = "replaces"
     ADDS = "adds"
@@ -21,7 +21,7 @@ class Kind(StrEnum):
 
 
 class Process(StrEnum):
-    """The process that a symbol is changed in: one of an engine's, or any that Serve runs a deployment in."""
+    """Process in which a symbol is changed: one of an engine's, or any Serve deployment's."""
 
     FRONT = "front"
     CORE = "engine core"
@@ -31,17 +31,17 @@ class Process(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """One upstream symbol that a new release may change without a word.
+    """One upstream symbol that a new release may change without notice.
 
     Attributes:
-        symbol: `module:Class.attribute`, as `pkgutil.resolve_name` reads it. An attribute that is only set on instances
+        symbol: `module:Class.attribute`, as `pkgutil.resolve_name` reads it. An attribute that is set only on instances
             is named after its class.
-        why: What would be missing without it.
-        removed_when: What has to happen upstream before the row can go.
+        why: What would not work without it.
+        removed_when: Upstream change after which the row can be removed.
         versions: Releases that it was read and tested for, as `0.29`.
-        issue: Upstream's issue or pull request.
-        installed_by: The function that changes it, as `module:function`. Only what is replaced or added has one.
-        process: Where it is changed.
+        issue: Upstream issue or pull request.
+        installed_by: Function that changes it, as `module:function`; only for replaced and added symbols.
+        process: Process in which it is changed.
     """
 
     symbol: str
@@ -55,14 +55,14 @@ class Seam:
 
     @property
     def name(self) -> str:
-        """The attribute alone."""
+        """Name of the attribute, without module and class."""
         return self.symbol.replace(":", ".").rpartition(".")[2]
 
     def find(self) -> object:
-        """Import the symbol. Raises ImportError, AttributeError where the installed release has none."""
+        """Import the symbol. Raises ImportError or AttributeError if the installed release does not have it."""
         return pkgutil.resolve_name(self.symbol)
 
 
 def is_read_for(version: str, versions: tuple[str, ...]) -> bool:
-    """Whether a release such as 0.29.1 is of one of `versions`."""
+    """Whether a release such as 0.29.1 belongs to one of `versions`."""
     return ".".join(version.split(".")[:2]) in versions

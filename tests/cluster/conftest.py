@@ -1,4 +1,4 @@
-"""The release that the tests on a Kubernetes share: each leaves it as it was, with one worker that serves."""
+"""The release that the Kubernetes tests share: each test leaves it as it was, with one serving worker."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What a `helm upgrade` changes on a release that serves, and how it is taken back."""
+"""Effects of a `helm upgrade` on a serving release, and its rollback."""
 
 import pytest
 

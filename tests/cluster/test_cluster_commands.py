@@ -1,4 +1,4 @@
-"""`peagle cluster` and the rights of the release's accounts, on a real Kubernetes."""
+"""`peagle cluster` and the permissions of the release's accounts, on a real Kubernetes."""
 
 import json
 import subprocess

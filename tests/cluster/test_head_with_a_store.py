@@ -1,4 +1,4 @@
-"""A head that is lost where an external Redis keeps the state of the Ray cluster."""
+"""Loss of a head while an external Redis keeps the state of the Ray cluster."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A release with one worker: what operators do to it and what breaks, with clients that ask all the time."""
+"""A release with one worker: operator actions and failures, under continuous client load."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A release raised to two workers and lowered again, by `helm upgrade` alone, under load."""
+"""A release scaled to two workers and back, by `helm upgrade` alone, under load."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Dashboards: current, of Grafana's own schema, and asking only for what is exported."""
+"""Dashboards are current, match Grafana's schema, and query only exported series."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Series of others that dashboards name: vLLM and Ray, as installed here, really have them."""
+"""Series of vLLM and Ray that dashboards use exist in the installed versions."""
 
 from importlib.util import find_spec
 from pathlib import Path

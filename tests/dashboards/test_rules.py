@@ -1,4 +1,4 @@
-"""Recording rules and alerts: Prometheus loads them, and each alert fires on what it is for and on nothing less."""
+"""Recording rules and alerts: Prometheus loads them, and each alert fires exactly on its condition."""
 
 import subprocess
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ M, R = 'model="m"', 'model="m",replica="r"'
 
 @dataclass(frozen=True)
 class Case:
-    """A sample every so often, in promtool's words, of what makes an alert fire by `at`, and of what does not."""
+    """Periodic samples in promtool's format that make an alert fire by `at`, and samples that do not."""
 
     alert: str
     fires: Series
@@ -49,7 +49,7 @@ def outcomes(outcome: str, others: int, these: int) -> Series:
 
 
 def slow(name: str, *phases: tuple[float, int]) -> Series:
-    """So much of what an objective counts is too slow, for so many samples, phase after phase."""
+    """An objective's series with a share of slow values and a number of samples per phase."""
     objective = next(each for each in OBJECTIVES if each.name == name)
     every = 1000
     good, total, minutes = 0, 0, []
@@ -64,7 +64,7 @@ def slow(name: str, *phases: tuple[float, int]) -> Series:
 
 
 def first_position(before: int, now: int, drafts: int = 100) -> Series:
-    """Of 100 drafts a minute so many are right at position 1 in six hours, of `drafts` in the next one."""
+    """Accepted drafts at position 1: of 100 drafts per minute for six hours, then of `drafts` in the next hour."""
     drafted = f"0+100x360 36000+{drafts}x60"
     return {
         f'peagle_replica_position_draft_tokens_total{{{R},position="1"}}': drafted,
@@ -74,7 +74,7 @@ def first_position(before: int, now: int, drafts: int = 100) -> Series:
 
 
 def rolled_out(now: int) -> Series:
-    """Five hours of one replica, one without a draft, then a new replica of whose 100 drafts so many are right."""
+    """Five hours of one replica, an hour without drafts, then a new replica with this many of 100 drafts accepted."""
     old, new = 'model="m",replica="old",position="1"', 'model="m",replica="r",position="1"'
     return {
         f"peagle_replica_position_draft_tokens_total{{{old}}}": "0+100x300 30000x60",
@@ -94,7 +94,7 @@ def verified(share: float) -> Series:
 
 
 def graphs(without: int, steps: int = 1000) -> Series:
-    """So many of the decode steps of each minute run in pieces."""
+    """Number of decode steps per minute with a piecewise graph."""
     return {
         f'peagle_replica_graph_steps_total{{{R},graph="full"}}': f"0+{steps - without}x60",
         f'peagle_replica_graph_steps_total{{{R},graph="piecewise"}}': f"0+{without}x60",
@@ -150,7 +150,7 @@ def dispatched(reason: str) -> Series:
 
 
 def tokens_every(a_s: float, b_s: float, r_s: float, number: int = 600) -> Series:
-    """Three replicas with so many seconds between tokens; the last gives `number` each minute."""
+    """Three replicas with these seconds between tokens; the last generates `number` tokens per minute."""
     series = {}
     for replica, seconds, tokens in (("a", a_s, 600), ("b", b_s, 600), ("r", r_s, number)):
         name = f'{{{M},replica="{replica}"}}'

@@ -1,4 +1,4 @@
-"""`peagle bench overhead` on the real servers: a small run from start to report, and nothing left behind."""
+"""`peagle bench overhead` on real servers: a small run from start to report, with no process left behind."""
 
 import json
 import os

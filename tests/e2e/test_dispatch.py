@@ -1,4 +1,4 @@
-"""The real request router and Router deployment on real Ray Serve, over replicas that take an engine's time."""
+"""The real request router and Router deployment on real Ray Serve, over replicas that simulate step times."""
 
 import asyncio
 import sys
@@ -106,7 +106,7 @@ def wait_for(file: str) -> None:
 
 
 class Placed:
-    """A replica that says as which it began with a request, once a file is there; one beside it tells that it began."""
+    """A replica that answers with the start order of a request, once a file exists."""
 
     def __init__(self) -> None:
         self._began = 0
@@ -125,7 +125,7 @@ class Front:
 
 
 class Carried:
-    """Carries a request's tries to the request router of this process, and nothing to the replica."""
+    """Passes a request's tries to the request router in this process, and nothing to the replica."""
 
     def __init__(self, tries: Tries | None = None) -> None:
         self._tries, self.waits = tries, False
@@ -170,5 +170,5 @@ def test_one_request_gets_the_next_place_however_many_of_another_key_wait(
     began = next(iter(few))
     assert sorted([began, *(next(iter(answer)) for answer, _ in flood)]) == [*range(1, FLOOD + 2)]
     serve.delete(app)
-    # What is sent at one moment may arrive in another order.
+    # Requests that are sent at the same time may arrive in another order.
     assert PLACES < began <= PLACES + 3

@@ -1,5 +1,5 @@
 """Two ingress processes and one Router on real Ray Serve: clients' limits hold, and a scrape speaks for all of them. No
-engine is needed for that: the replica says what it was told, and that it used so many tokens.
+engine is needed for that: the replica answers with what it was told, and with the usage of the request.
 """
 
 import json
@@ -51,9 +51,7 @@ def begin_and_wait(file: Path) -> None:
 
 
 class Telling(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
-    """A replica whose answers are what it was told of the client. Any prompt but "go" names a file to wait for, and is
-    answered once that exists; until then a file beside it tells that the request has begun.
-    """
+    """A replica that answers with the client it was told; a numeric prompt sets the answer's time in seconds."""
 
     async def check_health(self) -> None:
         pass
@@ -186,7 +184,7 @@ def test_a_limit_by_the_minute_holds_over_all_ingress_processes(url: str) -> Non
         statuses = sum(pool.map(ask_on, range(16)), Counter())
     seconds = time.monotonic() - began_s
     assert set(statuses) == {200, 429}
-    # A few were asked for before, by another test.
+    # An earlier test has sent a few.
     assert statuses[200] == pytest.approx(PER_MINUTE * (1 + seconds / 60), rel=0.05)
     values = httpx.get(f"{url}/metrics").raise_for_status().text.splitlines()
     counted = [
@@ -226,7 +224,7 @@ def test_what_clients_used_is_told_on_this_machine(url: str) -> None:
 
 
 def counted(url: str) -> Counter[str]:
-    """Requests for the version, by the ingress process that says it answered them."""
+    """Count requests for the version by the ingress process that answered."""
     found = _COUNTED.findall(httpx.get(f"{url}/metrics").raise_for_status().text)
     return Counter({ingress: int(float(count)) for ingress, count in found})
 

@@ -26,7 +26,7 @@ def _deployment(folder: Path, replicas: int = 1) -> Path:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[list[Served]]:
-    """Platforms that a test started; whatever it leaves running is ended with it."""
+    """Platforms that a test started; running ones are stopped at its end."""
     started: list[Served] = []
     yield started
     for platform in started:
@@ -38,7 +38,7 @@ def running(tmp_path: Path) -> Iterator[list[Served]]:
 
 
 def _all_gone(platform: Served, timeout_s: float) -> list[str]:
-    """What the platform has left after `timeout_s` at most."""
+    """Return the platform's processes that remain after at most `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while (left := platform.left_behind()) and time.monotonic() < deadline:
         time.sleep(1)
@@ -60,7 +60,7 @@ def test_a_killed_launcher_takes_its_cluster_with_it(tmp_path: Path, running: li
     platform.wait_until_ready()
     platform.process.kill()
     platform.process.wait()
-    # What it supervised is asked to stop, and takes the cluster down in good order.
+    # The supervised process is asked to stop, and shuts the cluster down in order.
     assert _all_gone(platform, timeout_s=60) == []
 
 
@@ -79,7 +79,7 @@ def test_a_lost_process_of_ray_ends_everything_and_is_told(
 
 
 def _refused(deployment: Path, port: int, folder: Path) -> str:
-    """What `peagle serve` says when it refuses to start; that it does so soon and without a traceback."""
+    """Return the message of `peagle serve` when it refuses to start, soon and without a traceback."""
     platform = start(folder, deployment, port=port)
     status = platform.process.wait(30)
     said = platform.said()

@@ -35,14 +35,14 @@ REPLICAS, CLIENTS, PROMPTS, TOKENS = 3, 6, 8, 48
 STEADY_S = 8.0
 PATIENCE_S = 400.0
 RETRIES_MAX = 40
-# A stall is taken for one after 3 s, on a busy machine after 20 of its steps; none waits for an engine to be ended.
+# A stall is detected after 3 s, on a busy machine after 20 steps; no request waits until an engine is ended.
 HUNG_AFTER_S, FIRST_TOKEN_MAX_S = 30.0, 15.0
 OUTCOMES = ("answered", "error event", "refused", "broken", "wrong")
 _RETRIES = re.compile(r"^peagle_request_retries_total\{[^}]*\} (\d+)", re.MULTILINE)
 
 
 class Fleet:
-    """Two Ray nodes: the head has room for all replicas but one, which goes to the other."""
+    """Two Ray nodes: the head has capacity for all replicas except one, which runs on the other."""
 
     def __init__(self, folder: Any) -> None:
         import ray
@@ -57,7 +57,7 @@ class Fleet:
         )
         self.deployment = load_deployment(file)
         self._cluster = Cluster()
-        # Beside the head's replicas, one CPU for the ingress.
+        # One CPU for the ingress, in addition to the head's replicas.
         self._cluster.add_node(num_cpus=REPLICAS, include_dashboard=False)
         self.add_node()
         ray.init(address=self._cluster.address, log_to_driver=False)
@@ -70,7 +70,7 @@ class Fleet:
         self._node = self._cluster.add_node(num_cpus=1)
 
     def ingress_is_on_the_node(self) -> bool:
-        """Whether losing the node loses the process that relays every stream: Serve chose where to put it."""
+        """Whether the node runs the ingress that relays every stream: Serve chose its node."""
         from ray.serve.context import _get_global_client
 
         details = _get_global_client().get_serve_details()
@@ -83,18 +83,18 @@ class Fleet:
         self.add_node()
 
     def lose(self, name: str) -> None:
-        """End the process of the Serve replica whose actor's name has `name` in it."""
+        """Kill the Serve replica whose actor name contains `name`."""
         import ray
 
         actor = next(each for each in ray.util.list_named_actors(all_namespaces=True) if name in each["name"])
         ray.kill(ray.get_actor(actor["name"], actor["namespace"]), no_restart=True)
 
     def lose_engine(self) -> None:
-        """Kill an engine under a replica that lives on, and fails all it is given until Serve finds out."""
+        """Kill an engine whose replica stays alive and fails all requests until Serve detects it."""
         self._engine_at_work().kill()
 
     def stop_engine(self) -> None:
-        """Stop an engine as a driver or a kernel that hangs does: it is there, and does nothing any more."""
+        """Stop an engine like a hanging driver or kernel: the process exists, but does nothing."""
         self._stopped = self._engine_at_work()
         self._stopped.suspend()
 
@@ -104,9 +104,9 @@ class Fleet:
 
     def _engine_at_work(self) -> psutil.Process:
         below = psutil.Process().children(recursive=True)
-        # That of a replica lost before may be there still, dead.
+        # The actor of a replica lost before may still exist, dead.
         alive = [each for each in below if "EngineCore" in each.name() and each.status() != psutil.STATUS_ZOMBIE]
-        # On shared cores dispatch may leave an engine idle for a while, and nobody would miss that one.
+        # On shared cores dispatch may leave an engine idle for a while; its loss would have no effect.
         return max(alive, key=lambda each: each.status() == psutil.STATUS_RUNNING)
 
     def stop(self) -> None:
@@ -122,7 +122,7 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     processes.adopt_orphans()
-    with patch.dict(os.environ):  # what comes after is no part of this cluster
+    with patch.dict(os.environ):  # later processes are not part of this cluster
         ray_cluster.prepare_environment()
         fleet = Fleet(tmp_path_factory.mktemp("fleet"))
         try:
@@ -133,7 +133,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @dataclass
 class Load:
-    """Clients that ask one request after the other, and what became of each, by what had been lost last."""
+    """Clients that send requests one by one, and the outcome of each, by the last loss."""
 
     http: httpx.AsyncClient
     model: str
@@ -146,7 +146,7 @@ class Load:
     odd: list[str] = field(default_factory=list)
 
     async def ask(self, prompt: str) -> tuple[str, str]:
-        """The outcome, and the text that came."""
+        """Return the outcome and the received text."""
         body = {"model": self.model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}
         text, error, whole, asked_s = "", "", False, time.monotonic()
         try:
@@ -177,7 +177,7 @@ class Load:
         while not enough.is_set():
             self.sent += 1
             outcome, said = await self.ask(prompts[first % len(prompts)])
-            # It counts where it ended: a loss meets those under way.
+            # Counted at its end: a loss affects requests in progress.
             self.ended.setdefault(self.after, Counter())[outcome] += 1
             if outcome != "answered":
                 self.odd.append(f"after {self.after}: {outcome}: {said[:300]}")
@@ -237,7 +237,7 @@ async def test_whatever_is_lost_every_request_is_accounted_for(fleet: Fleet) -> 
             return len(there) == REPLICAS and all((row["plan_age_s"] or 99) < 3 for row in there)
 
         async def lose_the_busiest() -> None:
-            # What is heard of a replica is soon old: nothing comes between hearing of its work and losing it.
+            # Load reports are soon stale: the replica is lost directly after its load is read.
             busiest: dict[str, Any] = {}
 
             async def works() -> bool:
@@ -283,10 +283,10 @@ async def test_whatever_is_lost_every_request_is_accounted_for(fleet: Fleet) -> 
     losing_answers = ("a replica", "an engine", "an engine that hangs", "a node")
     for after, ended in load.ended.items():
         assert ended["answered"] > CLIENTS, after
-        # A dead engine is found out within a few reports; until then each client may meet it, but not again and again.
+        # A dead engine is detected within a few reports; until then each client may meet it, but not repeatedly.
         assert load.retried[after] <= RETRIES_MAX, after
         assert ended["wrong"] == ended["broken"] == 0, after
-        # What an ingress has not begun to answer when it is lost, Serve's proxy refuses.
+        # Serve's proxy refuses requests that a lost ingress has not begun to answer.
         assert ended["refused"] <= (CLIENTS if after == "a node" and ingress_goes else 0), after
-        # Midway, a replica takes with it what it was answering, and no more.
+        # A lost replica breaks only the streams that it was answering.
         assert ended["error event"] <= (CLIENTS if after in losing_answers else 0), after

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
 
 DONE = "data: [DONE]\n\n"
 REQUEST_TIMEOUT_S = 30.0
-# What is promised; the rest of the test gives a busy machine time.
+# The promised bound; other times in the test allow for a busy machine.
 QUIET_AFTER_S = 5.0
 LOAD_S, SHORT_S, LONG_S = 10.0, 0.5, 12.0
 CLIENTS = 6
@@ -71,7 +71,7 @@ class Streaming(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer: which Ray node gave it, when it began there (Unix time), and whether it came whole."""
+    """One answer: its Ray node, its start there (Unix time), and whether it was complete."""
 
     ray_node: str
     began_s: float
@@ -108,7 +108,7 @@ def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
                 )
             ray.init(address=cluster.address, log_to_driver=False)
             port = free_port()
-            # In the cluster each pod has an address of its own; here two proxies would share one, and clients stay.
+            # In a cluster each pod has its own address; here two proxies would share one, and clients stay connected.
             serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
             settings = ApiSettings(request_timeout_s=REQUEST_TIMEOUT_S)
             raw = {

@@ -36,12 +36,12 @@ DONE = "data: [DONE]\n\n"
 REQUEST_TIMEOUT_S = 3.0
 RETRY_AFTER_S = 7
 REPLICA_WAIT_S = 2.0
-# A lost replica is replaced after the next check; one that says that it is sick, only after three.
+# A lost replica is replaced after the next check, an unhealthy one only after three.
 HEALTH_CHECK_S = 2
 
 
 class Scripted(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
-    """A replica whose prompts are orders; `marks` is a folder that all replicas and the test share."""
+    """A replica whose prompts are commands; `marks` is a folder that all replicas and the test share."""
 
     def __init__(self, marks: str) -> None:
         take_requests_without_vllm()
@@ -74,7 +74,7 @@ class Scripted(LLMServerProtocol):  # type: ignore[misc]  # Ray ships no types
             await self._hang()
         yield TOKEN
         if order == "die midway":
-            # What a process has said as it dies may never leave it.
+            # The last output of a dying process may never be sent.
             await until(self._marks / "read")
             os._exit(1)
         if order == "fail midway":
@@ -111,7 +111,7 @@ def url(request: pytest.FixtureRequest, marks: Path) -> Iterator[str]:
     import ray
     from ray import cloudpickle, serve
 
-    # Replicas do not have tests on their path.
+    # Replicas do not have the tests on their path.
     for module in (sys.modules[__name__], replicas):
         cloudpickle.register_pickle_by_value(module)
     folder = Path(tempfile.mkdtemp(prefix="peagle-", dir="/tmp"))
@@ -124,7 +124,7 @@ def url(request: pytest.FixtureRequest, marks: Path) -> Iterator[str]:
         if request.param == "HAProxy":
             for name, value in haproxy.environment(folder, haproxy.BEHIND_HOST).items():
                 patch.setenv(name, value)
-        # Ray starts a process for each CPU in advance; nothing here asks for one.
+        # Ray starts a process per CPU in advance; none is needed here.
         ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
         port = free_port()
@@ -178,7 +178,7 @@ async def until(mark: Path) -> None:
 
 
 async def whole_again(http: httpx.AsyncClient) -> None:
-    """Serve has replaced every replica that an earlier test ended."""
+    """Wait until Serve has replaced every replica that an earlier test ended."""
     deadline = time.monotonic() + 180
     while (await http.get("/health")).json().get("replicas") != {"pair": 2, "narrow": 1}:
         assert time.monotonic() < deadline, "a lost replica was not replaced"
@@ -257,7 +257,7 @@ async def test_a_request_that_its_client_has_left_stops(
 
 
 async def test_a_full_model_answers_with_when_to_come_back(http: httpx.AsyncClient, marks: Path) -> None:
-    """One request runs; of two more one waits, and one is one too many, whichever comes first."""
+    """One request runs; of two more, one waits and the other is refused, whichever arrives first."""
     running = asyncio.create_task(order(http, "hang", "narrow"))
     await until(marks / "hanging")
     more = [asyncio.create_task(order(http, "hang", "narrow")) for _ in range(2)]
@@ -301,7 +301,7 @@ async def test_a_replica_lost_before_the_first_token_is_not_noticed(http: httpx.
 
 
 async def test_a_replica_lost_midway_is_told(http: httpx.AsyncClient, marks: Path) -> None:
-    """The other one takes it: the replica lost in the test before need not be back."""
+    """The other replica takes it: the replica lost in the previous test need not be back."""
     body = {"model": "pair", "prompt": "die midway", "stream": True}
     async with http.stream("POST", "/v1/completions", json=body) as answer:
         pieces = answer.aiter_text()
@@ -330,6 +330,6 @@ async def test_a_request_waits_a_while_for_the_only_replica_and_is_then_told_whe
 async def test_a_request_that_ends_every_replica_is_given_up(http: httpx.AsyncClient) -> None:
     await whole_again(http)
     answer = await order(http, "die")
-    # By then nobody may be left to be asked a second time, which is told with 503.
+    # By then no replica may be left for a second try, which is answered with 503.
     assert answer.status_code in (502, 503, 504)
     assert error_of(answer, answer.status_code)["type"] == "server_error"

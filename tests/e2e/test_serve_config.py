@@ -1,4 +1,4 @@
-"""The Serve configuration that the chart renders for CPU, given to a real Ray Serve as KubeRay gives it."""
+"""The Serve configuration that the chart renders for CPU, applied to a real Ray Serve as KubeRay does."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ START_TIMEOUT_S, READY_TIMEOUT_S = 120.0, 420.0
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Ray head in processes of its own, as `ray start` starts it in a pod; yields its dashboard's address."""
+    """A Ray head in separate processes, started with `ray start` as in a pod; yields its dashboard's address."""
     folder = tmp_path_factory.mktemp("head")
     port, dashboard = free_port(), free_port()
     ray = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus=4"]
@@ -70,7 +70,7 @@ def test_the_cpu_values_serve_the_embedded_model(head: str) -> None:
     text = render(ready_values("embedded-cpu")).service["serveConfigV2"]
     config = yaml.safe_load(text.replace(IN_IMAGE, f"{REPOSITORY}/deployments/"))
     port = free_port()
-    # One port of this machine's own; in a pod it is the chart's.
+    # A free port of this machine; in a pod it is the chart's.
     config["http_options"] |= {"host": "127.0.0.1", "port": port}
     answer = httpx.put(f"{head}/api/serve/applications/", json=config, timeout=60)
     assert answer.status_code == 200, answer.text

@@ -1,4 +1,4 @@
-"""The script of `helm test`, run as the pod runs it, against a server that speaks the API's small part that it uses."""
+"""The script of `helm test`, run as in the pod, against a server with the part of the API that it uses."""
 
 import subprocess
 import sys
@@ -80,7 +80,7 @@ def test_an_answer_without_a_token_fails(api: Api, url: str) -> None:
     api.tokens = 0
     done = ask(url, 30)
     assert done.returncode != 0
-    assert "small answered with no token" in done.stderr
+    assert "small answered without a token" in done.stderr
 
 
 DIGEST = f"- {{name: b, key_sha256: '{'0' * 64}'}}\n"
@@ -96,7 +96,7 @@ def test_it_sends_the_first_key_of_the_file(text: str, sent: str | None, api: Ap
     (tmp_path / "keys").write_text(text)
     done = ask(url, 30, keys=tmp_path / "keys")
     if sent is None:
-        assert (done.returncode, "there is no key in it" in done.stderr) == (1, True)
+        assert (done.returncode, "it has no key" in done.stderr) == (1, True)
     else:
         assert (done.returncode, api.authorization) == (0, sent), done.stderr
 
@@ -104,7 +104,7 @@ def test_it_sends_the_first_key_of_the_file(text: str, sent: str | None, api: Ap
 def test_a_server_that_never_comes_fails_and_says_how_to_see_why_a_pod_has_no_node() -> None:
     done = ask("http://127.0.0.1:9", 0.2)
     assert done.returncode != 0
-    assert "not well" in done.stderr.splitlines()[0]
+    assert "not healthy" in done.stderr.splitlines()[0]
     for said in (done.stderr, done.stdout):
         assert said.count("stays Pending") == 1
         assert f"kubectl describe pods -n {NAMESPACE} -l app.kubernetes.io/instance={RELEASE}" in said

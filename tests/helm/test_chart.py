@@ -1,4 +1,4 @@
-"""The chart as a whole: every object is one that Kubernetes takes, and it says what the platform reads."""
+"""The chart as a whole: Kubernetes accepts every object, and the platform reads its settings."""
 
 import hashlib
 import importlib.metadata

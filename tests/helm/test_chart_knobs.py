@@ -1,4 +1,4 @@
-"""A test for each value of values.yaml: set it, and find it where an operator expects it."""
+"""A test for each value of values.yaml: set it, and find it in the rendered objects."""
 
 import re
 from collections.abc import Mapping

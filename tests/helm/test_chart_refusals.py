@@ -1,4 +1,4 @@
-"""What cannot work is refused before anything is installed: with the path of the value, what is wrong, and the fix."""
+"""Invalid values are refused before an install, with the value's path, the problem and the fix."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ def other_model(**fields: Any) -> dict[str, Any]:
 
 # (changes to values that work, what the message says)
 COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
-    "no model": (at("models.small.enabled", False), "models: it serves none. Pass a ready file"),
+    "no model": (at("models.small.enabled", False), "models: no model is enabled. Pass a ready file"),
     "an incremental upgrade without its steps": (
         at("ray.upgradeStrategy", "NewClusterWithIncrementalUpgrade"),
         "ray.upgradeOptions.gatewayClassName is missing while ray.upgradeStrategy is NewClusterWithIncrementalUpgrade.",
@@ -46,7 +46,7 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
     "no drafter": (at(f"{DEPLOYMENT}.drafter", None), f"{DEPLOYMENT}.drafter is missing while speculation.enabled"),
     "a drafter of a model that embeds": (
         at(f"{DEPLOYMENT}.engine.runner", "pooling"),
-        f"{DEPLOYMENT}.drafter is set, and a model that embeds or scores text (engine.runner is pooling)",
+        f"{DEPLOYMENT}.drafter is set, but a model that embeds or scores text (engine.runner is pooling)",
     ),
     "fewer replicas than the least": (
         at(f"{DEPLOYMENT}.replicas", {"min": 2, "max": 1}),
@@ -54,7 +54,7 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
     ),
     "tensor parallel beyond the node": (
         laid_over(at(f"{DEPLOYMENT}.resources.tensor_parallel_size", 16), at("workerGroups.b200.gpus", 8)),
-        f"{DEPLOYMENT}.resources.tensor_parallel_size is 16, and the largest pod that fits has 8 GPUs",
+        f"{DEPLOYMENT}.resources.tensor_parallel_size is 16, but the largest suitable pod has 8 GPUs",
     ),
     "data parallel with live depth": (
         at(f"{DEPLOYMENT}.engine.data_parallel_size", 2),
@@ -65,32 +65,32 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
     ),
     "an argument written as a flag": (
         {"models": {"small": {"deployment": {"engine": {"max-num-seqs": 8}}}}},
-        f"{DEPLOYMENT}.engine.max-num-seqs is no engine argument.",
+        f"{DEPLOYMENT}.engine.max-num-seqs is not an engine argument.",
     ),
     "a revision of a folder": (
         at(f"{DEPLOYMENT}.target", {"source": "/models/x", "revision": "main"}),
-        f"{DEPLOYMENT}.target.revision is main, and the source is a folder",
+        f"{DEPLOYMENT}.target.revision is main, but the source is a folder",
     ),
     "a source that is neither": (
         at(f"{DEPLOYMENT}.drafter.source", "x/y/z"), f"{DEPLOYMENT}.drafter.source is x/y/z: it is neither a repository"
     ),
     "tensor parallel without GPUs": (
         at(f"{DEPLOYMENT}.resources", {"accelerator": "cpu", "tensor_parallel_size": 2, "accelerator_type": None}),
-        f"{DEPLOYMENT}.resources.tensor_parallel_size is 2, and accelerator is cpu. Write 1,",
+        f"{DEPLOYMENT}.resources.tensor_parallel_size is 2, but accelerator is cpu. Write 1,",
     ),
     "stages without GPUs": (
         laid_over(
             at(f"{DEPLOYMENT}.resources", {"accelerator": "cpu", "accelerator_type": None}),
             at(f"{DEPLOYMENT}.engine.pipeline_parallel_size", 2),
         ),
-        f"{DEPLOYMENT}.engine.pipeline_parallel_size is 2, and accelerator is cpu. Write 1,",
+        f"{DEPLOYMENT}.engine.pipeline_parallel_size is 2, but accelerator is cpu. Write 1,",
     ),
     "a type of GPU without GPUs": (
         at(f"{DEPLOYMENT}.resources", {"accelerator": "cpu", "accelerator_type": "B200"}),
-        f"{DEPLOYMENT}.resources.accelerator_type is B200, and accelerator is cpu. Write null,",
+        f"{DEPLOYMENT}.resources.accelerator_type is B200, but accelerator is cpu. Write null,",
     ),
     "a queue for nobody": (
-        at(f"{DEPLOYMENT}.routing.max_queued_requests", 0), f"{DEPLOYMENT}.routing.max_queued_requests is 0, and Ray"
+        at(f"{DEPLOYMENT}.routing.max_queued_requests", 0), f"{DEPLOYMENT}.routing.max_queued_requests is 0, but Ray"
     ),
     "a K that adapts and cannot change": (
         at(f"{DEPLOYMENT}.speculation", {"adaptive": True, "live_depth": False}),
@@ -98,17 +98,17 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
     ),
     "a target that nothing adapts to": (
         at(f"{DEPLOYMENT}.speculation", {"adaptive": False, "inter_token_s_max": 0.02}),
-        f"{DEPLOYMENT}.speculation.inter_token_s_max is 0.02, and nothing adapts to it. Write adaptive: true.",
+        f"{DEPLOYMENT}.speculation.inter_token_s_max is 0.02, but depth is not adaptive. Write adaptive: true.",
     ),
     "a target for a K that cannot change": (
         at(f"{DEPLOYMENT}.speculation", {"live_depth": False, "inter_token_s_max": 0.02}),
-        f"{DEPLOYMENT}.speculation.inter_token_s_max is 0.02, and nothing adapts to it. Write live_depth: true.",
+        f"{DEPLOYMENT}.speculation.inter_token_s_max is 0.02, but depth is not adaptive. Write live_depth: true.",
     ),
     "a target that another drafter's K does not adapt to by itself": (
         laid_over(
             at(f"{DEPLOYMENT}.drafter.method", "eagle3"), at(f"{DEPLOYMENT}.speculation.inter_token_s_max", 0.02)
         ),
-        f"{DEPLOYMENT}.speculation.inter_token_s_max is 0.02, and nothing adapts to it. Write adaptive: true.",
+        f"{DEPLOYMENT}.speculation.inter_token_s_max is 0.02, but depth is not adaptive. Write adaptive: true.",
     ),
     "a label that pods are found by": (
         at("commonLabels", {"app.kubernetes.io/created-by": "x", "app.kubernetes.io/part-of": "x"}),
@@ -122,35 +122,35 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
     },
     "drained before a request may end": (
         at("api.request_timeout_s", 700.5),
-        "drain.timeoutSeconds is 600, and a request may take 700.5 s (api.request_timeout_s). Raise it to that,",
+        "drain.timeoutSeconds is 600, but a request may take 700.5 s (api.request_timeout_s). Raise it to that,",
     ),
     "more GPUs for a pipeline than there are": (
         at(f"{DEPLOYMENT}.engine.pipeline_parallel_size", 2),
-        "models: the least number of replicas (replicas.min) takes 2 GPUs of type B200, and workerGroups",
+        "models: the minimum number of replicas (replicas.min) needs 2 GPUs of type B200, but workerGroups",
     ),
-    "one name twice": (other_model(), "models.small.deployment.name is small, as models.other.deployment.name is."),
+    "one name twice": (other_model(), "models.small.deployment.name is small, the same as models.other.deployment"),
     "a GPU that no group has": (
-        at(f"{DEPLOYMENT}.resources.accelerator_type", "H200"), f"{DEPLOYMENT}.resources asks for a GPU of type H200"
+        at(f"{DEPLOYMENT}.resources.accelerator_type", "H200"), f"{DEPLOYMENT}.resources needs a GPU of type H200"
     ),
     "more GPUs than there are": (
         at(f"{DEPLOYMENT}.replicas", {"min": 2, "max": 2}),
-        "models: the least number of replicas (replicas.min) takes 2 GPUs of type B200, and workerGroups have at",
+        "models: the minimum number of replicas (replicas.min) needs 2 GPUs of type B200, but workerGroups have at",
     ),
     "more GPUs than there are, of two models": (
-        other_model(name="other"), "models: the least number of replicas (replicas.min) takes 2 GPUs of type B200"
+        other_model(name="other"), "models: the minimum number of replicas (replicas.min) needs 2 GPUs of type B200"
     ),
     "more CPUs than there are": (
-        at(f"{DEPLOYMENT}.resources.cpus", 16), "workerGroups: they have at most 16 CPUs (cpus * maxReplicas), and the"
+        at(f"{DEPLOYMENT}.resources.cpus", 16), "workerGroups: they have at most 16 CPUs (cpus * maxReplicas), but the"
     ),
     "more CPUs than a pod of 1500m has, rounded up": (
         laid_over(at(f"{DEPLOYMENT}.resources.cpus", 3), at("workerGroups.b200.cpus", "1500m")),
-        f"{DEPLOYMENT}.resources.cpus is 3, and the largest pod that fits has 2 (workerGroups.*.cpus)",
+        f"{DEPLOYMENT}.resources.cpus is 3, but the largest suitable pod has 2 (workerGroups.*.cpus)",
     ),
     "more CPUs than one pod has": (
         laid_over(
             at(f"{DEPLOYMENT}.resources.cpus", 32), at("workerGroups.b200", {"minReplicas": 3, "maxReplicas": 3})
         ),
-        f"{DEPLOYMENT}.resources.cpus is 32, and the largest pod that fits has 16 (workerGroups.*.cpus)",
+        f"{DEPLOYMENT}.resources.cpus is 32, but the largest suitable pod has 16 (workerGroups.*.cpus)",
     ),
     **{
         f"a request of {asked} CPUs, above a limit of {limit}": (
@@ -162,8 +162,8 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
     "fewer pods than the least": (
         at("workerGroups.b200", {"minReplicas": 3}), "workerGroups.b200.maxReplicas is 1, below minReplicas, which is 3"
     ),
-    "bounds that nothing moves between": (
-        at("workerGroups.b200", {"maxReplicas": 3}), "nothing moves between them while autoscaling.enabled is false"
+    "bounds without an autoscaler": (
+        at("workerGroups.b200", {"maxReplicas": 3}), "but autoscaling.enabled is false. Write the same"
     ),
     "a folder of the node without its path": (at("modelCache.type", "hostPath"), "modelCache.hostPath is empty"),
     "an external store without its address": (at("gcs.store", "external"), "gcs.external.address is empty"),
@@ -180,11 +180,11 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
     ),
     "spans over gRPC to a path": (
         at("tracing.endpoint", "http://c:4318/v1/traces"),
-        "tracing.endpoint is http://c:4318/v1/traces, and gRPC knows no path. Write tracing.protocol: http/protobuf",
+        "tracing.endpoint is http://c:4318/v1/traces, but gRPC has no path. Write tracing.protocol: http/protobuf",
     ),
     "spans over HTTP to no path": (
         at("tracing", {"endpoint": "http://c:4318", "protocol": "http/protobuf"}),
-        "tracing.endpoint is http://c:4318, without the path that spans are posted to. Add it",
+        "tracing.endpoint is http://c:4318, without the path for spans. Add it",
     ),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What the release's pods may do: `restricted` pod security, least rights, a closed network, no secret in sight."""
+"""Security of the release's pods: `restricted` level, least privilege, closed network, no visible secrets."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -1,6 +1,6 @@
 """What the chart renders to, pinned: a change of any object shows in review.
 
-`PEAGLE_UPDATE_SNAPSHOTS=1 make helm-test` writes them anew.
+`PEAGLE_UPDATE_SNAPSHOTS=1 make helm-test` rewrites them.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Null unsets a value: that is the same as empty, or refused by name where there has to be something."""
+"""Null unsets a value, which is the same as empty, or refused by name for required values."""
 
 import re
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ def texts(values: Mapping[str, Any]) -> dict[str, str]:
 def test_what_has_to_be_something_is_refused_by_name_without(path: str) -> None:
     with pytest.raises(HelmRenderError) as refused:
         render(laid_over(FULL, at(path, None)))
-    assert f"{path} is unset, and has to be something, such as {REQUIRED[path]}" in str(refused.value)
+    assert f"{path} is unset, but a value such as {REQUIRED[path]} is required" in str(refused.value)
 
 
 @pytest.mark.parametrize("path", sorted(set(PATHS) - set(REQUIRED)))

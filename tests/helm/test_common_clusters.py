@@ -1,7 +1,7 @@
 """Fifteen common clusters: what each asks of the chart, and, pinned, what it changes of the render without it.
 
-Each file of `clusters/` is the part of the values that such a cluster needs; the file beside it says what changes.
-`PEAGLE_UPDATE_SNAPSHOTS=1 make helm-test` writes those anew.
+Each file of `clusters/` is the part of the values that such a cluster needs; the file next to it shows what changes.
+`PEAGLE_UPDATE_SNAPSHOTS=1 make helm-test` rewrites those.
 """
 
 import json

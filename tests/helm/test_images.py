@@ -1,4 +1,4 @@
-"""What the chart expects of the images, and what it gives them."""
+"""The chart's assumptions about the images, and the settings that it passes to them."""
 
 from pathlib import Path
 

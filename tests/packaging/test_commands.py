@@ -1,4 +1,4 @@
-"""What the page of results says is measured is what `make bench` measures."""
+"""`make bench` measures what README.md reports."""
 
 import shlex
 import subprocess

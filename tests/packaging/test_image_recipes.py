@@ -1,4 +1,4 @@
-"""The images' recipes: built from mirrors and from pinned packages, and run as any user id on a read-only root."""
+"""Image recipes: built from mirrors and pinned packages, and run as any user id on a read-only root."""
 
 import hashlib
 import http.client
@@ -310,5 +310,5 @@ def test_wheels_and_certificates_of_a_build_are_not_published() -> None:
         local = f"deployments/images/local/{name}"
         ignored = subprocess.run(["git", "check-ignore", "--quiet", local], cwd=REPOSITORY, check=False)
         if ignored.returncode == 128:
-            pytest.skip("this is no git checkout")
+            pytest.skip("this is not a git checkout")
         assert ignored.returncode == 0

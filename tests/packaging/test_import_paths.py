@@ -1,4 +1,4 @@
-"""Every dotted path in a string leads to something, and stands in one module."""
+"""Every dotted path in a string resolves, and is declared in one module."""
 
 import ast
 import re

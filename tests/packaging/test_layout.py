@@ -1,4 +1,4 @@
-"""The house rules that a reader relies on: what lies where, what may import what, and how long things may be."""
+"""Rules of the repository's layout: location of files, allowed imports, and maximum lengths."""
 
 import ast
 import subprocess
@@ -47,7 +47,7 @@ HOOKS = {
 }
 # Tests that look into other modules, by file or folder under tests/.
 LOOK_INSIDE = {
-    "unit/api/test_ingress_first_reply.py": "the ingress is one class of Ray's, and its steps are functions beside it",
+    "unit/api/test_ingress_first_reply.py": "the ingress is one class of Ray's, and its steps are functions next to it",
     "unit/api/test_relay.py": "the relay waits seconds for an end that does not come",
     "unit/bench": "an engine's rule shows only after minutes on a real engine",
     "unit/engine/patches": "what is patched is private in vLLM, and so is what replaces it",
@@ -68,7 +68,7 @@ def tracked_files() -> list[Path]:
         check=False,
     )
     if listed.returncode:
-        pytest.skip("this is no git checkout")
+        pytest.skip("this is not a git checkout")
     return [path for name in listed.stdout.decode().split("\0") if name and (path := ROOT / name).is_file()]
 
 

@@ -1,4 +1,4 @@
-"""Every recipe of `deployments/` can be served as it stands."""
+"""Every recipe of `deployments/` can be served unchanged."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Someone new finds the room for a change from the folder names alone: what holds the house in that order."""
+"""Folder names lead a new reader to the right place for a change: the rules that keep this order."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping

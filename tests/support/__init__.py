@@ -1,1 +1,1 @@
-"""What several test files share: helpers that start, render or stand in for the real thing."""
+"""Helpers shared by several test files, which start, render or replace real components."""

@@ -18,7 +18,7 @@ from peagle.simulator.simulated_fleet import ByPolicy, Dispatch, Job, Simulation
 from support.depth_scenarios import settings_of
 from support.step_costs import COSTS, CURVES
 
-# Noise is right this part less often at each position, as measured between code and noise.
+# Acceptance of noise relative to code at each position, as measured.
 LEAN = -0.6
 ANSWER_TOKENS, PROMPT_TOKENS = 200, 200
 FROM_S, UNTIL_S = 15.0, 45.0
@@ -31,7 +31,7 @@ CELLS = (
     ("20B-H200", 4, 4), ("20B-H200", 4, 16), ("20B-B200", 4, 64),
     ("8B-H200-measured", 4, 8), ("8B-H200-measured", 2, 64),
 )  # fmt: skip
-"""Step times, replicas, and requests at once for each of them."""
+"""Step times, replicas, and concurrent requests per replica."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def replica_of(name: str, cost: str, seed: int) -> DraftingReplica:
 
 
 def served(cost: str, number: int, each: int, way: str, seed: int = 0) -> Served:
-    """Tokens/s of a fleet under clients that ask without a pause, and the time to first token, once K has settled."""
+    """Return tokens/s and TTFT of a fleet under clients without pauses, after K has settled."""
     replicas = [replica_of(f"replica-{place}", cost, 100 * seed + place) for place in range(number)]
     jobs = code_and_noise(number * each, 1000, seed, PROMPT_TOKENS, ANSWER_TOKENS, LEAN)
     outcome = Simulation(replicas, WAYS[way](replicas)).run(jobs, UNTIL_S)
@@ -85,7 +85,7 @@ def served(cost: str, number: int, each: int, way: str, seed: int = 0) -> Served
 
 
 def compared(cost: str, number: int, each: int, way: str, seeds: Sequence[int] = (0, 1)) -> tuple[float, float]:
-    """Tokens/s and 95th percentile of the time to first token, over those of `soonest`."""
+    """Return tokens/s and the 95th percentile of TTFT, relative to `soonest`."""
     pairs = [(served(cost, number, each, way, seed), served(cost, number, each, SOONEST.name, seed)) for seed in seeds]
     return (
         fmean(ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in pairs),

@@ -1,4 +1,4 @@
-"""Runs of a comparison whose figures can be worked out by hand."""
+"""Runs of a comparison whose figures can be computed by hand."""
 
 from peagle.bench.core.closed_loop import Trace
 from peagle.bench.core.records import Run

@@ -1,4 +1,4 @@
-"""One idle replica as a decision sees it, and a request for it."""
+"""An idle replica as an input of dispatch decisions, and a request for it."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ IDLE = Candidate("a", SNAPSHOT, True, 0, 0, 0, 0.0, math.inf, 0)
 
 
 def dispatcher_of(policy: Policy, reports: Mapping[str, Mapping[str, object]]) -> Dispatcher:
-    """One whose replicas, by their names, have reported SNAPSHOT with these changes."""
+    """Return a dispatcher whose replicas, by name, have reported SNAPSHOT with these changes."""
     made = Dispatcher(policy)
     made.set_members(reports)
     made.report([replace(SNAPSHOT, replica_id=name, **changes) for name, changes in reports.items()])

@@ -1,4 +1,4 @@
-"""What an API server takes: versions of Kubernetes' own objects, and the schemas of custom ones that are at hand."""
+"""What an API server accepts: versions of Kubernetes' own objects, and the available schemas of custom ones."""
 
 import os
 from functools import cache
@@ -15,14 +15,14 @@ from support.paths import REPOSITORY
 KUBERNETES = ("1.29", "1.34", kubernetes_validate.latest_version())
 CRDS = Path(os.environ.get("PEAGLE_CRDS", REPOSITORY.parent / "shared" / "crds"))
 CUSTOM = {"RayService", "PodMonitor", "PrometheusRule"}
-# The Gateway API's own schemas are not at hand; the knobs' tests hold the fields of the one object.
+# The Gateway API's schemas are not available; the knobs' tests check the fields of its only object.
 WITHOUT_SCHEMA = {"HTTPRoute"}
-# It reads all of a Kubernetes' definitions anew for each object.
+# It reads all definitions of a Kubernetes version again for each object.
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 
 def strict(node: Any) -> Any:
-    """A structural schema that refuses what an API server would silently drop."""
+    """Return a structural schema that refuses fields that an API server would silently drop."""
     if isinstance(node, list):
         return [strict(child) for child in node]
     if not isinstance(node, dict):
@@ -45,5 +45,5 @@ def crd_schema(api_version: str, kind: str) -> dict[str, Any]:
 
 @cache
 def validator_of(api_version: str, kind: str) -> jsonschema.Draft202012Validator:
-    """What validates an object of a custom kind; the test is skipped where its definition is not at hand."""
+    """Return the validator of a custom kind; skips the test if its definition is not available."""
     return jsonschema.Draft202012Validator(crd_schema(api_version, kind))

@@ -1,4 +1,4 @@
-"""What a generated dashboard asks Prometheus."""
+"""Prometheus queries of a generated dashboard."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -104,7 +104,7 @@ WITHOUT: Mapping[str, Patches] = {
 
 
 def ratios(kind: Kind, rule: Callable[[DepthSettings], Rule] = WholeRule) -> list[float]:
-    """Yield over that of the best single K, of every part of every run."""
+    """Return the yield relative to the best single K, for every part of every run."""
     runs = (served(scenario, seed, rule)[0] for scenario, seed in product(kind.scenarios, kind.seeds))
     return [ratio for run in runs for ratio in run]
 

@@ -1,4 +1,4 @@
-"""Reports of a replica, for tests of whoever reads them."""
+"""A replica's reports, for tests of their readers."""
 
 from peagle.router.depth import AcceptancePrior, CostPrior, DepthSettings
 from peagle.router.snapshot import DepthTable, StepCell, StepReport, StepStats

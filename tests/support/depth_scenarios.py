@@ -16,7 +16,7 @@ from support.step_costs import COSTS, CURVES, DEPTH_MAX, DEPTHS
 
 BATCH_MAX = 128
 
-# A guess of another machine and another model: what is learned must not rest on it.
+# A prior of another machine and another model: learned values must not depend on it.
 PRIOR = CostPrior(
     step_s=1.6e-3, weights_s=2.0e-3, sequence_s=10e-6, token_s=8e-6, draft_s=1.5e-3, experts_s=3.0e-3, experts=32,
     experts_active=4,
@@ -26,7 +26,7 @@ PRIOR = CostPrior(
 def replica_of(
     cost: str, curve: str | Callable[[float], Any], load: int | Callable[[float], int], **more: Any
 ) -> Replica:
-    """A replica on a GPU, whose requests differ and whose drafter rests at K = 0."""
+    """A replica on a GPU, whose requests differ and whose drafter is skipped at K = 0."""
     options = {
         "skips": True,
         "tails": False,
@@ -83,7 +83,7 @@ def served(scenario: Scenario, seed: int, rule: Callable[[DepthSettings], R]) ->
 
 
 def phased(*phases: tuple[float, Any]) -> Callable[[float], Any]:
-    """What holds at a time, of pairs of when it ends and what it is."""
+    """Return the value at a time, from pairs of end time and value."""
     return lambda now_s: next((what for until_s, what in phases if now_s < until_s), phases[-1][1])
 
 
@@ -94,7 +94,7 @@ def steady(cost: str, curve: str, load: int, seconds: float = 30.0, from_s: floa
 
 
 def shifted(cost: str, load: int, *curves: str, each_s: float = 10.0, **more: Any) -> Scenario:
-    """Acceptance changes every 10 s; what is compared is from 3 s after each change on."""
+    """Acceptance changes every 10 s; yields are compared from 3 s after each change."""
     ends = [each_s * (number + 1) for number in range(len(curves))]
     options = {"skips": False, "tails": True, **more}
 
@@ -107,13 +107,13 @@ def shifted(cost: str, load: int, *curves: str, each_s: float = 10.0, **more: An
 
 
 def mixed(cost: str, curve: str, load: int) -> Scenario:
-    """Every second request's drafts are right 0.4 times as often at each position."""
+    """Every second request's acceptance is 0.4 times as high at each position."""
     kind = {"spread": 0.2, "mixed": True, "by_request": True}
     return replace(steady(cost, curve, load, 20.0, 8.0, **kind), name=f"{cost} {curve} {load} mixed")
 
 
 class SmallRule:
-    """The bar: the argmax of estimated goodput, with forgetting and a little exploration."""
+    """The reference: the argmax of estimated goodput, with forgetting and a little exploration."""
 
     def __init__(self, settings: DepthSettings) -> None:
         self.settings, self.acceptance, self.tried_s = settings, Acceptance.start(settings.acceptance), 0.0

@@ -1,4 +1,4 @@
-"""The images' Dockerfiles, read instruction by instruction."""
+"""The images' Dockerfiles, parsed into instructions."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Drives a real vLLM engine step by step, so that a test can change something between steps."""
+"""Runs a real vLLM engine step by step, so that a test can change something between steps."""
 
 import gc
 import os
@@ -43,7 +43,7 @@ class Runner:
 
     def __init__(self, deployment: Deployment, **options: Any) -> None:
         with warnings.catch_warnings():
-            # What vLLM and torch warn of while they are imported and start is not about this project.
+            # Warnings of vLLM and torch during import and start do not concern this project.
             warnings.simplefilter("ignore")
             from vllm import LLM
 
@@ -53,7 +53,7 @@ class Runner:
         self._requests = 0
 
     def close(self) -> None:
-        """End the engine's process and let go of it here."""
+        """End the engine's process and release it here."""
         self.engine.engine_core.shutdown()
         del self.llm, self.engine
         gc.collect()
@@ -119,7 +119,7 @@ class Runner:
 
 @contextmanager
 def running(deployment: Deployment, **options: Any) -> Iterator[Runner]:
-    """An engine for as long as the block lasts, with options of `engine_arguments`. Its process is gone afterwards."""
+    """An engine while the block runs, with options of `engine_arguments`. Its process is gone afterwards."""
     before = os.environ.get("VLLM_CPU_KVCACHE_SPACE")
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = KV_CACHE_GIB
     runner = None

@@ -1,4 +1,4 @@
-"""What a comparison needs of an engine, without one: a generator of numbers that counts what it is asked."""
+"""A replacement for a measured engine: a generator of numbers that counts its calls."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ OUTPUT_TOKENS = 16
 
 
 class Generator:
-    """Repeats a prompt that starts with 0, and counts up from any other; `log` gets each pass as it is prepared."""
+    """Repeats a prompt that starts with 0, and counts up from any other; `log` records each prepared pass."""
 
     context_tokens = 40
     requests_at_once = 64
@@ -67,7 +67,7 @@ class Generator:
 
 
 class Started(Generator):
-    """One that a session starts from a plan; `calls` is what all were asked, `ends_after` bounds the passes."""
+    """An engine that a session starts from a plan; `calls` records all calls, `ends_after` bounds the passes."""
 
     calls: list[tuple[str, int]]
     ends_after: int | None = None
@@ -83,5 +83,5 @@ class Started(Generator):
 
 
 def started(ends_after: int | None = None) -> Any:
-    """A class of engines of one start of `peagle bench`, which Ctrl-C ends after so many passes."""
+    """A class of engines for one start of `peagle bench`, which Ctrl-C ends after this many passes."""
     return type("Started", (Started,), {"calls": [], "ends_after": ends_after})

@@ -1,4 +1,4 @@
-"""What holds of an engine on a GPU: each check takes a running one and raises where it does not.
+"""Checks of an engine on a GPU: each takes a running engine and raises if its property does not hold.
 
 Plain functions, so that they run without pytest, too: a GPU machine may have no more than an engine. All in float32,
 for the reason that tests/integration/engine/depth/test_live_depth.py gives.
@@ -25,7 +25,7 @@ ENGINE = {
     "dtype": "float32",
     "max_num_seqs": 16,
     "block_size": 32,
-    # Room for eight requests of `greedy`, not for eight of `outgrowing`.
+    # KV cache for eight requests of `greedy`, but not for eight of `outgrowing`.
     "num_gpu_blocks_override": 100,
     # Beside other engines, what is free while it starts says nothing.
     "gpu_memory_utilization": 0.05,
@@ -43,7 +43,7 @@ Truth = Mapping[str, Any]
 
 
 def why_no_gpu() -> str | None:
-    """Why nothing can be shown here; None on a machine with an NVIDIA GPU and an engine for it."""
+    """Return why no GPU check can run here; None with an NVIDIA GPU and an engine for it."""
     try:
         import torch
         from vllm.platforms import current_platform
@@ -55,13 +55,13 @@ def why_no_gpu() -> str | None:
 
 
 def on_gpu(deployment: Deployment) -> Deployment:
-    """The embedded deployment, served by a GPU."""
+    """Return the embedded deployment for a GPU."""
     resources = deployment.resources.model_copy(update={"accelerator": "gpu"})
     return deployment.model_copy(update={"resources": resources})
 
 
 def adaptive_on_gpu(deployment: Deployment) -> Deployment:
-    """The same with what is live where K adapts: steps draft no deeper than K, and none at K = 0."""
+    """Return the same with live depth: steps draft at most K tokens, and none at K = 0."""
     adaptive = deployment.speculation.model_copy(update={"adaptive": True})
     return on_gpu(deployment).model_copy(update={"speculation": adaptive})
 
@@ -72,7 +72,7 @@ def undrafted(deployment: Deployment) -> Deployment:
 
 @contextmanager
 def drafting(place: Callable[[Deployment], Deployment] = on_gpu) -> Iterator[tuple[Runner, Truth]]:
-    """An engine with live depth, and what the target says without a drafter."""
+    """An engine with live depth, and the target's output without a drafter."""
     deployment = place(embedded(**ENGINE))
     with running(undrafted(deployment)) as runner:
         truth = {"greedy": greedy(runner), "structured": structured(runner), "outgrowing": outgrowing(runner)}
@@ -110,7 +110,7 @@ def greedy_output_is_the_targets_own_at_every_depth(runner: Runner, truth: Truth
 
 
 def greedy_output_is_the_targets_own_while_depth_changes(runner: Runner, truth: Truth) -> None:
-    """At K = 0 requests may draft no more, so it is left out at first."""
+    """Without K = 0 at first, after which requests no longer draft."""
     drafting = [depth for depth in DEPTHS if depth]
     assert _depths_of_changing(runner, truth, drafting) == {*drafting}
     assert 0 in _depths_of_changing(runner, truth, DEPTHS)
@@ -118,7 +118,7 @@ def greedy_output_is_the_targets_own_while_depth_changes(runner: Runner, truth: 
 
 
 def _depths_of_changing(runner: Runner, truth: Truth, depths: Sequence[int]) -> set[int]:
-    """The K of decode steps while it changes every few of them."""
+    """Return the K of decode steps while it changes every few steps."""
     steps = 0
 
     def change(_: list[str]) -> None:
@@ -214,11 +214,11 @@ CHECKS: tuple[Callable[[Runner, Truth], None], ...] = (
 
 
 CACHE_VARIABLES = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-"""Where compiled kernels are kept. An engine that finds these empty keeps there each one that it compiles."""
+"""Caches of compiled kernels. An engine with empty caches stores every compiled kernel there."""
 
 
 def empty_caches(folder: Path) -> dict[str, str]:
-    """Variables for an engine that has compiled nothing yet."""
+    """Return the environment of an engine with empty kernel caches."""
     return {name: str(folder / name.lower()) for name in CACHE_VARIABLES}
 
 

@@ -1,4 +1,4 @@
-"""What measurements on a GPU have to come to, line by line. Pure: plain values in, one verdict for each line out."""
+"""Expected results of GPU measurements, line by line. Pure: plain values in, one verdict per line out."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ Engines = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What was asked, what was found and what was wanted; `holds` is None where it could not be measured."""
+    """A claim, its measured value and its bound; `holds` is None if it could not be measured."""
 
     name: str
     found: str
@@ -43,7 +43,7 @@ class Line:
 
 
 def all_lines(engines: Engines, checks: Mapping[str, str | None]) -> list[Line]:
-    """Every line; `checks` has, by name, what was wrong, None for nothing."""
+    """Return every line; `checks` holds the problem of each check by name, None if it passed."""
     lines = [_checked(checks)]
     for line in (
         _steps_as_in_the_trial,
@@ -65,7 +65,7 @@ def all_lines(engines: Engines, checks: Mapping[str, str | None]) -> list[Line]:
 
 
 def shown(lines: Sequence[Line]) -> bool:
-    """Whether every line holds that has a bound: one that could not be measured does not."""
+    """Whether every line with a bound holds: a line that could not be measured does not."""
     return all(line.holds for line in lines if line.wanted != REPORTED)
 
 

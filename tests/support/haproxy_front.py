@@ -1,4 +1,4 @@
-"""The real HAProxy before ingress processes, started by Serve's own code and peagle's program."""
+"""The real HAProxy in front of ingress processes, started by Serve's own code and peagle's program."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,19 +17,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from peagle.serve import haproxy
 from support.served import free_port
 
-# As Ray names nodes, by which Serve names the folders of their sockets.
+# A Ray node id, after which Serve names the folders of its sockets.
 NODE = "7" * 56
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """An ingress process that answers with the headers and the client that it is told of."""
+    """An ingress process that answers with the received headers and client address."""
     seen = {"headers": dict(Request(scope).headers), "client": scope["client"][0]}
     await JSONResponse(seen)(scope, receive, send)
 
 
 @asynccontextmanager
 async def listening(app: ASGIApp) -> AsyncIterator[int]:
-    """Serve `app` as an ingress process does; yields the port."""
+    """Serve `app` like an ingress process; yields the port."""
     port = free_port()
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="critical", lifespan="off"))
     serving = asyncio.create_task(server.serve())
@@ -43,7 +43,7 @@ async def listening(app: ASGIApp) -> AsyncIterator[int]:
 
 
 def serves_haproxy(folder: Path, ports: list[int], http_port: int, monkeypatch: pytest.MonkeyPatch, host: str) -> Any:
-    """Ray Serve's own control of one HAProxy before `ports`, told of peagle's program and files by their settings."""
+    """Ray Serve's own control of one HAProxy in front of `ports`, configured with peagle's program and files."""
     from ray.serve._private import haproxy as serves
     from ray.serve.config import HTTPOptions
 
@@ -88,6 +88,6 @@ async def in_front(
 
 
 def below(api: Any) -> psutil.Process:
-    """HAProxy itself, below the program that Serve has started."""
+    """Return HAProxy's own process, below the program that Serve has started."""
     (found,) = psutil.Process(api._proc.pid).children()
     return found

@@ -1,4 +1,4 @@
-"""A server in a thread of its own, for clients in other event loops, threads and processes."""
+"""A server in its own thread, for clients in other event loops, threads and processes."""
 
 import asyncio
 import threading

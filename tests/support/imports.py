@@ -1,4 +1,4 @@
-"""What modules import of each other and which private names they define and use, read from their source."""
+"""Imports and private names of modules, read from their source."""
 
 import ast
 from collections.abc import Iterator

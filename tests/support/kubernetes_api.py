@@ -1,4 +1,4 @@
-"""A Kubernetes API served over HTTP, as far as this project talks to one.
+"""A Kubernetes API over HTTP, limited to the parts that this project uses.
 
 kmock was looked at first: its watches start over from every object whatever revision is asked for, and its objects have
 no resource versions, so that neither a resumed watch nor 410 Gone nor a conflict can happen. Here every change has a
@@ -34,7 +34,7 @@ CHANGES = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 @dataclass(frozen=True)
 class Change:
-    """One revision: what happened to which object of which collection, such as `pods`."""
+    """One revision: event, object and collection, such as `pods`."""
 
     revision: int
     kind: str
@@ -91,7 +91,7 @@ class KubernetesApi:
         self.drop_connections()
         await self._runner.cleanup()
 
-    # What a test does to the cluster.
+    # Changes by a test.
 
     async def put(self, resource: str, item: Json) -> Json:
         """Create or replace an object, as another client would."""
@@ -106,7 +106,7 @@ class KubernetesApi:
         return stored
 
     async def merge(self, resource: str, name: str, changes: Json, namespace: str = "") -> Json:
-        """Lay `changes` over an object."""
+        """Merge `changes` into an object."""
         return await self.put(resource, _merged(self._objects[resource, namespace, name], changes))
 
     async def remove(self, resource: str, name: str, namespace: str = "") -> None:
@@ -119,7 +119,7 @@ class KubernetesApi:
         return {name for kind, _, name in self._objects if kind == resource}
 
     def drop_connections(self) -> None:
-        """Cut every open watch in the middle, as a load balancer that restarts does."""
+        """Break every open watch, like a restarting load balancer."""
         for transport in list(self._watches):
             transport.abort()
 
@@ -132,7 +132,7 @@ class KubernetesApi:
         return sum(1 for asked in self.requests if asked[:2] == (verb, resource))
 
     def kubeconfig(self) -> str:
-        """A kubeconfig whose only context looks into the namespace `serving`."""
+        """Return a kubeconfig whose only context has the namespace `serving`."""
         config = {
             "current-context": "c",
             "clusters": [{"name": "k", "cluster": {"server": self.url}}],
@@ -141,7 +141,7 @@ class KubernetesApi:
         }
         return json.dumps(config)
 
-    # What it serves.
+    # Served requests.
 
     async def _record(self, kind: str, resource: str, item: Json) -> None:
         self._log.append(Change(self._revision, kind, resource, item))
@@ -239,7 +239,7 @@ class KubernetesApi:
             await socket.send_bytes(b"\x02" + f"{line}: not found".encode())
             outcome = _failure(500, "NonZeroExitCode", "command terminated with exit code 127")
         else:
-            # A long output comes in several messages.
+            # A long output is sent in several messages.
             for start in range(0, len(printed), 100):
                 await socket.send_bytes(b"\x01" + printed[start : start + 100].encode())
             outcome = {"kind": "Status", "status": "Success"}
@@ -276,7 +276,7 @@ class KubernetesApi:
 
 @asynccontextmanager
 async def client_of(server: KubernetesApi) -> AsyncIterator[KubeApi]:
-    """This project's client of `server`, looking into the namespace `serving`."""
+    """This project's client of `server`, with the namespace `serving`."""
     async with client.ApiClient(client.Configuration(host=server.url)) as api_client:
         yield KubeApi(api_client, "serving")
 
@@ -286,7 +286,7 @@ def node(name: str, **spec: Any) -> Json:
 
 
 def ray_pod(name: str, on: str | None, kind: str = "worker", ip: str = "10.0.0.9", release: str = "r") -> Json:
-    """A pod as KubeRay makes it for the Ray cluster `r-ray`, in the namespace `serving`."""
+    """Return a pod as KubeRay creates it for the Ray cluster `r-ray`, in the namespace `serving`."""
     labels = {
         "ray.io/node-type": kind,
         "ray.io/cluster": "r-ray",
@@ -299,7 +299,7 @@ def ray_pod(name: str, on: str | None, kind: str = "worker", ip: str = "10.0.0.9
 
 
 def ray_cluster(replicas: int, deleted: Sequence[str] = ()) -> Json:
-    """The Ray cluster `r-ray` of one worker group, in the namespace `serving`, made for the RayService `r`."""
+    """Return the Ray cluster `r-ray` with one worker group, in the namespace `serving`, of the RayService `r`."""
     group = _group(replicas)
     if deleted:
         group["scaleStrategy"] = {"workersToDelete": list(deleted)}
@@ -309,7 +309,7 @@ def ray_cluster(replicas: int, deleted: Sequence[str] = ()) -> Json:
 
 
 def ray_service(replicas: int) -> Json:
-    """The RayService `r` of one worker group, as KubeRay has brought it about."""
+    """Return the RayService `r` with one worker group, as reconciled by KubeRay."""
     labels = {"app.kubernetes.io/instance": "r"}
     return {
         "metadata": {"name": "r", "namespace": "serving", "labels": labels, "generation": 3},

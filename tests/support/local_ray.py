@@ -14,13 +14,13 @@ from peagle.serve.launch import ray_cluster
 
 @contextmanager
 def local_ray() -> Iterator[None]:
-    """A cluster for as long as the block lasts. No process of it is left afterwards."""
+    """A cluster while the block runs. None of its processes is left afterwards."""
     import ray
     from ray import serve
 
     others = set(processes.descendants())
     processes.adopt_orphans()
-    with patch.dict(os.environ):  # what comes after is no part of this cluster
+    with patch.dict(os.environ):  # later processes are not part of this cluster
         ray_cluster.prepare_environment()
         ray.init(address="local", include_dashboard=False, object_store_memory=ray_cluster.OBJECT_STORE_BYTES)
         try:

@@ -1,4 +1,4 @@
-"""A small Markov head, a drafter's pass and texts, made up and always the same."""
+"""A small reproducible Markov head, with a drafter's pass and texts."""
 
 from typing import Any
 

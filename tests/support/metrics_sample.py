@@ -1,4 +1,4 @@
-"""One whole answer of `/metrics`, made by the code that makes it in production out of a little of everything."""
+"""One complete answer of `/metrics`, made by the production code from sample values."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -47,7 +47,7 @@ def engine_sums() -> EngineSums:
 
 
 def replica_row() -> dict[str, Any]:
-    # Imported here: it brings all of Ray Serve LLM.
+    # Imported here: it imports all of Ray Serve LLM.
     from peagle.serve.replica.replica_status import depth_status, plan_status
 
     ran_as = {"full": 98, "piecewise": 2, "none": 0}
@@ -75,7 +75,7 @@ def replica_row() -> dict[str, Any]:
 
 
 def estimates() -> dict[str, dict[str, Any]]:
-    # Imported here: it brings all of Ray Serve.
+    # Imported here: it imports all of Ray Serve.
     from peagle.serve.routing.router_deployment import estimate_rows
 
     depths = ModelDepths(SETTINGS)

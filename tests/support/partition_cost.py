@@ -1,4 +1,4 @@
-"""What one row of a P-EAGLE head costs, whole or partitioned: prints one JSON object for each number of partitions.
+"""Measures the cost of one row of a P-EAGLE head, whole or partitioned: prints a JSON object per partition count.
 
 Each is measured in a process of its own, since a peak cannot be taken back; they are forks of one that has imported
 what takes long.
@@ -23,16 +23,16 @@ from peagle.drafter.train.head_plan import HEAD_PLANS
 
 
 def peak_bytes() -> int:
-    """The most memory this process held. `ru_maxrss` would not do: it starts at its parent's peak."""
+    """Return this process's peak memory. `ru_maxrss` is not suitable: it starts at the parent's peak."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found, "/proc/self/status has no VmHWM"
     return int(found[1]) * 1024
 
 
 def cost(target: Path, partitions: int, length: int) -> dict[str, float]:
-    """Peak memory above what is there before the row, and the time of its forward and backward passes."""
+    """Return the peak memory above the level before the row, and the time of its forward and backward passes."""
     torch.manual_seed(1)
-    # Without a Markov head speculators' own pass takes the whole row.
+    # Without a Markov head, speculators' own pass processes the whole row.
     plan = replace(HEAD_PLANS["p-eagle"], partitions=partitions, markov_rank=0)
     config = AutoConfig.from_pretrained(target)
     head = heads.make_head(target, config, 1, plan, heads.tapped_layers_of(config.num_hidden_layers))

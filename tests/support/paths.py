@@ -1,4 +1,4 @@
-"""Where things lie in this repository."""
+"""Paths in this repository."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A cluster that has all that some values ask for, and what `peagle cluster preflight` says of it."""
+"""A cluster that meets a release's requirements, and the checks of `peagle cluster preflight` on it."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -41,7 +41,7 @@ def values(**changes: Any) -> Values:
 
 
 def schema_of(paths: tuple[str, ...]) -> dict[str, Any]:
-    """A schema that knows these dotted paths."""
+    """Return a schema with these dotted paths."""
     root: dict[str, Any] = {"properties": {}}
     for path in paths:
         level = root
@@ -74,7 +74,7 @@ def operator(namespace: str, release: str, image: str = "kuberay/operator:v1.7.0
 
 @asynccontextmanager
 async def ready_cluster() -> AsyncIterator[KubernetesApi]:
-    """A cluster that has all that `RAW` asks for."""
+    """Fill a cluster with everything that `RAW` needs."""
     async with KubernetesApi(replies={"/version": {"gitVersion": "v1.33.2"}}) as serving:
         for kind in ("rayservices", "rayclusters"):
             await serving.put("customresourcedefinitions", crd(f"{kind}.ray.io"))
@@ -100,6 +100,6 @@ async def checks(server: KubernetesApi, wanted: Values | None = None, scale_up: 
 
 
 async def only(server: KubernetesApi, wanted: Values | None = None, scale_up: bool = False) -> Check:
-    """The one check that does not pass."""
+    """Return the only check that does not pass."""
     (found,) = [check for check in await checks(server, wanted, scale_up) if check.outcome is not Outcome.PASS]
     return found

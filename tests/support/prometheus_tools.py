@@ -1,4 +1,4 @@
-"""Prometheus' own programs, where this machine has them."""
+"""Prometheus' own programs, if installed."""
 
 import shutil
 

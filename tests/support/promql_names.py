@@ -1,4 +1,4 @@
-"""What a PromQL expression names, read from its syntax tree: a label or a function is never taken for a series."""
+"""Names of series in a PromQL expression, read from its syntax tree, without labels and functions."""
 
 import re
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ import promql_parser
 from dashboards import external
 from peagle.metrics import METRICS
 
-# What Grafana puts in before it asks.
+# Variables that Grafana fills in before a query.
 _WINDOW, _NUMBER = re.compile(r"\$__rate_interval\b"), re.compile(r"\$price\b")
-# What a scrape adds to every series.
+# Labels that a scrape adds to every series.
 SCRAPED = frozenset({"namespace", "job", "instance", "pod"})
 
 DECLARED = {
@@ -28,31 +28,31 @@ BOUNDED = {
     for label in metric.labels
     if label.values
 }
-"""The values that a label of a series has, where they are known beforehand."""
+"""Known values of a series' label."""
 OUTCOMES = next(label.values for metric in METRICS for label in metric.labels if label.name == "outcome")
 
 
 def nodes(expr: str) -> list[Any]:
-    """Every node of the syntax tree of `expr`; raises ValueError where Prometheus would refuse it."""
+    """Return every node of the syntax tree of `expr`. Raises ValueError if Prometheus would refuse it."""
     found: list[Any] = []
     promql_parser.walk(promql_parser.parse(_NUMBER.sub("1", _WINDOW.sub("5m", expr))), found.append)
     return found
 
 
 def selectors(nodes: list[Any]) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield each series that is selected, with the labels that it is filtered by."""
+    """Yield each selected series, with the labels in its filter."""
     for node in nodes:
         if isinstance(node, promql_parser.VectorSelector):
             yield node.name, frozenset(matcher.name for matcher in node.matchers.matchers)
 
 
 def wrong_values(nodes: list[Any]) -> Iterator[str]:
-    """Yield each value that a series is filtered by and its label never has."""
+    """Yield each filter value that the series' label never has."""
     for node in nodes:
         if not isinstance(node, promql_parser.VectorSelector):
             continue
         for matcher in node.matchers.matchers:
-            # Of recorded series, those by outcome are all of requests.
+            # Recorded series with an outcome are all about requests.
             usual = OUTCOMES if matcher.name == "outcome" else None
             known = BOUNDED.get((node.name, matcher.name), usual)
             if known is None or matcher.value.startswith("$"):
@@ -73,7 +73,7 @@ def aggregations(nodes: list[Any]) -> Iterator[tuple[frozenset[str], set[str]]]:
 
 
 def wrong_names(expr: str, recorded: dict[str, frozenset[str]] | None = None) -> list[str]:
-    """Series that `expr` names and nothing exports, and labels that they do not have."""
+    """Return series in `expr` that nothing exports, and labels that series do not have."""
     known = {**DECLARED, **(recorded or {})}
     tree = nodes(expr)
     wrong = [*wrong_values(tree)]

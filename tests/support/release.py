@@ -34,7 +34,7 @@ CLIENTS = 4
 
 
 def run(*command: str, check: bool = True, given: str | None = None, timeout_s: float = 600.0) -> str:
-    """Run a command and return what it printed; a failure says what it said."""
+    """Run a command and return its output; a failure includes the output."""
     ended = subprocess.run(command, capture_output=True, text=True, input=given, timeout=timeout_s, check=False)
     if check and ended.returncode:
         raise AssertionError(f"{' '.join(command)}: {ended.stderr or ended.stdout}")
@@ -42,7 +42,7 @@ def run(*command: str, check: bool = True, given: str | None = None, timeout_s: 
 
 
 def until(holds: Callable[[], bool], what: str, within_s: float, every_s: float = 1.0) -> float:
-    """Wait until something holds; return the seconds that it took."""
+    """Wait until a condition holds; return the seconds that it took."""
     began_s = time.monotonic()
     while not holds():
         assert time.monotonic() - began_s < within_s, f"not within {within_s:.0f} s: {what}"
@@ -51,7 +51,7 @@ def until(holds: Callable[[], bool], what: str, within_s: float, every_s: float 
 
 
 def prepared_chart(folder: Path) -> Path:
-    """The chart as `helm dependency update` leaves it; an empty operator where its chart has not been fetched."""
+    """The chart after `helm dependency update`; with an empty operator if its chart was not fetched."""
     chart = folder / "peagle"
     shutil.copytree(CHART, chart)
     if not list(chart.glob("charts/*.tgz")):
@@ -66,7 +66,7 @@ def prepared_chart(folder: Path) -> Path:
 
 @dataclass
 class Load:
-    """What clients of the Service saw: requests that were answered whole, and the others, each with when and why."""
+    """Results of clients of the Service: complete answers, and failures with time and reason."""
 
     answered: int = 0
     lost: list[str] = field(default_factory=list)
@@ -74,13 +74,13 @@ class Load:
 
     @property
     def unanswered(self) -> list[str]:
-        """Requests that were neither answered nor refused for as long as the platform itself may let them wait."""
+        """Return requests that were neither answered nor refused within the platform's longest wait."""
         return [line for line in self.lost if "TimeoutError" in line]
 
 
 @dataclass(frozen=True)
 class Release:
-    """One release, in a namespace of its own."""
+    """One release, in its own namespace."""
 
     chart: Path
     name: str
@@ -134,13 +134,13 @@ class Release:
         return str(name)
 
     def kill(self, pod: str) -> None:
-        """End a pod at once, as a node that is lost does."""
+        """Kill a pod at once, as when its node is lost."""
         self.kubectl("delete", "pod", pod, "--grace-period", "0", "--force")
         until(lambda: pod not in self.pods(), f"{pod} is gone", 60.0)
 
     @contextmanager
     def drained(self, node: str) -> Iterator[None]:
-        """A node that is drained, and takes pods again afterwards."""
+        """Drain a node while entered, and uncordon it afterwards."""
         workers = f"app.kubernetes.io/instance={self.name},ray.io/node-type=worker"
         patience = ("--timeout", "60s", "--pod-selector", workers)
         try:
@@ -150,18 +150,18 @@ class Release:
             run("kubectl", "uncordon", node)
 
     def status(self) -> Json:
-        """What `peagle cluster status` says."""
+        """Return the output of `peagle cluster status`."""
         place = ["--release", self.name, "--namespace", self.namespace]
         found: Json = json.loads(run(sys.executable, "-m", "peagle.cli", "cluster", "status", "--json", *place))
         return found
 
     def replicas(self) -> int:
-        """How many replicas of its models are ready."""
+        """Return the number of ready replicas of its models."""
         models = (self.status()["fleet"] or {"models": []})["models"]
         return sum(each["state"] == "ready" for model in models for each in model["replicas"])
 
     def wait_for_replicas(self, count: int, within_s: float) -> None:
-        # Each look starts a process in the head's pod, on the cores that the replicas load with.
+        # Each check starts a process in the head pod, on the cores on which the replicas load.
         until(lambda: self.replicas() == count, f"{count} replicas serve", within_s, every_s=15.0)
 
     def problems(self) -> str:
@@ -169,7 +169,7 @@ class Release:
         return "\n".join(each["problem"] for each in (*found["services"], *found["pods"]))
 
     def ask(self, path: str) -> str:
-        """What the Service answers to a request from a worker, or why not."""
+        """Return the Service's answer to a request from a worker, or the error."""
         pod = next(iter(self.workers()))
         script = f"import urllib.request as u; print(u.urlopen('http://{self.name}:8000{path}').read().decode())"
         return self.kubectl("exec", pod, "--container", "ray-worker", "--", "python", "-c", script, check=False)
@@ -182,12 +182,12 @@ class Release:
         return self.helm("test", self.name, "--logs", "--timeout", "10m")
 
     def left(self) -> str:
-        """What `kubectl get all` still shows."""
+        """Return what `kubectl get all` still shows."""
         return self.kubectl("get", "all,rayservices,rayclusters", "--output", "name", "--ignore-not-found").strip()
 
     @contextmanager
     def load(self, what: str) -> Iterator[Load]:
-        """Clients ask the Service all the time, half of them for streams; what they saw is known afterwards."""
+        """Run clients against the Service continuously, half of them streaming; their results are set afterwards."""
         self.kubectl("delete", "pod", "clients", "--ignore-not-found")
         self.kubectl("apply", "--filename", "-", given=json.dumps(self._clients()))
         until(lambda: "answered" in self._said(), "a client has its first answer", 120.0)

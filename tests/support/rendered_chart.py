@@ -1,4 +1,4 @@
-"""Renders the Helm chart with Helm's own library, and finds things in what comes out."""
+"""Renders the Helm chart with Helm's own library, and finds objects in the result."""
 
 import copy
 import json
@@ -14,11 +14,11 @@ from support.paths import REPOSITORY
 
 CHART = REPOSITORY / "helm" / "peagle"
 READY = {path.stem: path for path in sorted((CHART / "values").glob("*.yaml"))}
-# Eight times as fast as PyYAML's own, where the machine has libyaml.
+# Eight times as fast as PyYAML's own, if libyaml is installed.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 RELEASE, NAMESPACE, FULLNAME = "demo", "serving", "demo-peagle"
 
-# A model of one's own, and the part of the chart that a release of it should not do without.
+# A custom model, and the chart settings that its release needs.
 MINIMAL: Mapping[str, Any] = {
     "models": {
         "small": {
@@ -47,7 +47,7 @@ def schema() -> dict[str, Any]:
 
 
 def value_paths(node: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Yield the path of every value that values.yaml has, as the schema `node` tells them."""
+    """Yield the path of every value in values.yaml, from the schema `node`."""
     for name, child in node.get("properties", {}).items():
         own = f"{path}.{name}".lstrip(".")
         if "properties" in child:
@@ -71,7 +71,7 @@ def laid_over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def at(path: str, value: Any) -> dict[str, Any]:
-    """The values in which `path` (`a.b.c`) is `value`."""
+    """Return values in which `path` (`a.b.c`) is `value`."""
     for key in reversed(path.split(".")):
         value = {key: value}
     return value
@@ -79,7 +79,7 @@ def at(path: str, value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Rendered:
-    """What one set of values renders to."""
+    """The objects rendered from one set of values."""
 
     texts: Mapping[str, str]
 
@@ -117,7 +117,7 @@ class Rendered:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the application builder is called with."""
+        """The arguments of the application builder."""
         (application,) = self.serve["applications"]
         arguments: dict[str, Any] = application["args"]
         return arguments
@@ -153,7 +153,7 @@ class Rendered:
         return spec
 
     def pods(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the name and template of every pod that the release brings about."""
+        """Yield the name and template of every pod of the release."""
         yield "head", self.head
         for group in self.cluster["workerGroupSpecs"]:
             yield f"worker {group['groupName']}", group["template"]
@@ -165,5 +165,5 @@ class Rendered:
 
 
 def render(values: Mapping[str, Any], **changes: Any) -> Rendered:
-    """Render the chart with `values`, and `changes` laid over them."""
+    """Render the chart with `values`, with `changes` merged into them."""
     return Rendered(chart().render(laid_over(values, changes), name=RELEASE, namespace=NAMESPACE))

@@ -1,4 +1,4 @@
-"""For replicas that stand in for a model's on real Ray Serve.
+"""Helpers for fake replicas on real Ray Serve.
 
 Classes of Ray Serve LLM's requests and answers lie in a module that imports vLLM, which takes a core for 15 s: in each
 replica, and again in each that replaces one which a test has ended. With these a replica needs none of them.
@@ -21,7 +21,7 @@ class Sent:
 
 
 def take_requests_without_vllm() -> None:
-    """Have this process, a replica's, read every request as a `Sent`."""
+    """Make this replica's process read every request as a `Sent`."""
     module = ModuleType(MODELS)
     module.__getattr__ = lambda _: Sent  # type: ignore[method-assign]
     sys.modules[MODELS] = module
@@ -29,7 +29,7 @@ def take_requests_without_vllm() -> None:
 
 @dataclass(frozen=True)
 class Answered:
-    """An object of one of those classes, which is made where it arrives."""
+    """Return an object of one of those classes, created on arrival."""
 
     name: str
     fields: dict[str, Any]

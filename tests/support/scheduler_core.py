@@ -121,26 +121,26 @@ class Worker:
         self.overlapped, self.rng = overlapped, rng
         self.tokens: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
-        # what each request found in the prefix cache
+        # tokens of each request found in the prefix cache
         self.cached: dict[str, int] = {}
         self.drafts: dict[str, list[int]] = {}
         # request, index of the first drafted position, draft and how much of it was verified, for each decode
         self.seen: list[tuple[str, int, list[int], int]] = []
-        # how deep each step drafted, and who less deep
+        # draft depth of each step, and requests with a smaller depth
         self.drafted: list[int] = []
         self.own_depths: list[dict[str, int]] = []
-        # rows of the target and of the drafter, in all
+        # total rows of the target and of the drafter
         self.rows_verified = self.rows_drafted = 0
-        # what the last step drafted, where that is to be told
+        # drafts of the last step, if they are reported
         self.told: dict[str, list[int]] | None = None
-        # who took part in a step without the drafter, and has a gap in its cache
+        # requests of a step without the drafter, which have a gap in their cache
         self.gapped: set[str] = set()
         self.rested = 0
         # tokens of the last step, by request
         self.last_step: dict[str, int] = {}
-        # of so many steps in one the drafter has no room, and drafts zeros; 0 for none
+        # one in this many steps the drafter has no space, and drafts zeros; 0 for none
         self.undrafted_every = 0
-        # what it tells that each step ran as, on a GPU
+        # reported CUDA graph mode of each step, as on a GPU
         self.ran_as: Any = None
 
     def run(self, output: Any) -> tuple[Any, Any]:

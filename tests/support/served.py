@@ -1,4 +1,4 @@
-"""Runs the real `peagle serve` in a process of its own, and watches that it leaves none behind."""
+"""Runs the real `peagle serve` in its own process, and checks that it leaves no process behind."""
 
 import ctypes
 import os

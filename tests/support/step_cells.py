@@ -1,4 +1,4 @@
-"""Random sums of steps, as an engine reports them."""
+"""Random sums of steps, in the form of an engine's reports."""
 
 from hypothesis import strategies as st
 

@@ -1,4 +1,4 @@
-"""A target so small that a CPU runs it at once."""
+"""A target small enough to run instantly on a CPU."""
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],

@@ -1,4 +1,4 @@
-"""Waits for what another process, or another task, does in its own time."""
+"""Waits for changes made by another process or task."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ Found = TypeVar("Found")
 
 
 def eventually(look: Callable[[], Found], within_s: float = PATIENCE_S) -> Found:
-    """What `look` finds, once it finds something; fails after so many seconds."""
+    """Return the result of `look` once it finds something; fail after this many seconds."""
     deadline = time.monotonic() + within_s
     while not (found := look()):
         assert time.monotonic() < deadline, f"not there after {within_s:g} s"

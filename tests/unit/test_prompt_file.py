@@ -76,7 +76,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
 
 def test_a_line_nested_without_end_holds_no_prompt(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("[" * 100_000)
-    with pytest.raises(ConfigError, match=r"x\.jsonl:1.*it holds no prompt"):
+    with pytest.raises(ConfigError, match=r"x\.jsonl:1.*it has no prompt"):
         read_prompt_file(tmp_path / "x.jsonl")
 
 

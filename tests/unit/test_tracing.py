@@ -44,11 +44,11 @@ def test_the_edge_alone_decides_what_is_traced() -> None:
 @pytest.mark.parametrize(
     ("url", "given", "message"),
     [
-        ("collector:4317", {}, r"--traces-to = 'collector:4317': it is no URL with http or https and a host\. Write"),
-        ("http://:4317", {}, "it is no URL with http or https and a host"),
+        ("collector:4317", {}, r"--traces-to = 'collector:4317': it is not an http or https URL with a host\. Write"),
+        ("http://:4317", {}, "it is not an http or https URL with a host"),
         ("http://c:70000", {}, "--traces-to = 'http://c:70000': Port out of range"),
         ("http://[::1", {}, "Invalid IPv6 URL"),
-        ("http://collector", {}, r"it names no port\. Write http://collector:4317\."),
+        ("http://collector", {}, r"it has no port\. Write http://collector:4317\."),
         ("http://c:4317", {f"{TRACES}PROTOCOL": "http/json"}, f"{TRACES}PROTOCOL = 'http/json': .* Use grpc or"),
     ],
 )

@@ -1,6 +1,6 @@
-"""Waits until a peagle server has every model ready, then asks each for a few tokens.
+"""Waits until every model of a peagle server is ready, then requests a few tokens from each.
 
-`ask.py URL TIMEOUT_S RELEASE NAMESPACE`; the last two are for the commands that it names where it waits for long.
+`ask.py URL TIMEOUT_S RELEASE NAMESPACE`; the last two are for the commands that it suggests after a timeout.
 """
 
 import json
@@ -19,14 +19,14 @@ HINT_AFTER_S = 60.0
 
 
 def key_in(text):
-    """The first key of a file of keys: YAML with a list `keys`, or one in a line; of lines, # begins a comment."""
+    """Return the first key of a keys file: YAML with a list `keys`, or one key per line; # begins a comment line."""
     try:
         entries = yaml.safe_load(text)["keys"]
     except (yaml.YAMLError, TypeError, LookupError):
         keys = [line for line in map(str.strip, text.splitlines()) if line and not line.startswith("#")]
     else:
         keys = [str(entry["key"]) for entry in entries if "key" in entry]
-    return keys[0] if keys else sys.exit(f"{KEYS}: there is no key in it that can be sent; a key_sha256 cannot")
+    return keys[0] if keys else sys.exit(f"{KEYS}: it has no key that can be sent; a key_sha256 cannot be sent")
 
 
 def ask(url, body=None):
@@ -41,18 +41,18 @@ def ask(url, body=None):
 def hint(error):
     if isinstance(getattr(error, "reason", None), socket.gaierror):
         return (
-            "\nThere is no service of that name: KubeRay makes it when the application runs. "
-            "`kubectl get rayservice,pods` shows how far it is. If there are no Ray pods, is the operator there "
-            "(kubectl get pods -A -l app.kubernetes.io/name=kuberay-operator)? If the head waits for its application, "
-            "does networkPolicy.operatorNamespace name the operator's namespace?"
+            "\nThere is no service of that name: KubeRay creates it when the application is running. "
+            "`kubectl get rayservice,pods` shows the progress. If there are no Ray pods, check that the operator is "
+            "running (kubectl get pods -A -l app.kubernetes.io/name=kuberay-operator). If the head waits for its "
+            "application, check that networkPolicy.operatorNamespace is the operator's namespace."
         )
     return ""
 
 
 def whys(release, namespace):
-    """This pod may not ask Kubernetes, so it says how to."""
+    """Return commands that explain pending pods; this pod itself may not call Kubernetes."""
     return (
-        "\nWhere a pod stays Pending, its events say why it has no node:\n"
+        "\nIf a pod stays Pending, its events give the reason:\n"
         f"  kubectl describe pods -n {namespace} -l app.kubernetes.io/instance={release}\n"
         f"  peagle cluster status --release {release} -n {namespace}"
     )
@@ -66,7 +66,7 @@ def wait(url, timeout_s, why):
         except (urllib.error.URLError, OSError, ValueError) as error:
             waited_s = time.monotonic() - began
             if waited_s > timeout_s:
-                sys.exit(f"{url}/health: not well after {timeout_s:.0f} s: {error}{hint(error)}{why}")
+                sys.exit(f"{url}/health: not healthy after {timeout_s:.0f} s: {error}{hint(error)}{why}")
             print(f"waiting: {error}", flush=True)
             if waited_s > HINT_AFTER_S and not told:
                 told = True
@@ -80,7 +80,7 @@ def main(url, timeout_s, release, namespace):
         body = {"model": model["id"], "prompt": "def read_lines(path):", "max_tokens": 16, "temperature": 0}
         answer = ask(f"{url}/v1/completions", body)
         if not answer["usage"]["completion_tokens"]:
-            sys.exit(f"{model['id']} answered with no token: {answer}")
+            sys.exit(f"{model['id']} answered without a token: {answer}")
         print(f"{model['id']}: {answer['choices'][0]['text']!r}")
 
 

@@ -21,15 +21,15 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{/*
-What selects this release's pods. Not `app.kubernetes.io/name`: on Ray's pods that label is KubeRay's own, and its head
-service finds the head by it. Not the instance alone: an operator in the same release has that one too.
+Selector of this release's pods. Not `app.kubernetes.io/name`: on Ray pods KubeRay sets that label, and its head service
+selects the head by it. Not the instance alone: an operator in the same release has the same instance.
 */}}
 {{- define "peagle.selector" -}}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/part-of: peagle
 {{- end -}}
 
-{{/* Labels of a pod: (dict "root" $ "component" "head"), with "labels" of its own, which win over common ones. */}}
+{{/* Labels of a pod: (dict "root" $ "component" "head"), with its own "labels", which take precedence over common ones. */}}
 {{- define "peagle.podLabels" -}}
 {{ include "peagle.selector" .root }}
 app.kubernetes.io/component: {{ .component }}
@@ -47,7 +47,7 @@ labels:
   {{- include "peagle.labels" .root | nindent 2 }}
 {{- end -}}
 
-{{/* Annotations of what exists only while the release is uninstalled, in order of weight. */}}
+{{/* Annotations of objects that exist only during an uninstall, in order of weight. */}}
 {{- define "peagle.beforeDelete" -}}
 helm.sh/hook: pre-delete
 helm.sh/hook-weight: {{ . | quote }}
@@ -69,7 +69,7 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- .Values.ray.auth.existingSecret | default (printf "%s-ray-auth" (include "peagle.fullname" .)) -}}
 {{- end -}}
 
-{{/* The maps `models` and `workerGroups`: the embedded model's where both are empty. */}}
+{{/* The maps `models` and `workerGroups`; those of the embedded model if both are empty. */}}
 {{- define "peagle.given" -}}
 {{- if or .Values.models .Values.workerGroups -}}
 {{- pick .Values "models" "workerGroups" | toYaml -}}
@@ -78,12 +78,12 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 {{- end -}}
 
-{{/* CPUs as Ray counts them, from an amount as Kubernetes writes it: whole ones, upwards, as KubeRay does it. */}}
+{{/* CPUs as Ray counts them, from a Kubernetes quantity: rounded up to whole CPUs, as in KubeRay. */}}
 {{- define "peagle.wholeCpus" -}}
 {{- divf (include "peagle.milliCpus" .) 1000 | ceil | int -}}
 {{- end -}}
 
-{{/* Thousandths of a CPU, from an amount as Kubernetes writes it. */}}
+{{/* Thousandths of a CPU, from a Kubernetes quantity. */}}
 {{- define "peagle.milliCpus" -}}
 {{- $amount := toString . -}}
 {{- if hasSuffix "m" $amount -}}
@@ -93,7 +93,7 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 {{- end -}}
 
-{{/* Requests and limits with every amount as text: a RayService takes no fraction as a number. */}}
+{{/* Requests and limits with every quantity as text, because a RayService does not accept fractional numbers. */}}
 {{- define "peagle.resources" -}}
 {{- $texts := dict -}}
 {{- range $part, $amounts := . -}}
@@ -106,8 +106,8 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 
 {{/*
-Every worker group with its defaults, as a map. A field that a group names replaces the default whole. `rayCpus` is what
-Ray counts of `cpus`.
+Every worker group with its defaults, as a map. A group's field replaces the whole default. `rayCpus` is `cpus` as Ray
+counts them.
 */}}
 {{- define "peagle.groups" -}}
 {{- $groups := dict -}}
@@ -122,7 +122,7 @@ Ray counts of `cpus`.
 {{- toYaml $groups -}}
 {{- end -}}
 
-{{/* Every model that is enabled, as a map of deployments in which each field that was left out has its default. */}}
+{{/* Every enabled model, as a map of deployments with defaults for all missing fields. */}}
 {{- define "peagle.deployments" -}}
 {{- $defaults := (.Files.Get "files/deployment.yaml" | fromYaml).defaults -}}
 {{- $deployments := dict -}}
@@ -171,7 +171,7 @@ applications:
       {{- end }}
 {{- end -}}
 
-{{/* Pods that the `restricted` pod security level refuses, each with the reason; empty where there is none. */}}
+{{/* Pods that the `restricted` pod security level refuses, each with the reason; empty if there are none. */}}
 {{- define "peagle.unrestricted" -}}
 {{- range $name, $group := include "peagle.groups" . | fromYaml }}
 {{- if $group.rdmaDevices }}

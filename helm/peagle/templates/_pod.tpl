@@ -1,4 +1,4 @@
-{{/* What the head's pod and the workers' pods have in common. */}}
+{{/* Common parts of head and worker pods. */}}
 
 {{- define "peagle.podSecurityContext" -}}
 runAsNonRoot: true
@@ -34,7 +34,7 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{/* Environment of a Ray container: (dict "root" $ "env" a group's own). The later ones win. */}}
+{{/* Environment of a Ray container: (dict "root" $ "env" a group's own). Later entries take precedence. */}}
 {{- define "peagle.env" -}}
 {{- $values := .root.Values -}}
 {{- $env := dict
@@ -71,7 +71,7 @@ imagePullSecrets:
 {{- end }}
 {{- range $name, $value := $values.env }}{{- $_ := set $env $name $value }}{{- end -}}
 {{- range $name, $value := .env }}{{- $_ := set $env $name $value }}{{- end -}}
-{{- /* One name, one value: the secret's goes first. */}}
+{{- /* Each name has one value: the secret's takes precedence. */}}
 {{- if $values.huggingFace.existingSecret }}{{- $_ := unset $env "HF_TOKEN" }}{{- end -}}
 {{- range $name, $value := $env }}
 - name: {{ $name }}
@@ -96,8 +96,8 @@ envFrom:
 {{- end -}}
 
 {{/*
-A folder that the kubelet makes belongs to root, and no fsGroup reaches it. One that has its owner already is left alone:
-it may lie where not even root may change that.
+A folder that the kubelet creates belongs to root, and fsGroup does not apply to it. A folder with the right owner is not
+changed: its file system may not allow even root to change it.
 */}}
 {{- define "peagle.ownCache" -}}
 {{- $owner := printf "%d:%d" (int64 .Values.podSecurity.runAsUser) (int64 .Values.podSecurity.runAsGroup) -}}
@@ -167,7 +167,7 @@ it may lie where not even root may change that.
       spec:
         {{- include "peagle.cacheClaim" (dict "cache" $cache "accessMode" "ReadWriteOnce") | nindent 8 }}
   {{- end }}
-# Without a secret there are no keys to ask for; it may come later.
+# Optional: without the secret no API key is required; it may be created later.
 - name: api-keys
   secret:
     secretName: {{ $values.apiKeys.existingSecret | default (printf "%s-api-keys" (include "peagle.fullname" .root)) }}
@@ -191,8 +191,8 @@ resources:
 {{- end -}}
 
 {{/*
-Probes ask over HTTP, so that a busy pod needs no new process for each. None of them waits for a model: a replica loads
-behind a Ray that is up, and only the application itself knows whether it is ready.
+Probes use HTTP, so that a busy pod needs no new process for each. They do not wait for a model: a replica loads after
+Ray is up, and only the application itself knows whether it is ready.
 (dict "root" $ "isHead" true)
 */}}
 {{- define "peagle.probes" -}}

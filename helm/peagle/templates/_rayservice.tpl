@@ -25,7 +25,7 @@ metadata:
   {{- end }}
 spec:
   serviceAccountName: {{ include "peagle.fullname" . }}-head
-  # Only the autoscaler beside the head asks Kubernetes for anything.
+  # Only the autoscaler in the head pod calls the Kubernetes API.
   automountServiceAccountToken: {{ .Values.autoscaling.enabled | default false }}
   enableServiceLinks: false
   {{- with include "peagle.pullSecrets" . | trim }}{{ . | nindent 2 }}{{ end }}
@@ -80,8 +80,8 @@ spec:
   serviceAccountName: {{ include "peagle.fullname" $root }}-worker
   automountServiceAccountToken: false
   enableServiceLinks: false
-  # KubeRay waits for the head in an init container whose first process, a shell, ignores SIGTERM. Where the head never
-  # comes, the pod would hold its GPUs until its whole grace period is over. So the shell is not the first process.
+  # KubeRay waits for the head in an init container whose first process, a shell, ignores SIGTERM. If the head never
+  # starts, the pod would hold its GPUs for its whole grace period. So the shell is not the first process.
   shareProcessNamespace: true
   {{- with include "peagle.pullSecrets" $root | trim }}{{ . | nindent 2 }}{{ end }}
   {{- $drain := $root.Values.drain }}
@@ -119,7 +119,7 @@ spec:
       securityContext:
         {{- include "peagle.securityContext" $root | nindent 8 }}
           {{- if $group.rdmaDevices }}
-          # RDMA pins the memory that it reads and writes.
+          # RDMA pins the memory of its buffers.
           add: [IPC_LOCK]
           {{- end }}
       env:

@@ -1,4 +1,4 @@
-"""Limits of the HTTP surface. Nothing here is needed to start: the defaults are closed and bounded."""
+"""Limits of the HTTP surface. All settings are optional: the defaults are closed and bounded."""
 
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -9,37 +9,37 @@ from peagle.errors import ConfigError
 
 
 class GrammarSettings(BaseModel):
-    """The most that one request's schemas, patterns, grammars and choices may hold, those of its tools included.
+    """Limits on the schemas, patterns, grammars and choices of one request, including those of its tools.
 
-    An engine compiles them before it generates. What a request names beyond a bound is answered with 400. So is what
-    takes too long to compile: each grammar is compiled on trial first, in a process that can be stopped.
+    An engine compiles them before it generates. A request over a limit is answered with 400. So is a grammar that takes
+    too long to compile: each grammar is first compiled on trial, in a process that can be stopped.
 
     Attributes:
-        max_chars: Characters of all names and texts, descriptions too; 524,288 by default.
-        max_choices: Choices in all: values of `enum`, branches of `anyOf` and its like, and entries of
+        max_chars: Characters of all names and texts, descriptions included; 524,288 by default.
+        max_choices: Total choices: values of `enum`, branches of `anyOf` and similar, and entries of
             `structured_outputs.choice`; 2,500 by default.
         max_choice_chars: Characters of all values of `enum` and entries of `structured_outputs.choice`; 50,000 by
             default.
-        max_properties: Properties of objects in all; 5,000 by default.
-        max_optional_properties: Properties of one object that it does not require; 250 by default. Time grows with
-            their square.
-        max_optional_pairs: Sum over all patterns of the square of their parts that may be left out (`?`, `*`, `{0,n}`),
-            as time grows with it; 20,000 by default: one pattern of 141 such parts, or 200 of 10.
+        max_properties: Total properties of all objects; 5,000 by default.
+        max_optional_properties: Optional properties of one object; 250 by default. Compile time grows with the square
+            of their number.
+        max_optional_pairs: Sum over all patterns of the square of the number of optional parts (`?`, `*`, `{0,n}`),
+            because compile time grows with it; 20,000 by default: one pattern of 141 such parts, or 200 of 10.
         max_depth: Levels of nested arrays and objects of a schema, and of groups in a pattern; 64 by default.
         max_reference_depth: Levels of a schema with each `$ref` followed; 256 by default.
-        max_repetitions: Largest count of `minItems`, `maxItems`, `minLength`, `maxLength` and their like, and of
+        max_repetitions: Largest value of `minItems`, `maxItems`, `minLength`, `maxLength` and similar, and of
             `{m,n}` in patterns and grammars; 1,000,000 by default.
-        max_expanded: Parts of a schema with each `$ref` replaced by what it names, and of a pattern with each `{m,n}`
-            written out; 1,000,000 by default. A `$ref` within what it names is not followed again.
+        max_expanded: Parts of a schema with each `$ref` expanded, and of a pattern with each `{m,n}` written out;
+            1,000,000 by default. A recursive `$ref` is expanded once.
         max_pattern_chars: Characters of one regular expression; 8,192 by default.
         max_grammar_chars: Characters of one `structured_outputs.grammar`; 65,536 by default.
-        compile_timeout_s: Longest time that a grammar may compile, on trial; 1 by default. What passes is compiled once
-            more in the engine, which remembers it. It does not apply where an engine's
-            `structured_outputs_config.backend` is `guidance`, which compiles as it generates, within its own limits.
-        compile_memory_bytes: The most that a grammar's trial may allocate; 1 GiB by default.
-        max_mask_s: Longest processor time that a grammar may take to say which tokens may come next, as all requests of
-            an engine wait for it; 0.05 by default. It is measured on trial, and as the engine generates: a request
-            whose grammar becomes slower than that ends with an error.
+        compile_timeout_s: Longest trial compilation of a grammar; 1 by default. A grammar that passes is compiled once
+            more in the engine, which caches it. Not applied if the engine's `structured_outputs_config.backend` is
+            `guidance`, which compiles as it generates, within its own limits.
+        compile_memory_bytes: Most memory that a trial compilation may allocate; 1 GiB by default.
+        max_mask_s: Longest CPU time to compute a grammar's mask of allowed next tokens, because all requests of an
+            engine wait for it; 0.05 by default. It is measured on trial and while the engine generates: a request
+            whose grammar becomes slower ends with an error.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -51,7 +51,7 @@ class GrammarSettings(BaseModel):
     max_optional_properties: int = Field(default=250, ge=1, le=2**20)
     max_optional_pairs: int = Field(default=20_000, ge=1, le=2**40)
     max_depth: int = Field(default=64, ge=8, le=192)
-    # Followed by recursion, of which Python has a limit.
+    # References are followed recursively, and Python limits recursion.
     max_reference_depth: int = Field(default=256, ge=8, le=320)
     max_repetitions: int = Field(default=1_000_000, ge=1, le=2**31)
     max_expanded: int = Field(default=1_000_000, ge=2**10, le=2**40)
@@ -63,42 +63,42 @@ class GrammarSettings(BaseModel):
 
 
 class ApiSettings(BaseModel):
-    """What a client may send, how long it may take, and who may call from a browser.
+    """Limits on requests, timeouts, and origins allowed to call from a browser.
 
     Attributes:
-        max_body_bytes: Largest request body; a longer one is answered with 413 while it is still being read.
+        max_body_bytes: Largest request body; a larger body is answered with 413 while it is still being read.
         max_json_depth: Deepest nesting of arrays and objects in a body, and in a JSON text within it, such as the
             arguments of a tool call.
         max_messages: Messages of a chat; 4,096 by default.
         max_content_parts: Content parts and tool calls of all messages; 4,096 by default.
         max_tools: Tools of a chat; 512 by default.
-        max_answers: Answers that one request may ask for: `n` for each of its prompts; 32 by default.
-        max_inputs: Texts that one request may embed, or pairs of texts that it may score; 1,024 by default.
-        max_prompt_chars: Characters of a request's prompts, or of its messages and tools, before any is tokenized; a
+        max_answers: Answers of one request: `n` times the number of prompts; 32 by default.
+        max_inputs: Texts to embed, or pairs of texts to score, in one request; 1,024 by default.
+        max_prompt_chars: Characters of a request's prompts, or of its messages and tools, before tokenization; a
             token id counts as one. By default 16 for each token of the model's `max_model_len`, but at least 262,144;
-            4,194,304 where the deployment names no length. Of a request that embeds or scores, characters of each text
-            or pair; all of them together may have 8 times as many, up to 2,097,152.
-        grammar: What schemas, patterns, grammars and choices may hold.
+            4,194,304 if the deployment sets no length. For embedding and scoring it limits each text or pair; all of
+            them together may have 8 times as many, up to 2,097,152.
+        grammar: Limits on schemas, patterns, grammars and choices.
         body_timeout_s: Longest time a client may take to send its body.
-        request_timeout_s: Longest wait for a replica's next piece: the whole answer, or the next event of a stream.
-            Also how long a replica or an ingress process that has to leave may go on with what it has: raise it where
-            streams take longer.
+        request_timeout_s: Longest wait for a replica's next output: the whole answer, or the next event of a stream.
+            Also how long a replica or an ingress process that is stopping may finish its requests: raise it if streams
+            take longer.
         probe_timeout_s: Longest wait for one replica in `/health`, `/fleet` and `/metrics`.
-        retry_after_s: The least that an overloaded server tells its clients to wait; longer where a place is expected
-            later.
-        replica_wait_s: Longest wait for a replica while the model has none that lives, such as while its only one is
+        retry_after_s: Minimum `Retry-After` of an overloaded server; longer if capacity is expected later.
+        replica_wait_s: Longest wait for a replica while the model has none running, such as while its only replica is
             replaced; 30 by default. Then the answer is 503 with `Retry-After`.
-        replica_retries: How often a request whose replica was lost before the first token is sent to another.
-        ingresses: Ingress processes that run at least; more are started as requests come. With one, requests are
-            refused with 503 while it is replaced; of two, the other takes over at once. Each takes about 470 MiB, and
-            one CPU in Ray's account.
-        keys_file: File with the API keys that clients may send, read where the ingress runs, and again while it runs.
-            It has one on each line; or it is YAML, `keys:` with a list of entries of `name` and `key` or `key_sha256`,
-            and if wanted `weight`, `class` (interactive or batch) and `limits` (`requests_per_minute`,
-            `tokens_per_minute`, `requests_at_once`, `tokens_waiting`). Without a file, anybody may ask.
-        metrics: Whether requests are counted and timed, and `/metrics` and vLLM's own series tell of them. What decides
-            dispatch and depth is known without.
-        cors_origins: Browser origins that may call, such as `https://chat.example.org`; `*` is any. None by default.
+        replica_retries: Retries on another replica when a request's replica is lost before the first token.
+        ingresses: Minimum number of ingress processes; more are started under load. With one, requests are refused
+            with 503 while it is replaced; with two, the other takes over at once. Each uses about 470 MiB and reserves
+            one CPU in Ray.
+        keys_file: File of the API keys that clients may send, read where the ingress runs, and again while it runs.
+            It has one key on each line; or it is YAML, `keys:` with a list of entries of `name` and `key` or
+            `key_sha256`, and optionally `weight`, `class` (interactive or batch) and `limits`
+            (`requests_per_minute`, `tokens_per_minute`, `requests_at_once`, `tokens_waiting`). Without a file, no key
+            is required.
+        metrics: Whether requests are counted and timed for `/metrics` and vLLM's own series. Dispatch and depth do not
+            depend on it.
+        cors_origins: Browser origins that may call, such as `https://chat.example.org`; `*` is any. Default: none.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -132,14 +132,16 @@ class ApiSettings(BaseModel):
             parts = urlsplit(origin)
             bare = f"{parts.scheme}://{parts.netloc}"
             if origin != "*" and (parts.scheme not in ("http", "https") or not parts.netloc or origin != bare):
-                raise ValueError(f"{origin!r} is no origin; write scheme and host only, such as https://example.org")
+                raise ValueError(
+                    f"{origin!r} is not an origin; write scheme and host only, such as https://example.org"
+                )
         return origins
 
 
 def read_settings(raw: object, origin: str = "args.api") -> ApiSettings:
     """Validate the HTTP settings at `origin`: `ApiSettings`, a mapping of its fields, or None for the defaults.
 
-    Raises ConfigError where a field is unknown or wrong.
+    Raises ConfigError if a field is unknown or invalid.
     """
     try:
         return ApiSettings.model_validate(raw or {})

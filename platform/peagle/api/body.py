@@ -1,4 +1,4 @@
-"""From bytes to a validated request. Whatever is wrong with a body is the client's mistake, and is named."""
+"""Bytes to a validated request. Every defect of a body is a client error that names the field."""
 
 import asyncio
 import math
@@ -21,45 +21,45 @@ from peagle.errors import RequestError, TooLargeError
 T = TypeVar("T", bound=BaseModel)
 Made = TypeVar("Made")
 
-# A larger body is not parsed in the event loop that relays everybody's answers.
+# A larger body is not parsed in the event loop, which relays all answers.
 INLINE_BYTES = 2**16
 
-# A union may have many branches; a message names a few.
+# A union may have many branches; a message names only the first few.
 MAX_REASONS = 3
 
-# Of what is wrong with a body. A list of a million items may have so many millions of problems.
+# Longest error message. A list of a million items may have as many problems.
 MAX_PROBLEMS = 1000
 
-# What fits the engine's messages between its processes.
+# Largest integer that fits the messages between the engine's processes.
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
-# Fields that would change the answer and that the engine ignores, where silence would be a wrong answer; and fields
-# by which stages of a disaggregated deployment talk to each other, which no client may write.
+# Fields that would change the answer but that the engine ignores silently; and fields for communication between the
+# stages of a disaggregated deployment, which clients must not set.
 UNSUPPORTED: Mapping[str, str] = {
-    "audio": "this server produces text only",
-    "best_of": "ask for n completions and choose among them",
+    "audio": "this server generates text only",
+    "best_of": "request n completions and choose among them",
     "ec_transfer_params": "it is internal to the platform",
     "function_call": "use tool_choice",
     "functions": "use tools",
     "kv_transfer_params": "it is internal to the platform",
-    "suffix": "this server completes at the end only",
+    "suffix": "this server completes only at the end of a prompt",
 }
-# What vLLM reads from `vllm_xargs`, where a client may write anything, and takes for its own.
+# Keys of `vllm_xargs`, where a client may write anything, that vLLM takes for its own.
 INTERNAL_XARGS = (
     *("ec_transfer_params", "kv_cache_report_mode", "kv_transfer_params"),
-    DEPTH_MAX_ARG,  # whose field is `speculation`
+    DEPTH_MAX_ARG,  # clients set it with the field `speculation`
 )
 
 
 async def read_json(request: Request, settings: ApiSettings) -> dict[str, Any]:
-    """Read the body, up to the limit, as one JSON object; raise what `read_request` does."""
+    """Read the body, up to the limit, as one JSON object. Raises as `read_request` does."""
     return await read_request(request, settings, dict)
 
 
 async def read_request(request: Request, settings: ApiSettings, make: Callable[[dict[str, Any]], Made]) -> Made:
-    """Read the body, up to the limit, as one JSON object, and make of it what `make` does.
+    """Read the body, up to the limit, as one JSON object, and pass it to `make`.
 
-    Both happen in a thread where the body is large, and other requests go on meanwhile.
+    For a large body both run in a thread, so that other requests are not blocked.
 
     Raises:
         RequestError: It is too large, not JSON, not an object, or nested too deep; or `make` refuses it.
@@ -74,18 +74,18 @@ async def read_request(request: Request, settings: ApiSettings, make: Callable[[
 
 
 async def read_body(request: Request, settings: ApiSettings) -> bytes:
-    """Read the body, up to the limit, if it is said to be JSON; or take the one kept in `request.state.body`.
+    """Read a JSON body, up to the limit, or return the body kept in `request.state.body`.
 
     Raises:
-        TooLargeError: It is larger than that.
+        TooLargeError: It is larger than the limit.
         HTTPException: 415 for another content type, 408 for a body that arrives too slowly.
     """
     if (kept := getattr(request.state, "body", None)) is not None:
         return bytes(kept)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # Browsers send other types across origins without asking first; JSON they must ask for.
+    # Browsers send other content types across origins without a preflight request; JSON requires one.
     if media_type != "application/json" and not media_type.endswith("+json"):
-        sent = f"not {media_type}" if media_type else "and name it"
+        sent = f"not {media_type}" if media_type else "and declare it"
         raise HTTPException(415, f"Send a JSON body, {sent}: add the header Content-Type: application/json.")
     try:
         async with asyncio.timeout(settings.body_timeout_s):
@@ -111,12 +111,12 @@ def _too_large(limit: int) -> TooLargeError:
 
 
 def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:
-    """Parse a JSON object in UTF-8, nested at most `max_depth` deep, without NaN, lone surrogates or numbers too large.
+    """Parse a JSON object in UTF-8, nested at most `max_depth` deep, without NaN, lone surrogates or oversized numbers.
 
-    Raises RequestError where it is none; the message says where.
+    Raises RequestError if it is invalid; the message says where.
     """
     if (excess := holds_more(raw)) is not None:
-        raise TooLargeError(f"The request body holds more than {excess}.", code="request_too_large")
+        raise TooLargeError(f"The request body has more than {excess}.", code="request_too_large")
     try:
         value = pydantic_core.from_json(raw, allow_inf_nan=False)
     except ValueError as error:
@@ -128,7 +128,7 @@ def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:
 
 
 def _check(value: Any, max_depth: int) -> None:
-    """Walk level by level: recursion would fail on exactly the bodies that this is for."""
+    """Check values level by level: recursion would fail on the deeply nested bodies that this has to refuse."""
     level: list[Any] = [value]
     items = 0
     for _ in range(max_depth):
@@ -136,12 +136,12 @@ def _check(value: Any, max_depth: int) -> None:
         for node in level:
             items += len(node)
             if items > MAX_ITEMS:
-                raise TooLargeError(f"The request body holds more than {MAX_ITEMS} values.", code="request_too_large")
+                raise TooLargeError(f"The request body has more than {MAX_ITEMS} values.", code="request_too_large")
             for item in node.values() if isinstance(node, dict) else node:
                 if isinstance(item, dict | list):
                     children.append(item)
                 elif _is_too_large(item):
-                    raise RequestError("The request body holds a number that is too large.", code="invalid_json")
+                    raise RequestError("The request body contains a number that is too large.", code="invalid_json")
         if not children:
             return
         level = children
@@ -155,12 +155,12 @@ def _is_too_large(item: Any) -> bool:
 
 
 def validate(model: type[T], data: dict[str, Any]) -> T:
-    """Make a request of a parsed body.
+    """Make a request from a parsed body.
 
-    Raises RequestError where a field is missing, wrong or not supported; `param` names it.
+    Raises RequestError if a field is missing, invalid or not supported; `param` names it.
     """
     for field, instead in UNSUPPORTED.items():
-        # A best_of that equals n asks for nothing more.
+        # A best_of equal to n has no effect.
         if data.get(field) and not (field == "best_of" and data[field] == (data.get("n") or 1)):
             raise RequestError(f"{field} is not supported: {instead}.", param=field, code="unsupported_parameter")
     if isinstance(extra := data.get("vllm_xargs"), dict):
@@ -175,14 +175,14 @@ def validate(model: type[T], data: dict[str, Any]) -> T:
     except VLLM_CLIENT_ERRORS as error:
         raise RequestError(in_our_words(str(error)), param=getattr(error, "parameter", None)) from None
     except Exception as error:
-        # The engine's validators run on raw values and trip over types that they do not expect.
+        # The engine's validators run on raw values and fail on unexpected types.
         raise RequestError(f"A field of the request has a wrong type: {error}.") from None
 
 
 def unroll_messages(body: Any, data: Mapping[str, Any]) -> Any:
-    """Unroll pydantic's lazy lists in a chat made of `data`: they do not travel, and are checked only as they are read.
+    """Unroll pydantic's lazy lists in a chat made from `data`: they do not pickle, and are validated only when read.
 
-    Raises RequestError where a content part or a tool call is wrong; `param` names it.
+    Raises RequestError if a content part or a tool call is invalid; `param` names it.
     """
     for index, message in enumerate(body.messages):
         for field in ("content", "tool_calls"):
@@ -198,16 +198,16 @@ def unroll_messages(body: Any, data: Mapping[str, Any]) -> Any:
 
 
 def explain(error: ValidationError, data: Any, place: Path = ()) -> RequestError:
-    """Name the field of `data`, which lies at `place`, that came closest to being right.
+    """Return an error that names the field of `data`, located at `place`, that came closest to being valid.
 
     A union reports every branch that did not match.
     """
     if not place and (count := error.error_count()) > MAX_PROBLEMS:
         longest = max(data, key=lambda name: len(data[name]) if isinstance(data[name], list) else 0)
-        return RequestError(f"{longest}: its values are of a wrong kind ({count} problems).", param=longest)
+        return RequestError(f"{longest}: its values have the wrong type ({count} problems).", param=longest)
     listed = error.errors(include_url=False, include_context=False, include_input=False)
     problems = [((*place, *field_path(problem["loc"], data, problem["type"])), problem) for problem in listed]
-    # In a branch of the right type the deepest complaint is the one that helps.
+    # In a branch of the right type, the deepest error is the most useful one.
     path, problem = max(problems, key=lambda item: (len(item[0]), not item[1]["type"].endswith("_type")))
     param = spell(path) or None
     if problem["type"] == "missing":
@@ -223,7 +223,7 @@ def explain(error: ValidationError, data: Any, place: Path = ()) -> RequestError
 
 
 def field_path(location: Sequence[str | int], data: Any, kind: str) -> tuple[str | int, ...]:
-    """The part of a pydantic location that a client would recognise: names of union branches are left out."""
+    """Return the part of a pydantic location that a client would recognise, without names of union branches."""
     path: list[str | int] = []
     for index, part in enumerate(location):
         known = isinstance(data, dict) and part in data

@@ -1,4 +1,4 @@
-"""Routes for operators on the server's machine: why a replica drafts as deep as it does, and what bounds or pins it."""
+"""Routes for operators on the server's machine: a replica's draft depth and its reasons, pins and bounds."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ from peagle.router.depth import DepthLimits
 
 
 class DepthRequest(BaseModel):
-    """What an operator decides for a replica: exactly this K (`pin`), bounds, or that its table stays (`paused`)."""
+    """An operator's limits on a replica: exactly this K (`pin`), bounds, or an unchanged table (`paused`)."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -30,7 +30,7 @@ class DepthRequest(BaseModel):
 class DepthRoutes:
     """Handlers of `/fleet/replicas/{replica}/depth` and `/fleet/models/{model}/depth`, for an ingress with a Router.
 
-    What is decided for a replica wins over what is decided for its model.
+    Limits on a replica take precedence over limits on its model.
     """
 
     _router: DeploymentHandle | None
@@ -45,15 +45,15 @@ class DepthRoutes:
         return await self._limit(request, "limit", replica)
 
     async def unlimit_depth(self, request: Request, replica: str) -> JSONResponse:
-        """DELETE: leave the replica's depth to the Router again."""
+        """DELETE: return control of the replica's depth to the Router."""
         return await self._unlimit(request, "limit", replica)
 
     async def limit_model_depth(self, request: Request, model: str) -> JSONResponse:
-        """PUT: pin, bound or pause the depth of every replica of the model, those to come included."""
+        """PUT: pin, bound or pause the depth of every current and future replica of the model."""
         return await self._limit(request, "limit_model", model)
 
     async def unlimit_model_depth(self, request: Request, model: str) -> JSONResponse:
-        """DELETE: leave the depth of the model's replicas to the Router again."""
+        """DELETE: return control of the depth of the model's replicas to the Router."""
         return await self._unlimit(request, "limit_model", model)
 
     async def _limit(self, request: Request, method: str, name: str) -> JSONResponse:
@@ -71,7 +71,7 @@ class DepthRoutes:
 
     async def _ask_router(self, request: Request, method: str, *arguments: Any) -> Any:
         if self._router is None:
-            raise NotFoundError("No model here adapts its depth; set speculation.adaptive in its deployment file.")
+            raise NotFoundError("No model here has adaptive depth; set speculation.adaptive in its deployment file.")
         try:
             async with asyncio.timeout(request.app.state.settings.probe_timeout_s):
                 return await getattr(self._router, method).remote(*arguments)

@@ -1,9 +1,9 @@
-"""Around Serve's proxy, in its process: what a client may say to the proxy, and what the proxy may say to a client.
+"""Middleware around Serve's proxy, in its process: filters request headers and rewrites the proxy's errors.
 
-The proxy obeys some headers, among them one that keeps a request running after its client has left; it fails on
-others that are not UTF-8; and it answers in plain text. A process that starts Ray names `peagle.api.edge.middlewares`
-in `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` to have this around each of its proxies; behind HAProxy, around what each
-ingress process does of a proxy's work.
+The proxy obeys some headers, among them one that keeps a request running after its client has disconnected; it fails
+on headers that are not UTF-8; and it answers in plain text. A process that starts Ray sets
+`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` to `peagle.api.edge.middlewares` to wrap each of its proxies; behind
+HAProxy, this wraps the proxy part of each ingress process.
 """
 
 import json
@@ -21,20 +21,20 @@ from peagle.tracing import is_on, request_tracer
 
 logger = logging.getLogger(__name__)
 
-# Orders to the proxy that are the operator's to give, not a client's; it takes _ for - in their names.
+# Commands to the proxy that only the operator may give, not a client; it reads _ as - in their names.
 INTERNAL_HEADERS = frozenset(
     {b"x-request-timeout-seconds", b"x-request-disconnect-disabled", b"serve-multiplexed-model-id"}
 )
 REQUEST_ID = b"x-request-id"
 _PLAIN_ID = re.compile(rb"[!-~]{1,128}")
-# The proxy's own paths, which others than OpenAI's clients read; at one it says whether it may be sent requests.
+# The proxy's own paths, not meant for OpenAI clients; one of them tells whether the proxy accepts requests.
 _PROXY_PATHS, _HEALTH, _ROUTES = "/-/", "/-/healthz", "/-/routes"
-# SageMaker's health check, which wants no body.
+# SageMaker's health check, which must have no body.
 PING = "/ping"
 
 
 def middlewares() -> list[Middleware]:
-    """What Serve's proxy is wrapped in, the outermost last."""
+    """Return the middlewares around Serve's proxy, outermost last."""
     if not is_on():
         return [Middleware(Edge)]
     # Imported here: it imports OpenTelemetry.
@@ -46,8 +46,8 @@ def middlewares() -> list[Middleware]:
 class Edge:
     """Drops headers that only the platform may set; turns the proxy's own errors into OpenAI's error object.
 
-    A proxy that has told a health probe to send no more closes each connection with its answer: a client that keeps
-    its connection open would otherwise stay until the proxy is taken away in the middle of a stream.
+    Once the proxy's health check refuses new requests, each connection is closed after its answer. Otherwise a
+    client with a kept-alive connection would stay until the proxy is stopped in the middle of a stream.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -66,13 +66,13 @@ class Edge:
         try:
             await self._app(scope, answer.hear, answer.pass_on)
         except Exception:
-            # Serve may stumble over its own list of what to cancel, once nobody waits for the answer.
+            # Serve may fail on its own list of requests to cancel after the client has disconnected.
             if not answer.left:
                 logger.exception("The proxy failed on %s %s.", scope["method"], scope["path"])
         await answer.complete(starting=answer.is_plain(404) and not await self._has_routes(scope))
 
     async def _has_routes(self, scope: Scope) -> bool:
-        """Whether the proxy knows any application, by its own word; until then every path is a 404 to it."""
+        """Whether the proxy reports any application; until then it answers 404 to every path."""
         said: list[Message] = []
 
         async def hear() -> Message:
@@ -85,12 +85,12 @@ class Edge:
         await self._app({**scope, "method": "GET", "path": _ROUTES, **raw}, hear, keep)
         try:
             routes = json.loads(b"".join(message.get("body", b"") for message in said))
-        except ValueError:  # in words, why it cannot tell
+        except ValueError:  # a text that says why it has none
             return False
         return bool(routes)
 
     def _noting(self, send: Send) -> Send:
-        """Pass on the answer to a health probe, and remember it."""
+        """Pass on the answer to a health probe and remember it."""
 
         async def note(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -101,7 +101,7 @@ class Edge:
 
 
 def _closing(send: Send) -> Send:
-    """Ask the server to close the connection once the answer is out."""
+    """Ask the server to close the connection after the answer."""
 
     async def close(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -124,7 +124,7 @@ def _is_allowed(name: bytes, value: bytes) -> bool:
 
 
 class _Answer:
-    """One response on its way: errors in plain text are replaced, and whatever stays unfinished is finished."""
+    """One response in progress: plain text errors are replaced, and an unfinished response is completed."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
@@ -157,14 +157,14 @@ class _Answer:
         await self._send(message)
 
     def is_plain(self, status: int) -> bool:
-        """Whether the proxy itself has answered with `status`."""
+        """Whether the proxy itself answered with `status`."""
         return self._plain is not None and self._plain[0] == status
 
     async def complete(self, starting: bool) -> None:
-        """Send what is missing, and that the server starts where it does. A cut answer that is no stream is left to
-        break, so that it is not taken for whole.
+        """Send the missing end of the answer; while the server starts, say so.
 
-        A client that has left is sent nothing: the proxy ends its request without a word.
+        A truncated answer that is not a stream is left to break, so that it is not mistaken for a complete one.
+        A client that disconnected is sent nothing: the proxy ends its request silently.
         """
         if self._completed or self.left:
             return
@@ -184,7 +184,7 @@ class _Answer:
 
 
 def in_openai_form(status: int, text: str = "", retry_after_s: float = 1.0) -> ErrorReply:
-    """What a proxy says in plain text, as OpenAI's clients read it; that nobody can answer now is taken for load."""
+    """Return the proxy's plain text error as an OpenAI error; 429 and 503 are reported as overload."""
     if status in (429, 503):
         return overloaded("The server is busy or starting.", retry_after_s)
     return from_status(status, text)

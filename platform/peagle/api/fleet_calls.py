@@ -1,4 +1,4 @@
-"""Questions that every replica of a model is asked, and the routes by which probes ask them."""
+"""Calls to every replica of a model, and the routes by which probes make them."""
 
 import asyncio
 import logging
@@ -16,37 +16,37 @@ from peagle.api.openai_errors import unavailable
 
 logger = logging.getLogger(__name__)
 
-# Within which a replica with room for a question has long answered; probes of a load balancer wait little longer.
+# A replica with a free slot answers well within this time; load balancer probes wait only a little longer.
 _PATIENCE_S = 1.0
 
 
 async def ask_replicas(handle: DeploymentHandle, method: str, timeout_s: float, *arguments: Any) -> list[Any]:
-    """Call `method` with `arguments` on every running replica; return the answers that came in time.
+    """Call `method` with `arguments` on every running replica; return the answers that arrived in time.
 
-    The calls pass by the queues for a replica, but one that holds `max_ongoing_requests` takes them when one has ended.
+    The calls bypass the request queues, but a replica at `max_ongoing_requests` takes them only after a request ends.
     """
     replies = await _replies(handle, method, timeout_s, *arguments)
     return [reply for reply in replies if not isinstance(reply, BaseException)]
 
 
 async def count_well(handle: DeploymentHandle, timeout_s: float) -> int:
-    """How many running replicas are well, their engines included.
+    """Count the running replicas that are healthy, including their engines.
 
-    One that is silent is taken to be full: Serve asks each by a way of its own, and lists none that has failed.
+    A replica that does not answer counts as full: Serve has its own health check, and removes replicas that fail it.
     """
     replies = await _replies(handle, "check_ready", min(timeout_s, _PATIENCE_S))
     return sum(not isinstance(reply, BaseException) or isinstance(reply, TimeoutError) for reply in replies)
 
 
 async def _replies(handle: DeploymentHandle, method: str, timeout_s: float, *arguments: Any) -> list[Any]:
-    """What each running replica answers within `timeout_s`, or the exception that came instead."""
+    """Return each running replica's answer within `timeout_s`, or the exception raised instead."""
     until_s = asyncio.get_running_loop().time() + timeout_s
     try:
         async with asyncio.timeout_at(until_s):
-            # `results_async` would give up every answer when one replica is slow.
+            # `results_async` would discard all answers if one replica is slow.
             calls = await handle.broadcast(method, *arguments)._fetch_replica_results_async()
     except Exception as error:
-        logger.warning("No replica of %s could be asked: %s", handle.deployment_name, error)
+        logger.warning("No replica of %s could be called: %s", handle.deployment_name, error)
         return []
 
     async def answer_to(call: Any) -> Any:
@@ -63,16 +63,16 @@ async def _replies(handle: DeploymentHandle, method: str, timeout_s: float, *arg
 async def ask_models(
     handles: Mapping[str, DeploymentHandle], method: str, timeout_s: float, *arguments: Any
 ) -> dict[str, list[Any]]:
-    """`ask_replicas` for every model at once; the answers by model."""
+    """Call `ask_replicas` for all models concurrently; return the answers by model."""
     asked = (ask_replicas(handle, method, timeout_s, *arguments) for handle in handles.values())
     answers = await asyncio.gather(*asked)
     return dict(zip(handles, answers, strict=True))
 
 
 async def deployment_states() -> dict[tuple[str, str], Counter[str]]:
-    """How many replicas are in which state, as Serve's controller sees it; by application and deployment.
+    """Return the number of replicas in each state, by application and deployment, from Serve's controller.
 
-    States are in lower case. `serve.status()` says the same, but takes twice as long to check what the controller sent.
+    States are in lower case. `serve.status()` returns the same, but takes twice as long to validate it.
     """
     client = _get_global_client()
     details = await asyncio.to_thread(client.get_serve_details)
@@ -84,19 +84,19 @@ async def deployment_states() -> dict[tuple[str, str], Counter[str]]:
 
 
 async def own_handle() -> DeploymentHandle:
-    """A handle to all replicas of the deployment that this process is one of."""
+    """Return a handle to all replicas of this process's own deployment."""
     context = serve.get_replica_context()
-    # In a thread: it waits for Serve's controller, which may be away.
+    # In a thread: it waits for Serve's controller, which may be down.
     return await asyncio.to_thread(serve.get_deployment_handle, context.deployment, context.app_name)
 
 
 class HealthRoutes:
-    """What probes ask: whether the ingress lives, whose part this is, and whether every model can be asked."""
+    """Handlers of health probes: whether this ingress is alive, and whether every model can answer."""
 
     _default_serve_handles: Mapping[str, DeploymentHandle]
 
     async def health(self, request: Request) -> JSONResponse:
-        """GET /health and /health/ready: 200 when every model has a replica whose engine is well, else 503."""
+        """GET /health and /health/ready: 200 if every model has a replica with a healthy engine, else 503."""
         handles, timeout_s = self._default_serve_handles, request.app.state.settings.probe_timeout_s
         counts = await asyncio.gather(*(count_well(handle, timeout_s) for handle in handles.values()))
         replicas = dict(zip(handles, counts, strict=True))
@@ -110,5 +110,5 @@ class HealthRoutes:
         return await self.health(request)
 
     async def live(self) -> JSONResponse:
-        """GET /health/live: 200 as long as this process answers, whether or not a model can."""
+        """GET /health/live: 200 as long as this process answers, whether or not its models can."""
         return JSONResponse({"status": "ok"})

@@ -1,4 +1,4 @@
-"""The FastAPI application, before Ray Serve binds an ingress to it."""
+"""The FastAPI application to which Ray Serve binds an ingress."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -24,17 +24,17 @@ from peagle.api.reply import from_status
 from peagle.errors import PeagleError
 from peagle.router.fairness.limit_headers import NAMES as LIMIT_HEADERS
 
-# Cohere's and Jina's names of one route, and vLLM's of another.
+# Cohere's and Jina's names of one route, and vLLM's name of another.
 RERANK = ("/v1/rerank", "/v2/rerank", "/rerank")
 SCORE = ("/v1/score", "/score")
-# Routes of models that turn text into something else, which OpenAI's and vLLM's servers have.
+# Routes of OpenAI's and vLLM's servers for models that do not generate text.
 NOT_GENERATED = (
     *("/pooling", "/classify"),
     *("/v1/moderations", "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech"),
     "/v1/images/generations",
 )
 
-# Which method of the ingress answers which route, in the form that `make_fastapi_ingress` takes.
+# The ingress method of each route, in the form that `make_fastapi_ingress` takes.
 ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
     "models": lambda app: app.get("/v1/models"),
     "model_data": lambda app: app.get("/v1/models/{model:path}"),
@@ -72,7 +72,7 @@ ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
 
 
 def _all(decorators: Iterable[Callable[..., Any]]) -> Callable[..., Any]:
-    """One decorator that binds a handler to several routes."""
+    """Return one decorator that binds a handler to several routes."""
     several = tuple(decorators)
 
     def bind(handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,7 +84,7 @@ def _all(decorators: Iterable[Callable[..., Any]]) -> Callable[..., Any]:
 
 
 def build_http(settings: ApiSettings) -> FastAPI:
-    """The application without its routes; those are methods of the ingress, bound to it by `ENDPOINTS`."""
+    """Return the application without its routes, which are methods of the ingress bound by `ENDPOINTS`."""
     app = FastAPI(
         title="peagle",
         docs_url=None,
@@ -100,7 +100,7 @@ def build_http(settings: ApiSettings) -> FastAPI:
     app.add_exception_handler(PeagleError, answer)
     if settings.keys_file is not None:
         app.add_middleware(KeyCheck, keys_file=settings.keys_file)
-    # The one added last is the outermost: an answer of the guard, too, carries what a browser needs to read it.
+    # Middleware added last is outermost: CORS headers are also on the guard's answers, so that a browser can read them.
     app.add_middleware(Guard, counts=settings.metrics)
     app.add_middleware(AnthropicErrors)
     app.add_middleware(PlainRequests)
@@ -117,7 +117,7 @@ def build_http(settings: ApiSettings) -> FastAPI:
 
 @asynccontextmanager
 async def _watched(app: FastAPI) -> AsyncIterator[None]:
-    """Time the event loop that the application runs in, for as long as it does."""
+    """Measure the delay of the application's event loop while the application runs."""
     ledger: Ledger = app.state.ledger
     watching = asyncio.create_task(watch_loop(ledger.metrics.stalled), name="loop watch")
     try:
@@ -127,12 +127,12 @@ async def _watched(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def answer(request: Request, error: Exception) -> JSONResponse:
-    """Any expected exception as OpenAI's error object."""
+    """Answer an expected exception with OpenAI's error object."""
     return describe(error, request.app.state.settings.retry_after_s).response()
 
 
 async def answer_http(request: Request, error: Exception) -> JSONResponse:
-    """Starlette's own errors, in OpenAI's words where a client is likely to meet them."""
+    """Answer Starlette's own errors, with OpenAI's wording for common ones."""
     assert isinstance(error, HTTPException)
     url = f"{request.method} {request.url.path}"
     match error.status_code, error.detail:

@@ -1,4 +1,4 @@
-"""`/metrics`: every ingress process's requests, and what replicas and the Router say when asked for this scrape."""
+"""`/metrics`: requests of every ingress process, and answers of replicas and the Router to this scrape."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,19 +20,19 @@ from peagle.router.dispatch import DECISION_REASONS
 
 Rows = Mapping[str, Iterable[Mapping[str, Any]]]
 Value = tuple[str, tuple[tuple[str, str], ...], float]
-"""Name, labels and value of one series of a process."""
+"""Name, labels and value of one series."""
 EVENTS_KEPT = 256
 CLIENTS_NAMED = 256
-"""API keys that have series of their own; those that come later count together as `other`."""
+"""Most API keys with their own series; later keys count together as `other`."""
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One request for a model's answer, as far as it has come.
+    """One model request in progress.
 
     Attributes:
-        sent_s: When its last piece was sent, on a clock.
-        between: Where the time between its pieces goes, once one was sent.
+        sent_s: Clock time at which its last chunk was sent.
+        between: Histogram of the time between its chunks, set when the first was sent.
     """
 
     model: str
@@ -42,7 +42,7 @@ class Exchange:
     between: Any = None
 
     def fail(self) -> None:
-        """Say that what was sent after the status was an error."""
+        """Record that an error was sent after the status."""
         self.failed = True
 
     def outcome(self, status: int) -> str:
@@ -59,7 +59,7 @@ Told = TypeVarTuple("Told")
 
 
 def _later(count: Callable[["HttpMetrics", *Told], None]) -> Callable[["HttpMetrics", *Told], None]:
-    """Have a method count with those that were called before it, once there are enough or somebody looks."""
+    """Defer a method's calls until enough have accumulated or the values are read."""
 
     @wraps(count)
     def keep(self: "HttpMetrics", *event: *Told) -> None:
@@ -69,23 +69,23 @@ def _later(count: Callable[["HttpMetrics", *Told], None]) -> Callable[["HttpMetr
 
 
 class HttpMetrics:
-    """What this process did for clients. Routes are templates and models are those served, so no client adds labels.
+    """This process's request metrics. Routes are templates and models are those served, so clients cannot add labels.
 
     Attributes:
-        counting: Whether requests that come now are counted; whoever takes one asks, once.
+        counting: Whether new requests are counted; read once per request.
     """
 
     def __init__(self) -> None:
         self.counting = True
         self.registry = CollectorRegistry()
-        # What happened and waits to be counted: code that runs once in milliseconds finds no cache warm.
+        # Events waiting to be counted in batches: counting each at once would run with cold CPU caches every time.
         self._events: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self._counting = Lock()  # dispatch tells of its decisions in a thread of Serve's
+        self._counting = Lock()  # dispatch reports its decisions from a Serve thread
         kinds = {Kind.COUNTER: Counter, Kind.GAUGE: Gauge}
         self._of: dict[str, Any] = {}
         self._clients: set[str] = set()
         for each in INGRESS_METRICS:
-            labels = each.label_names[1:]  # a process does not name itself: whoever asks it knows its name
+            labels = each.label_names[1:]  # without the process's own name, which the scraping process adds
             if each.kind is Kind.HISTOGRAM:
                 made: Any = Histogram(each.name, each.text, labels, registry=self.registry, buckets=each.buckets)
             else:
@@ -98,7 +98,7 @@ class HttpMetrics:
         return made.labels(*bounded) if values else made
 
     def expect(self, models: Iterable[str]) -> None:
-        """Begin the series of these models at zero: a rate leaves out the first value that it sees."""
+        """Start the series of these models at zero, because a rate ignores the first value of a series."""
         for model in models:
             for metric in INGRESS_METRICS:
                 if metric.labels[1:] == (metrics.MODEL,):
@@ -113,13 +113,13 @@ class HttpMetrics:
         self._at(metrics.RETRIES, model).inc()
 
     def decided(self, model: str, reason: str) -> None:
-        """Count what dispatch decided for a request."""
+        """Count a dispatch decision."""
         if self.counting:
             self.keep(self._decided, model, reason if reason in DECISION_REASONS else metrics.OTHER)
 
     @_later
     def used(self, client: str, model: str, usage: Any) -> None:
-        """Count a client's request that is over, and the tokens of its `Usage`, if they are known."""
+        """Count a client's finished request, and the tokens of its `Usage` if known."""
         name = self._named(client)
         self._at(metrics.CLIENT_REQUESTS, name, model).inc()
         for kind in metrics.TOKEN_KIND.values:
@@ -127,11 +127,11 @@ class HttpMetrics:
 
     @_later
     def refused(self, client: str, limit: str) -> None:
-        """Count a request beyond a limit of its client's."""
+        """Count a request refused by a limit of its client."""
         self._at(metrics.CLIENT_REFUSALS, self._named(client), limit).inc()
 
     def stalled(self, seconds: float) -> None:
-        """Count how late the event loop came to a timer."""
+        """Record a delay of the event loop."""
         if self.counting:
             self.keep(self._stalled, seconds)
 
@@ -143,17 +143,17 @@ class HttpMetrics:
 
     @_later
     def opened(self, exchange: Exchange) -> None:
-        """Count a request to a model; whoever sends its last byte calls `closed`."""
+        """Count a request to a model; the sender of its last byte calls `closed`."""
         self._at(metrics.REQUESTS_OPEN, exchange.model).inc()
 
     def sent(self, exchange: Exchange, piece: bytes, now_s: float) -> None:
-        """Time a piece of an answer from the one before; an answer that is no stream has no first token to wait for."""
+        """Record the time since the answer's previous chunk; an answer that is not a stream has no first token."""
         if exchange.ttft_s is not None:
             self.keep(self._sent, exchange, piece, now_s)
 
     @_later
     def closed(self, exchange: Exchange, status: int, seconds: float) -> None:
-        """Count how a request to a model ended, `seconds` after it came."""
+        """Count the outcome of a request to a model, `seconds` after its arrival."""
         model, outcome = exchange.model, exchange.outcome(status)
         self._at(metrics.REQUESTS_OPEN, model).dec()
         self._at(metrics.REQUESTS, model, outcome).inc()
@@ -185,10 +185,10 @@ class HttpMetrics:
         self._at(metrics.LOOP_STALL).observe(seconds)
 
     def _sent(self, exchange: Exchange, piece: bytes, now_s: float) -> None:
-        # What ends a stream comes with the last token's piece or right behind it: nobody waits for that.
+        # The end of a stream comes with the last token's chunk or right after it: it is not a wait for a token.
         if not has_tokens(piece):
             return
-        if exchange.sent_s is None:  # as engines do, not when the answer ends
+        if exchange.sent_s is None:  # as in engines, not at the end of the answer
             self._at(metrics.REQUEST_TTFT, exchange.model).observe(exchange.ttft_s)
             exchange.between = self._at(metrics.REQUEST_ITL, exchange.model)
         else:
@@ -196,7 +196,7 @@ class HttpMetrics:
         exchange.sent_s = now_s
 
     def values(self) -> list[Value]:
-        """Every series of this process, as plain values that travel."""
+        """Return every series of this process, as plain values that can be pickled."""
         self._count()
         return [
             (sample.name, tuple(sample.labels.items()), sample.value)
@@ -208,13 +208,13 @@ class HttpMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """What was heard for one answer.
+    """Values collected for one scrape.
 
     Attributes:
         ingress: Values of each ingress process, by its name.
-        replicas: What each replica of a model answered.
-        estimates: By model and replica, fields that the Router adds to a replica's answer.
-        states: How many replicas of a model are in a state of Ray Serve's.
+        replicas: Answers of each model's replicas.
+        estimates: Fields that the Router adds to a replica's answer, by model and replica.
+        states: Number of replicas in each Ray Serve state, by model.
     """
 
     ingress: Mapping[str, Sequence[Value]] = field(default_factory=dict)
@@ -226,7 +226,7 @@ class Scrape:
 def with_estimates(
     rows: Iterable[Mapping[str, Any]], estimates: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Add to the replicas' answers of one model what the Router expects of each, by its id."""
+    """Add the Router's estimates, by replica id, to the replicas' answers of one model."""
     return [{**row, **estimates.get(str(row["id"]), {})} for row in rows]
 
 
@@ -274,7 +274,7 @@ def _family(metric: Metric) -> Any:
 
 
 def _add(family: Any, metric: Metric, labels: list[str], value: Any) -> None:
-    """Add what a replica answered; nothing where it did not answer this."""
+    """Add a value of a replica's answer, if it has one."""
     if value is None:
         return
     if metric.kind is Kind.HISTOGRAM:
@@ -291,7 +291,7 @@ def _add(family: Any, metric: Metric, labels: list[str], value: Any) -> None:
 
 
 def exposition(scrape: Scrape) -> bytes:
-    """Prometheus' text of what was heard."""
+    """Return the collected values as Prometheus text."""
     registry = CollectorRegistry()
     registry.register(_Fleet(scrape))
     return generate_latest(registry)

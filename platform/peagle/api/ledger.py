@@ -1,4 +1,4 @@
-"""What an ingress process counts and expects, in one object that is handed to whoever in it has something to add."""
+"""Shared state of an ingress process: counters, expected waits and client limits."""
 
 from collections import defaultdict
 from typing import Any
@@ -11,10 +11,10 @@ from peagle.router.fairness.place_shares import PlaceShares
 
 
 class Ledger:
-    """An ingress process's counters, how long its models' queues are expected to stay full, and its clients' limits.
+    """An ingress process's counters, expected waits for its models' queues, and client limits.
 
-    It lies in the application's state. The application travels to the process that it runs in, and what is counted
-    does not: there it arrives empty.
+    It is kept in the application's state. When the application is pickled to its process, counted values are not
+    included: the ledger starts empty there.
     """
 
     def __init__(self) -> None:

@@ -1,14 +1,14 @@
-"""How long an event loop was busy with something else than what waited for it."""
+"""Measures how late an event loop runs its timers."""
 
 import asyncio
 from collections.abc import Callable
 
-# Anything that readers of a stream would see lasts longer.
+# A stall that readers of a stream would notice lasts longer than this.
 PERIOD_S = 0.1
 
 
 async def watch_loop(observe: Callable[[float], None]) -> None:
-    """Tell `observe`, ten times a second and for ever, by how many seconds the loop was late."""
+    """Report the loop's delay in seconds to `observe`, ten times a second, forever."""
     loop = asyncio.get_running_loop()
     while True:
         due_s = loop.time() + PERIOD_S

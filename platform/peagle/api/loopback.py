@@ -1,4 +1,4 @@
-"""What only callers on the server's own machine reach: some routes, and Serve's ports of a cluster of one machine."""
+"""Restriction to callers on the server's own machine: some routes, and Serve's ports in a one-machine cluster."""
 
 import functools
 import os
@@ -11,13 +11,13 @@ from starlette.requests import Request
 from peagle.host.addresses import is_address, is_loopback
 
 ONE_MACHINE, YES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"
-"""Ray's variable for systems whose firewall asks about each port: its own then listen on loopback, of one machine."""
+"""Ray's variable for systems with a firewall prompt per port: in a one-machine cluster, Ray then uses loopback."""
 
 
 def answer_on_loopback() -> None:
-    """In a cluster of one machine, have this replica's gRPC port listen on loopback; again, it changes nothing.
+    """In a one-machine cluster, make this replica's gRPC port listen on loopback only. Idempotent.
 
-    Serve opens it on every address, and runs whatever is sent there: calls are pickled.
+    Serve opens the port on every address, and executes any call sent there, because calls are pickled.
     """
     if os.environ.get(ONE_MACHINE) != YES:
         return
@@ -34,11 +34,11 @@ def answer_on_loopback() -> None:
 
 
 def require_loopback(request: Request) -> None:
-    """Raises HTTPException 403 for a caller from elsewhere, and for a page in a browser here that is."""
+    """Raise HTTPException 403 for callers on other machines, and for foreign pages in a browser on this machine."""
     path = request.url.path
     if not is_loopback(request.client.host if request.client else ""):
         raise HTTPException(403, f"{path} answers callers on the server's own machine only.")
-    # A page can have its own name resolve to this machine (DNS rebinding), and may then read what it is answered.
+    # A page can make its own name resolve to this machine (DNS rebinding), and could then read the answer.
     asked = request.url.hostname or ""
     if not (asked == "localhost" or is_address(asked)):
         raise HTTPException(403, f"{path} answers to localhost or an IP address, not to {asked}.")

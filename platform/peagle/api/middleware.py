@@ -1,4 +1,4 @@
-"""The outermost layer: pure ASGI, so that streams and disconnects pass through it untouched."""
+"""The outermost layer: pure ASGI, so that streams and disconnects pass through it unchanged."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ REQUEST_ID = "x-request-id"
 
 
 class Guard:
-    """Gives each request an id, counts it unless told not to, and answers for exceptions that nothing else caught."""
+    """Gives each request an id, counts it unless counting is off, and answers exceptions that nothing else caught."""
 
     def __init__(self, app: ASGIApp, counts: bool = True) -> None:
         self._app = app
@@ -33,7 +33,7 @@ class Guard:
         given = Headers(scope=scope).get(REQUEST_ID)
         request_id = given or uuid.uuid4().hex
         started = time.monotonic()
-        # Decided once, so that a request which is open is also seen to end.
+        # Decided once per request, so that a request counted as open is also counted as closed.
         ledger: Ledger = scope["app"].state.ledger
         counted = self._counts and ledger.metrics.counting
         scope.setdefault("state", {}).update(request_id=request_id, started_s=started, counted=counted)
@@ -45,11 +45,11 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if given is None:
-                    # Serve's proxy echoes an id that it has given or been given.
+                    # Serve's proxy echoes the id, whether it made it or received it.
                     MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
             piece = message.get("body", b"")
-            # Clients close a stream when they have read its last event, which may be before its empty end is sent.
+            # Clients close a stream after its last event, which may be before the empty end of the body is sent.
             is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
             whole = whole or is_last or is_whole(piece)
             if (exchange := scope["state"].get("exchange")) is not None and piece:
@@ -58,13 +58,13 @@ class Guard:
         try:
             await self._app(scope, receive, observe)
         except ClientDisconnect:
-            # Nobody is left to answer; without a status it counts as left.
+            # The client has disconnected; without a status the request counts as left.
             if status is not None:
                 raise
         except Exception as error:
             logger.exception("Request %s failed.", request_id)
             if status is not None:
-                # Its status is sent: only a broken connection can still say that the answer is not whole.
+                # The status is already sent: only a broken connection can still signal an incomplete answer.
                 if (exchange := scope["state"].get("exchange")) is not None:
                     exchange.fail()
                 raise
@@ -75,7 +75,7 @@ class Guard:
 
 
 def _count(metrics: HttpMetrics, scope: Scope, status: int | None, whole: bool, seconds: float) -> None:
-    # A request without a status was left by its client.
+    # A request without a status was abandoned by its client.
     status = status or LEFT
     metrics.observe(scope["method"], getattr(scope.get("route"), "path", "unmatched"), status, seconds)
     if (exchange := scope["state"].get("exchange")) is not None:

@@ -1,7 +1,7 @@
-"""Any exception, as an error that OpenAI's clients understand.
+"""Exceptions as errors that OpenAI's clients understand.
 
-A client's mistake is a 4xx whoever noticed it: this process, Ray, or the engine in another process. What is left is
-ours, and says nothing about our insides; the log has the rest.
+A client error is a 4xx, whether this process, Ray or the engine in another process detected it. Other errors are the
+server's; their replies reveal no internals, which are only in the log.
 """
 
 import pickle
@@ -31,22 +31,22 @@ from peagle.errors import (
     RequestError,
 )
 
-# What vLLM's own server answers with 400 when it is raised while a request is prepared.
+# Exceptions that vLLM's own server answers with 400 when they are raised while a request is prepared.
 _CLIENT_CAUSED = (ValueError, TypeError, OverflowError, NotImplementedError, *VLLM_CLIENT_ERRORS)
 _LOST_REPLICA = (RayActorError, ReplicaUnavailableError, EngineStalledError, EngineGoneError, *VLLM_FATAL_ERRORS)
-# Nothing listens any more where the request was sent; gRPC tells no other way.
+# The replica no longer listens at the request's address; gRPC has no other sign of it.
 _NOT_CONNECTED = "failed to connect"
-# How a call ends that its server did not: Serve itself knows only the first of them.
+# Status of a call that its server did not end: Serve itself handles only the first.
 _LOST_CALL = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL})
-# vLLM's name for what constrains an output, whichever field that came from.
+# vLLM's name for output constraints, whichever field they came from.
 GRAMMAR = "structured_outputs"
-# Where an engine is full and does not say for how long.
+# If an engine is full and does not say for how long.
 RETRY_AFTER_S = 1.0
-# Where a replica has to start first.
+# If a replica has to start first.
 NO_REPLICA_RETRY_AFTER_S = 5
 
 _TOO_LONG = re.compile(r"maximum (context|model) length")
-# A message that begins with a field's name, where vLLM names none: "n must be at least 1, got 0."
+# A message that begins with a field's name although vLLM sets none: "n must be at least 1, got 0."
 _LEADING_FIELD = re.compile(r"`?([a-z][a-z_]*)`? (?:must|cannot)\b")
 _OF_A_GRAMMAR = re.compile(r"\b(?:grammar|schema|regex|structural tag)\b", re.IGNORECASE)
 _FILE_PATH = re.compile(r"(?<![\w.:/])/(?:[\w.\-]+/)+[\w.\-]+")
@@ -54,12 +54,12 @@ _FILE_PATH = re.compile(r"(?<![\w.:/])/(?:[\w.\-]+/)+[\w.\-]+")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an engine's error may be about.
+    """Fields of a request that an engine's error may refer to.
 
     Attributes:
         prompt_field: The field that holds the input.
-        constraint: The field that constrains the output, if any does.
-        fields: What the route calls fields that vLLM knows by another name.
+        constraint: The field that constrains the output, if any.
+        fields: The route's names of fields that vLLM names differently.
     """
 
     prompt_field: str
@@ -68,7 +68,7 @@ class Asked:
 
 
 class EngineError(PeagleError):
-    """What an engine answered instead of text, already as a reply."""
+    """An engine's error, already as a reply."""
 
     def __init__(self, reply: ErrorReply) -> None:
         Exception.__init__(self, reply)
@@ -76,7 +76,7 @@ class EngineError(PeagleError):
 
 
 def describe(error: Exception, retry_after_s: float = RETRY_AFTER_S) -> ErrorReply:
-    """Say what `error` is to the client; `retry_after_s` is used where an overload names no time of its own."""
+    """Return the reply for `error`; `retry_after_s` applies if an overload has no time of its own."""
     match error:
         case EngineError():
             return error.reply
@@ -99,11 +99,11 @@ def describe(error: Exception, retry_after_s: float = RETRY_AFTER_S) -> ErrorRep
         case TimeoutError():
             return ErrorReply(504, "The model took too long to answer.", SERVER_ERROR, code="timeout")
         case BackPressureError():
-            return overloaded("Too many requests wait for this model.", error.retry_after_s or retry_after_s)
+            return overloaded("Too many requests are waiting for this model.", error.retry_after_s or retry_after_s)
         case DeploymentUnavailableError():
             return unavailable("No replica of this model is running.")
         case _ if is_not_reached(error):
-            return unavailable("The replica of this model is gone, and another has not started yet.")
+            return unavailable("The replica of this model was lost, and another has not started yet.")
         case _ if is_lost_replica(error):
             return describe(ReplicaLostError("The replica that served this request was lost."))
         case _:
@@ -111,29 +111,29 @@ def describe(error: Exception, retry_after_s: float = RETRY_AFTER_S) -> ErrorRep
 
 
 def unavailable(message: str) -> ErrorReply:
-    """That a model has no replica now; a new one takes seconds at least."""
+    """Return the reply for a model without a replica; starting one takes at least seconds."""
     return ErrorReply(
         503, message, SERVER_ERROR, code="model_unavailable", headers={"Retry-After": str(NO_REPLICA_RETRY_AFTER_S)}
     )
 
 
 def told(error: Exception) -> Exception:
-    """What a replica should raise instead of `error`, so that it survives the way and the ingress understands it."""
+    """Return the exception to raise instead of `error`, which pickles and which the ingress understands."""
     meant = _meant(error)
     try:
         pickle.loads(pickle.dumps(meant))
-    except Exception:  # an exception's own code, which may fail in any way
+    except Exception:  # an exception's own code may fail in any way
         return RuntimeError(f"{type(meant).__name__}: {meant}")
     return meant
 
 
 def is_client_caused(error: Exception) -> bool:
-    """Whether a replica's exception is the client's mistake, or an overload."""
+    """Whether a replica's exception is a client error or an overload."""
     return isinstance(_meant(error), RequestError | OverloadedError)
 
 
 def _meant(error: Exception) -> Exception:
-    """What an exception of a replica comes to: what vLLM blames on the client is the client's mistake here, too."""
+    """Return the meaning of a replica's exception: vLLM's client errors are client errors here as well."""
     match error:
         case GracefulHTTPError() if error.http_status in (429, 503):
             return OverloadedError(error.message, RETRY_AFTER_S)
@@ -147,7 +147,7 @@ def _meant(error: Exception) -> Exception:
 
 
 def cause_of(error: Exception) -> Exception:
-    """What a replica raised, without what a task of Ray's wraps it in; by gRPC it comes as it was."""
+    """Return the replica's original exception without Ray's task wrapper; gRPC passes it unwrapped."""
     while isinstance(error, RayTaskError):
         error = error.cause
     return error
@@ -161,7 +161,7 @@ def from_engine(info: Mapping[str, Any], asked: Asked) -> EngineError:
     if status in (429, 503):
         return EngineError(overloaded(message, RETRY_AFTER_S))
     if status >= 500 and asked.constraint:
-        # vLLM reports a schema or grammar that it cannot compile, or that no text satisfies, as its own failure.
+        # vLLM reports a schema or grammar that it cannot compile, or that no text satisfies, as a server error.
         message = f"The engine cannot follow {asked.constraint}: it is not supported, or no text satisfies it."
         return EngineError(from_status(400, message, param=asked.constraint))
     if status < 500 and _TOO_LONG.search(message):
@@ -184,7 +184,7 @@ def is_lost_replica(error: Exception) -> bool:
 
 
 def is_not_reached(error: Exception) -> bool:
-    """Whether the replica was gone before the request came, so that the request has no part in it."""
+    """Whether the replica was lost before the request arrived, so that the request cannot be the cause."""
     cause = cause_of(error)
     if isinstance(cause, grpc.aio.AioRpcError):
         return cause.code() is grpc.StatusCode.UNAVAILABLE and _NOT_CONNECTED in (cause.details() or "")

@@ -1,7 +1,7 @@
 """A replica's answer, as one JSON body or as server-sent events.
 
-Only the engine's own last event counts as a finished stream: one that ends without it ends with an error event, so
-nothing is silently cut short.
+Only the engine's last event completes a stream. A stream that stops without it ends with an error event, so that no
+answer is truncated silently.
 """
 
 import asyncio
@@ -24,22 +24,22 @@ from peagle.errors import PeagleError, ReplicaLostError
 
 logger = logging.getLogger(__name__)
 
-# How long after its call a request may be cancelled itself.
+# How long after its call a request itself may be cancelled.
 CANCELLED_S = 0.2
-# What an engine's request that failed without a word is taken to say.
+# Error of an engine's request that failed without a message.
 _NO_ANSWER = {"code": 500, "message": "The engine gave no answer."}
 
-# In which a replica that has answered ends the call by itself.
+# Time in which a replica that has answered ends the call by itself.
 _END_S = 1.0
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events that are closed, and with them the request behind them, however the response ends."""
+    """Server-sent events that close their request, however the response ends."""
 
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncGenerator[str, None]) -> None:
-        # Proxies such as nginx hold a stream back unless told otherwise.
+        # Proxies such as nginx buffer a stream unless told otherwise.
         super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._events = events
 
@@ -51,12 +51,12 @@ class EventStream(StreamingResponse):
 
 
 def split_events(reply: Any) -> list[str]:
-    """The events in one reply of a replica, which may batch several."""
+    """Return the events in one reply of a replica, which may batch several."""
     return [reply] if isinstance(reply, str) else list(reply)
 
 
 def engine_error(event: str, asked: Asked) -> EngineError | None:
-    """The error that an event carries, if it carries one."""
+    """Return the error in an event, if there is one."""
     if not event.startswith((ERROR_EVENT, NAMED_ERROR_EVENT)):
         return None
     payload = json.loads(event.removeprefix(NAMED_ERROR_EVENT).removeprefix("data: "))
@@ -65,7 +65,7 @@ def engine_error(event: str, asked: Asked) -> EngineError | None:
 
 
 async def replies_of(response: Any, timeout_s: float) -> AsyncGenerator[Any, None]:
-    """A replica's replies, each within `timeout_s`; however this ends early, the request is cancelled there."""
+    """Yield a replica's replies, each within `timeout_s`; ending early cancels the request on the replica."""
     finished = False
     try:
         while not finished:
@@ -78,8 +78,8 @@ async def replies_of(response: Any, timeout_s: float) -> AsyncGenerator[Any, Non
                 except asyncio.CancelledError:
                     if (task := asyncio.current_task()) is None or task.cancelling():
                         raise
-                    # Not this request was cancelled, but its call. Where its client has left, Serve may end that
-                    # before this; else dispatch has found the replica's node gone.
+                    # The call was cancelled, not this request. Serve may do that first when the client disconnects;
+                    # otherwise dispatch found that the replica's node was lost.
                     await asyncio.sleep(CANCELLED_S)
                     raise RayActorError from None
             yield reply
@@ -91,7 +91,7 @@ async def replies_of(response: Any, timeout_s: float) -> AsyncGenerator[Any, Non
 async def first_reply(
     rest: AsyncGenerator[Any, None], asked: Asked, preamble: int = 0, kind: StreamKind = COMPLETION
 ) -> BaseModel | dict[str, Any] | list[str]:
-    """The only reply, or a stream's events up to its first token. Raises PeagleError where there is neither."""
+    """Return the only reply, or a stream's events up to its first token. Raises PeagleError if there is neither."""
     events: list[str] = []
     spoken = 0
     async for reply in rest:
@@ -104,7 +104,7 @@ async def first_reply(
             if error is not None:
                 raise error
             if part == DONE and spoken <= preamble:
-                # vLLM ends a stream so where a request failed in the engine before its first token.
+                # vLLM ends a stream like this if a request failed in the engine before its first token.
                 raise from_engine(_NO_ANSWER, asked)
             events.append(part)
             spoken += kind.speaks(part)
@@ -116,13 +116,13 @@ async def first_reply(
 
 
 def final_error(error: Exception, asked: Asked, retry_after_s: float) -> PeagleError:
-    """The error to answer with, for good."""
+    """Return the final error to answer with."""
     if isinstance(error, PeagleError):
         return error
     if isinstance(cause_of(error), GenerationError):
         return from_engine(_NO_ANSWER, asked)
     reply = describe(error, retry_after_s)
-    if reply.status >= 500:  # An overload is none of these, and has no time for tracebacks.
+    if reply.status >= 500:  # Not for an overload, in which tracebacks would cost too much time.
         logger.warning("A replica gave no answer.", exc_info=error)
     return EngineError(reply)
 
@@ -135,15 +135,15 @@ async def relay(
     failed: Callable[[], None] | None = None,
     kind: StreamKind = COMPLETION,
 ) -> AsyncGenerator[str, None]:
-    """Pass events on up to the last of a whole answer; an error becomes the last event.
+    """Pass events on up to the last event of a complete answer; an error becomes the last event.
 
     Args:
-        first: Events that were read already, none of which is an error.
-        rest: Further replies; it is closed at the end, which aborts the request if it still runs.
-        asked: What an error may be about.
+        first: Events that were already read, none of which is an error.
+        rest: Further replies; closed at the end, which aborts the request if it is still running.
+        asked: Fields that an error may refer to.
         retry_after_s: See `describe`.
-        failed: Called before an error is sent, which the status that was sent before does not tell.
-        kind: How the stream is written.
+        failed: Called before an error is sent, because the status was already sent.
+        kind: Format of the stream.
     """
     try:
         events = first
@@ -173,9 +173,9 @@ async def relay(
 
 
 async def finish(rest: AsyncGenerator[Any, None]) -> None:
-    """Let an answered request end by itself; closed before that, it would be cancelled, and count as such there.
+    """Let an answered request end by itself; closing it earlier would count it as cancelled on the replica.
 
-    The answer is whole: a replica that is lost or silent now takes nothing from it.
+    The answer is complete: losing the replica now does not affect it.
     """
     try:
         async with asyncio.timeout(_END_S):

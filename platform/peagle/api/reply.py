@@ -11,21 +11,21 @@ from starlette.responses import JSONResponse
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 OVERLOADED = "rate_limit_error"
-# How an event that carries an error begins, vLLM's and the platform's own.
+# Prefix of an error event, of vLLM and of the platform.
 ERROR_EVENT = 'data: {"error"'
-# The same where events have names.
+# The same for streams with named events.
 NAMED_ERROR_EVENT = "event: error\n"
-# What nginx calls a client that closed its connection before the answer.
+# nginx's status for a client that closed its connection before the answer.
 LEFT = 499
 
-# Clients print messages; an engine may quote a whole prompt in one.
+# Clients print messages, and an engine may quote a whole prompt in one.
 MAX_MESSAGE_CHARS = 1000
 
 
 def has_tokens(packet: bytes) -> bool:
-    """Whether any event of a packet carries a part of an answer: `relay` sends what came together as one."""
-    # Once for each token: JSON escapes a quote and a line break inside a string, so what an answer says cannot be taken
-    # for any of these. Events of /v1/responses are named response.….delta, those of /v1/messages content_block_delta.
+    """Whether any event of a packet carries part of an answer; `relay` joins events that arrive together."""
+    # Runs once per token. JSON escapes quotes and line breaks inside strings, so generated text cannot match any of
+    # these. Events of /v1/responses are named response.….delta, those of /v1/messages content_block_delta.
     return b'"choices":[{' in packet or b".delta\ndata: " in packet or b"block_delta\ndata: " in packet
 
 
@@ -47,11 +47,11 @@ class ErrorReply:
         return JSONResponse(self.body(), status_code=self.status, headers=dict(self.headers))
 
     def event(self) -> str:
-        """The error as the last event of a stream whose status is already sent."""
+        """Return the error as the last event of a stream whose status was already sent."""
         return f"data: {json.dumps(self.body())}\n\n"
 
 
-# Nothing can be asked yet, or for a moment: what takes requests is being started.
+# No request can be served for the moment: the processes that accept requests are starting.
 STARTING = ErrorReply(
     503, "The server is starting.", SERVER_ERROR, code="model_unavailable", headers={"retry-after": "1"}
 )
@@ -64,10 +64,10 @@ def from_status(
     code: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> ErrorReply:
-    """A reply for a status that something else chose; a 5xx keeps its reasons to itself."""
+    """Return a reply for a given status; a 5xx does not reveal its reason."""
     if status >= 500:
         return ErrorReply(status, "The server failed to answer this request.", SERVER_ERROR)
-    # An entity that vLLM could not process is, to OpenAI's clients, an invalid request.
+    # vLLM's unprocessable entity is an invalid request for OpenAI's clients.
     status = 400 if status == 422 else status
     return ErrorReply(status, bounded(message), INVALID_REQUEST, param, code, headers or {})
 
@@ -77,8 +77,8 @@ def overloaded(message: str, retry_after_s: float) -> ErrorReply:
 
 
 def limited(message: str, retry_after_s: float | None) -> ErrorReply:
-    """The reply to a request beyond a limit of its client's; None where it will stay so."""
-    # OpenAI's clients ask again of themselves, unless they are told not to.
+    """Return the reply to a request over its client's limit; `retry_after_s` None means that a retry cannot help."""
+    # OpenAI's clients retry automatically unless told not to.
     headers = {"x-should-retry": "false"} if retry_after_s is None else _retry_after(retry_after_s)
     return ErrorReply(429, bounded(message), OVERLOADED, code="rate_limit_exceeded", headers=headers)
 

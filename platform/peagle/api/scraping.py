@@ -1,4 +1,4 @@
-"""Routes by which Prometheus reads what was counted, and by which operators have counting pause."""
+"""Routes by which Prometheus reads metrics and operators pause counting."""
 
 import asyncio
 import logging
@@ -26,14 +26,14 @@ from peagle.errors import NotFoundError
 logger = logging.getLogger(__name__)
 
 LEAST_S = 1.0
-"""What ingress processes have at least for an answer: none of them has anything to wait for."""
+"""Minimum time that ingress processes get to answer; they wait for nothing else."""
 
 States = Mapping[tuple[str, str], Counter[str]]
-"""How many replicas are in a state, by application and deployment."""
+"""Number of replicas in each state, by application and deployment."""
 
 
 class CountingRequest(BaseModel):
-    """Whether requests and steps from now on are counted."""
+    """Whether requests and steps are counted from now on."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -49,7 +49,7 @@ class MetricsRoutes:
     _ingresses: DeploymentHandle | None = None
 
     async def metrics(self, request: Request) -> Response:
-        """GET /metrics: Prometheus text. Raises NotFoundError where nothing is counted here."""
+        """GET /metrics: Prometheus text. Raises NotFoundError if metrics are off."""
         scrape = await self.scrape(counting_settings(request).probe_timeout_s)
         return Response(http_metrics.exposition(scrape), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -70,12 +70,12 @@ class MetricsRoutes:
         return http_metrics.Scrape(ingress, replicas, estimates, of_models)
 
     async def count(self, request: Request) -> JSONResponse:
-        """PUT /fleet/metrics: have every process that runs count what comes from now on, or let it pass uncounted.
+        """PUT /fleet/metrics: start or pause counting of new requests and steps in every running process.
 
-        `/metrics` answers all the while, and what decides depth and dispatch is known without. The answer says how many
-        processes heard of it.
+        `/metrics` keeps answering, and depth and dispatch are not affected. The answer holds the number of processes
+        that were reached.
 
-        Raises NotFoundError where nothing is counted here.
+        Raises NotFoundError if metrics are off.
         """
         require_loopback(request)
         settings = counting_settings(request)
@@ -93,13 +93,13 @@ class MetricsRoutes:
         return JSONResponse({"counting": wanted, "ingresses": len(ingresses), "replicas": told})
 
     async def http_values(self) -> tuple[str, list[Value]]:
-        """This process's name and counters, for whichever process answers a scrape."""
+        """Return this process's name and counters to the process that answers a scrape."""
         metrics = self._ledger.metrics
         metrics.expect(self._default_serve_handles)
         return serve.get_replica_context().replica_id.unique_id, metrics.values()
 
     async def count_requests(self, counting: bool) -> str:
-        """Count this process's requests that come from now on, or do not; the answer is its name."""
+        """Start or pause counting of this process's new requests; return its name."""
         self._ledger.metrics.counting = counting
         name: str = serve.get_replica_context().replica_id.unique_id
         return name
@@ -110,43 +110,43 @@ class MetricsRoutes:
         return ledger
 
     async def ingress_values(self, timeout_s: float) -> dict[str, list[Value]]:
-        """Every ingress process's counters, by its name."""
+        """Return every ingress process's counters, by its name."""
         return await self._ingress_values(timeout_s, self._deployment_states(timeout_s))
 
     async def _ingress_values(self, timeout_s: float, asked_states: Awaitable[States]) -> dict[str, list[Value]]:
-        """Every ingress process's counters, this one's own at least."""
+        """Return every ingress process's counters, at least this process's own."""
         until_s = time.monotonic() + timeout_s
         everyone, mine = await self._all_ingresses(timeout_s, asked_states), await self.http_values()
         if everyone is None:
             return dict([mine])
-        # Prometheus does not wait for ever, so who is asked last has what is left of the time.
+        # Prometheus does not wait forever, so the last call gets the remaining time.
         left_s = max(LEAST_S, until_s - time.monotonic())
         return dict([mine, *await ask_replicas(everyone, "http_values", left_s)])
 
     async def _all_ingresses(self, timeout_s: float, asked_states: Awaitable[States]) -> DeploymentHandle | None:
-        """A handle to all ingress processes; None where this is the only one, or Serve does not tell of others."""
+        """Return a handle to all ingress processes; None if this is the only one, or Serve lists no others."""
         states, here = await asked_states, serve.get_replica_context()
         alone = states.get((here.app_name, here.deployment), Counter()).total() == 1
-        # Without states Serve's controller does not answer: a scrape must not wait for it twice.
+        # No states means that Serve's controller does not answer: a scrape must not wait for it twice.
         if alone or (not states and self._ingresses is None):
             return None
         try:
             if self._ingresses is None:
                 async with asyncio.timeout(timeout_s):
                     self._ingresses = await own_handle()
-        except Exception as error:  # a scrape without the others' is better than none
-            logger.warning("Serve does not tell of other ingress processes: %r", error)
+        except Exception as error:  # a scrape without the other processes is better than none
+            logger.warning("Serve did not list the other ingress processes: %r", error)
         return self._ingresses
 
     async def _estimates(self, timeout_s: float) -> dict[str, Any]:
-        """What the Router expects of replicas, by model; nothing where it does not answer in time."""
+        """Return the Router's estimates for replicas, by model; empty if it does not answer in time."""
         if self._router is None:
             return {}
         try:
             async with asyncio.timeout(timeout_s):
                 answer: dict[str, Any] = await self._router.estimates.remote()
-        except Exception as error:  # a scrape without it is better than none
-            logger.warning("The Router does not tell its estimates: %r", error)
+        except Exception as error:  # a scrape without estimates is better than none
+            logger.warning("The Router did not return its estimates: %r", error)
             return {}
         return answer
 
@@ -154,14 +154,14 @@ class MetricsRoutes:
         try:
             async with asyncio.timeout(timeout_s):
                 return await deployment_states()
-        except Exception as error:  # a scrape without them is better than none
-            logger.warning("Serve does not tell its replicas' states: %r", error)
+        except Exception as error:  # a scrape without states is better than none
+            logger.warning("Serve did not return its replicas' states: %r", error)
             return {}
 
 
 def counting_settings(request: Request) -> ApiSettings:
-    """Raises NotFoundError where the server was started without metrics."""
+    """Return the settings. Raises NotFoundError if the server was started without metrics."""
     settings: ApiSettings = request.app.state.settings
     if not settings.metrics:
-        raise NotFoundError("Metrics are off here; peagle serve without --no-metrics has them.", code="metrics_off")
+        raise NotFoundError("Metrics are off; start peagle serve without --no-metrics.", code="metrics_off")
     return settings

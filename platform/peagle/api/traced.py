@@ -1,7 +1,7 @@
-"""The first span of each request, around Serve's proxy: it continues the client's trace, and decides whether to trace.
+"""The first span of each request, around Serve's proxy: continues the client's trace and makes the sampling decision.
 
-Serve makes spans of its own from here on, but leaves a span that is not sampled out of what it tells the next process,
-which then draws again. So Serve never starts a trace here; it continues the one of this span.
+Serve makes its own spans from here on. It does not pass an unsampled span to the next process, which would then sample
+again. So Serve never starts a trace itself; it continues the trace of this span.
 """
 
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from peagle.api.reply import ERROR_EVENT, LEFT, NAMED_ERROR_EVENT
 from peagle.tracing import context_of, continue_in
 
-# What spans are named after; a client is free to invent other paths.
+# Paths used as span names; clients may send arbitrary other paths.
 ROUTES = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
@@ -24,7 +24,7 @@ TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})
 
 
 class Traced:
-    """Traces what asks for work. Reading (models, health, metrics) is only traced in a client's own trace, by Serve."""
+    """Traces model requests. Reads (models, health, metrics) are traced only within a client's trace, by Serve."""
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self._app = app
@@ -50,7 +50,7 @@ class Traced:
 
 
 class _Seen:
-    """What passes between a client and the application, as far as a span tells of it."""
+    """Observes a request and its answer for the span's attributes."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
@@ -60,12 +60,12 @@ class _Seen:
 
     @property
     def failed(self) -> bool:
-        """Whether there was an error of the server's: as the answer, at the end of a stream, or in place of an end."""
+        """Whether the server failed: with an error answer, an error event, or a stream without an end."""
         return self.status >= 500 or self._broken or not (self._whole or self.left)
 
     async def hear(self) -> Message:
         message = await self._receive()
-        # A connection whose answer is out is closed, too.
+        # A connection is also closed after a complete answer.
         self.left = self.left or (message["type"] == "http.disconnect" and not self._whole)
         return message
 
@@ -79,7 +79,7 @@ class _Seen:
 
 
 def _with_trace(scope: Scope, span: Span) -> Scope:
-    """Return `scope` with the headers by which Serve, and an engine, continue `span` and no other."""
+    """Return `scope` with the headers that make Serve and the engine continue `span`."""
     told: dict[str, str] = {}
     continue_in(told, set_span_in_context(span))
     others = [(name, value) for name, value in scope["headers"] if name not in TRACE_HEADERS]

@@ -1,10 +1,10 @@
-"""The tries at one client's request: what the ingress and the request router in its process tell each other of it.
+"""The tries at one client's request, shared by the ingress and the request router in its process.
 
-Ray Serve makes the request router by itself and hands it what the replica is called with, before that is pickled. So
-an argument of the call carries the ingress's own object to it, and travels on to the replica without it.
+Ray Serve creates the request router itself and passes it the arguments of the replica's call, before they are pickled.
+So an argument of the call carries the ingress's object to the router; it is removed when the argument is pickled.
 
-Whoever imports the request router imports this, such as Serve's controller. Nothing here may import vLLM: that takes a
-core for 15 s.
+Every importer of the request router imports this module, such as Serve's controller. It must not import vLLM, which
+takes one core for 15 s.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Tries:
-    """One request to `model`, which is asked again elsewhere where a replica is lost.
+    """One request to `model`, which is retried on another replica if its replica is lost.
 
     Attributes:
-        charge: Whose it is and what is expected of it; None where no keys are asked for.
-        failed: The replicas that were lost with it.
+        charge: Its client and expected tokens; None if no keys are required.
+        failed: The replicas that were lost while they had it.
     """
 
     def __init__(self, model: str, ledger: "Ledger | None" = None) -> None:
@@ -30,26 +30,26 @@ class Tries:
         self.failed: frozenset[str] = frozenset()
 
     def decided(self, reason: str) -> None:
-        """Count what dispatch decided for it."""
+        """Count a dispatch decision for it."""
         if self._ledger is not None:
             self._ledger.metrics.decided(self._model, reason)
 
     def waits(self, seconds: float) -> None:
-        """Tell when dispatch expects a place for it."""
+        """Record when dispatch expects capacity for it."""
         if self._ledger is not None:
             self._ledger.waits.expect(self._model, seconds)
 
     def sent(self, replica_id: str) -> None:
-        """Tell which replica has it now."""
+        """Record the replica that has it now."""
         self._asked = replica_id
 
     def lost(self) -> None:
-        """Note that the replica that has it is lost, so that the next try goes elsewhere."""
+        """Record that its replica was lost, so that the next try uses another."""
         if self._asked is not None:
             self.failed |= {self._asked}
 
 
 def tries_of(arguments: Sequence[Any], model: str = "") -> Tries:
-    """The `tries` that one of a call's arguments carries; nobody's unless an ingress made the call."""
+    """Return the `tries` in a call's arguments; an unshared one if the call is not an ingress's."""
     carried = (getattr(argument, "tries", None) for argument in arguments)
     return next((tries for tries in carried if isinstance(tries, Tries)), Tries(model))

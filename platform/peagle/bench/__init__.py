@@ -1,1 +1,1 @@
-"""Measurements of real engines. `speculation` compares no speculation, EAGLE-3 and P-EAGLE, interleaved."""
+"""Measurements of real engines and servers, with compared variants interleaved."""

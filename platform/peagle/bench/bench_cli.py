@@ -31,7 +31,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 @app.callback()
 def _group() -> None:
-    """Measure what speculation gives on this machine."""
+    """Measure speculation on this machine."""
 
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Deployment file of the model and its drafter.")]
@@ -42,31 +42,31 @@ Modelled = Annotated[
 Shape = Annotated[
     str | None,
     typer.Option(
-        help="Made-up weights of this shape in place of the file's model: a config.json, or "
+        help="Random weights of this shape instead of the file's model: a config.json, or "
         "llama-3.1-8b, qwen3-30b-a3b, gpt-oss-20b. Prompts are random tokens."
     ),
 ]
 Acceptance = Annotated[
     str | None,
     typer.Option(
-        help="With --shape, on a GPU: the probability that the first, the first two, ... drafts are right, with "
-        "commas. Drafts are then accepted by it, whatever they are."
+        help="With --shape, on a GPU: probabilities that the first, the first two, ... drafts are accepted, separated "
+        "by commas. Drafts are then accepted with these probabilities, whatever their tokens."
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; by default bench-results/TIME.")]
 GoOn = Annotated[
     Path | None,
     typer.Option(
-        help="Folder for the results, or one to go on in; by default the newest unfinished one of these settings in "
-        "bench-results, else bench-results/TIME."
+        help="Folder for the results, or of a run to resume; by default the newest unfinished run with these settings "
+        "in bench-results, else bench-results/TIME."
     ),
 ]
 Price = Annotated[
     float | None,
     typer.Option(
         min=0.0,
-        help="Price of one GPU (on a CPU: of the machine) for an hour, in any currency; adds the cost of a million "
-        "output tokens. A finished run, named by --out, takes a price, or another one, without measuring again.",
+        help="Price of one GPU (on a CPU: of the machine) per hour, in any currency; adds the cost of a million "
+        "output tokens. With --out of a finished run, sets or changes its price without measuring again.",
     ),
 ]
 
@@ -79,9 +79,9 @@ def speculation(
         Path | None, typer.Option(help="Deployment file of the same model with another drafter, such as EAGLE-3.")
     ] = None,
     methods: Annotated[
-        str, typer.Option(help="Some of none,eagle3,p-eagle; by default all that the files offer.")
+        str, typer.Option(help="Some of none,eagle3,p-eagle; by default all that the files provide.")
     ] = "",
-    depths: Annotated[str, typer.Option(help="Values of K, with commas.")] = "1,3,5,7",
+    depths: Annotated[str, typer.Option(help="Values of K, separated by commas.")] = "1,3,5,7",
     concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,8",
     shape: Shape = None,
     acceptance: Acceptance = None,
@@ -92,11 +92,11 @@ def speculation(
 ) -> None:
     """Compare no speculation, EAGLE-3 and P-EAGLE at several K.
 
-    Runs real engines. All stay loaded and take turns, prompt set by prompt set, so that a machine whose speed drifts
-    treats all alike. Greedy, fixed output length. Writes result.json, report.md, pictures and the engines' log.
+    Runs real engines. All stay loaded and take turns, prompt set by prompt set, so that drift of the machine's speed
+    affects all equally. Greedy, fixed output length. Writes result.json, report.md, pictures and the engines' log.
 
-    Every measured pass is kept when it is made. After Ctrl-C, or a crash, the same command goes on where it stopped;
-    a folder that holds a run with other settings, another version or on another machine is refused.
+    Every measured pass is saved at once. After Ctrl-C or a crash, the same command resumes the run; a folder with a run
+    of other settings, another version or another machine is refused.
 
     Example: peagle bench speculation deployments/embedded.yaml --baseline deployments/embedded-eagle3.yaml
     Example: peagle bench speculation --shape llama-3.1-8b --acceptance .83,.6,.45,.34,.27,.21,.17 --depths 3,7
@@ -105,7 +105,7 @@ def speculation(
 
     asked = _numbers("--depths", depths), _numbers("--concurrency", concurrency)
     if shape is not None and baseline is not None:
-        raise ConfigError("--baseline", str(baseline), "a shape has heads of both methods", "Leave it out.")
+        raise ConfigError("--baseline", str(baseline), "a shape has heads of both methods", "Omit it.")
     with _model(file, shape, acceptance, max(asked[0])) as (files, curve):
         rival = load_deployment(baseline) if baseline else files.get(EAGLE3)
         job = EngineJob.of(
@@ -128,8 +128,8 @@ def depth(
     depths: Annotated[
         str | None,
         typer.Option(
-            help="Static values of K to compare with, with commas; 0 verifies none. By default 0, 1, 3, 5, 7 up to the "
-            "file's depth_max."
+            help="Static values of K to compare with, separated by commas; 0 verifies none. By default 0, 1, 3, 5, 7 "
+            "up to the file's depth_max."
         ),
     ] = None,
     concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,2,4,8,16,32",
@@ -138,11 +138,16 @@ def depth(
         typer.Option("--shifting", help="Also compare while load (1, 8, 32) and prompts (code, prose, noise) shift."),
     ] = False,
     mixed: Annotated[
-        bool, typer.Option("--mixed", help="Random tokens as every second prompt: requests that differ in acceptance.")
+        bool,
+        typer.Option(
+            "--mixed", help="Use random tokens as every second prompt, so that requests differ in acceptance."
+        ),
     ] = False,
     fixed: Annotated[
         int | None,
-        typer.Option(min=1, help="Also the rule held at this K, and an engine of this K without it: what it costs."),
+        typer.Option(
+            min=1, help="Also measure the rule's cost: the rule held at this K, and an engine of this K without it."
+        ),
     ] = None,
     shape: Shape = None,
     acceptance: Acceptance = None,
@@ -153,11 +158,11 @@ def depth(
 ) -> None:
     """Compare adaptive depth with every static K, and with an engine that has no drafter.
 
-    One engine takes every K and the Router's own rule in turn, prompt set by prompt set; what the rule has learned
-    stays for its next turn. Greedy, fixed output length. Writes result.json, report.md, pictures and the engines' log.
-    `cost_table` of result.json is what a decode-only step takes at each batch size and K.
+    One engine runs every K and the Router's rule in turn, prompt set by prompt set; the rule keeps its estimates
+    between turns. Greedy, fixed output length. Writes result.json, report.md, pictures and the engines' log.
+    `cost_table` of result.json is the time of a decode-only step at each batch size and K.
 
-    After Ctrl-C the same command goes on where it stopped; what the rule had learned it then learns anew.
+    After Ctrl-C the same command resumes the run; the rule then starts learning again.
 
     Example: peagle bench depth deployments/embedded.yaml --concurrency 1,8 --prompts 24
     Example: peagle bench depth --shape llama-3.1-8b --acceptance .83,.6,.45,.34,.27,.21,.17 --concurrency 1,8,32
@@ -172,9 +177,11 @@ def depth(
         usual = ",".join(str(each) for each in (0, 1, 3, 5, 7) if each <= deepest)
         asked = _numbers("--depths", depths or usual, least=0), _numbers("--concurrency", concurrency)
         if not any(asked[0]):
-            raise ConfigError("--depths", depths, "the deepest of them is what is drafted", "Add one above 0.")
+            raise ConfigError(
+                "--depths", depths, "the largest of them is the draft depth, which must be above 0", "Add a larger K."
+            )
         for stand_in in cost_prior(deployment).stand_ins.values():
-            typer.echo(f"The rule begins from a guess: {stand_in}", err=True)
+            typer.echo(f"The rule starts from assumed step times: {stand_in}", err=True)
         job = EngineJob.of(
             deployment,
             None,
@@ -202,16 +209,18 @@ def _check_depth(file: Path | None, deployment: Deployment) -> None:
 def _model(
     file: Path | None, shape: str | None, acceptance: str | None, drafted: int | None = None
 ) -> Iterator[tuple[dict[str, Deployment], tuple[float, ...] | None]]:
-    """Deployments by method of drafting, and the curve by which drafts are accepted; `file`'s own, or of a shape.
+    """Return deployments by drafting method, and the acceptance curve, from `file` or a shape.
 
     Raises:
-        ConfigError: There is neither, or they do not fit each other.
+        ConfigError: Neither is given, or they are inconsistent.
     """
     if shape is None:
         if file is None:
             raise ConfigError("FILE", None, "no model is named", "Name a deployment file, or a --shape.")
         if acceptance is not None:
-            raise ConfigError("--acceptance", acceptance, "drafts of real weights are judged", "Name a --shape, too.")
+            raise ConfigError(
+                "--acceptance", acceptance, "it applies only to random weights", "Name a --shape as well."
+            )
         yield {PEAGLE: load_deployment(file)}, None
         return
     from peagle.bench.engines.made_up import made_up, read_acceptance
@@ -225,25 +234,25 @@ def _model(
 
 @app.command()
 def dispatch(
-    replicas: Annotated[int, typer.Option(min=1, help="Replicas of each policy's fleet.")] = 4,
-    slow: Annotated[int, typer.Option(min=0, help="How many of them run at half speed.")] = 1,
-    callers: Annotated[int, typer.Option(min=1, help="Processes that dispatch, as ingresses do.")] = 2,
-    requests: Annotated[int, typer.Option(min=1, help="Requests in each run.")] = 200,
-    per_second: Annotated[float, typer.Option(min=0.1, help="Requests each second, on average.")] = 6.5,
+    replicas: Annotated[int, typer.Option(min=1, help="Replicas in each policy's fleet.")] = 4,
+    slow: Annotated[int, typer.Option(min=0, help="Number of replicas that run at half speed.")] = 1,
+    callers: Annotated[int, typer.Option(min=1, help="Number of dispatching processes, like ingresses.")] = 2,
+    requests: Annotated[int, typer.Option(min=1, help="Requests per run.")] = 200,
+    per_second: Annotated[float, typer.Option(min=0.1, help="Mean requests per second.")] = 6.5,
     repeats: Annotated[int, typer.Option(min=1, help="Measured repeats; the report has their median.")] = 5,
     policies: Annotated[str, typer.Option(help=f"Some of {','.join(COMPARED)}; by default all.")] = "",
     out: Out = None,
 ) -> None:
     """Compare the platform's dispatch policies with Ray Serve's default and with round robin.
 
-    Real Ray Serve and the real request router; the replicas take the time of an engine and compute nothing, so that
-    many fit on a small machine. Short and long requests, half of which begin like others. In each repeat every policy
-    gets the same requests. Writes result.json, report.md and the cluster's log.
+    Uses real Ray Serve and the real request router; replicas only simulate an engine's step times, so that many fit on
+    a small machine. Requests are short and long, and half of them share prefixes. In each repeat every policy gets the
+    same requests. Writes result.json, report.md and the cluster's log.
 
     Example: peagle bench dispatch --replicas 8 --slow 1 --requests 400 --per-second 14
     """
     if slow > replicas:
-        raise ConfigError("--slow", slow, f"there are {replicas} replicas", "Name at most as many.")
+        raise ConfigError("--slow", slow, f"there are only {replicas} replicas", "Lower it to at most that number.")
     chosen = compared(_names(policies))
     with _measuring(out, "cluster.log") as (folder, terminal):
         from peagle.bench.dispatch.dispatch_session import DispatchOptions, compare_dispatch
@@ -256,7 +265,7 @@ def dispatch(
 @partial(take_load, without=("skip_loops",), prompts=96)
 def overhead(
     file: File,
-    sides: Annotated[str, typer.Option(help="Sides to compare, with commas.")] = "vllm,peagle,peagle-unmetered",
+    sides: Annotated[str, typer.Option(help="Sides to compare, separated by commas.")] = "vllm,peagle,peagle-unmetered",
     concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,8,32",
     out: GoOn = None,
     *,
@@ -264,12 +273,12 @@ def overhead(
 ) -> None:
     """Compare the platform with vLLM's own server on the same engine.
 
-    Real servers, each with all its processes: vllm, peagle (`peagle serve`) and peagle-unmetered (the same server
-    while it counts nothing). They stay up and take turns, prompt set by prompt set: throughput, TTFT, ITL, and which
-    process uses the CPU. One replica at the file's static K, streaming completions, greedy, fixed output length.
+    Runs real servers, each with all its processes: vllm, peagle (`peagle serve`) and peagle-unmetered (the same server
+    with counting paused). They stay up and take turns, prompt set by prompt set. Measures throughput, TTFT, ITL, and
+    CPU time by process. One replica at the file's static K, streaming completions, greedy, fixed output length.
     Writes result.json, report.md, pictures and the servers' logs.
 
-    After Ctrl-C the same command goes on where it stopped.
+    After Ctrl-C the same command resumes the run.
 
     Example: peagle bench overhead deployments/embedded.yaml --concurrency 1,8
     """
@@ -283,34 +292,36 @@ def overhead(
 def endpoints(
     url: Annotated[
         list[str],
-        typer.Argument(metavar="[NAME=]URL...", help="Servers that run, the one to hold the others against first."),
+        typer.Argument(metavar="[NAME=]URL...", help="Running servers, the reference first."),
     ],
-    model: Annotated[str | None, typer.Option(help="Which model; by default the first that each server has.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to measure; by default the first of each server.")] = None,
     depths: Annotated[
         str,
-        typer.Option(help="Also hold the platform's adaptive depth at each of these K, with commas; 0 drafts nothing."),
+        typer.Option(
+            help="Also pin the platform's adaptive depth to each of these K, separated by commas; 0 drafts nothing."
+        ),
     ] = "",
     concurrency: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,8",
     out: GoOn = None,
     price_per_hour: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="Price of a whole endpoint for an hour, in any currency; adds the cost of a million tokens."
+            min=0.0, help="Price of a whole endpoint per hour, in any currency; adds the cost of a million tokens."
         ),
     ] = None,
     *,
     load: LoadOptions,
 ) -> None:
-    """Measure servers that run, peagle's or vLLM's own, as their clients see them.
+    """Measure running servers, peagle's or vLLM's own, from the client's side.
 
-    They take turns, prompt set by prompt set: throughput, TTFT, ITL, and from their metrics what drafts came to. Greedy
-    answers of a fixed length, streamed; PEAGLE_API_KEY is the key where they ask for one. Writes result.json, report.md
+    They take turns, prompt set by prompt set. Measures throughput, TTFT, ITL, and draft results from their metrics.
+    Greedy streamed answers of a fixed length. Set PEAGLE_API_KEY if they require a key. Writes result.json, report.md
     and pictures.
 
-    With --depths, run it where the server runs: the model's K is pinned for each of those passes and given back to the
-    Router after it. Others who use the server meanwhile are served with that K, too.
+    With --depths, run it on the server's machine: the model's K is pinned for each of those passes and released to the
+    Router after it. Other clients of the server get the same K during that time.
 
-    After Ctrl-C the same command goes on where it stopped.
+    After Ctrl-C the same command resumes the run.
 
     Example: peagle bench endpoints http://127.0.0.1:8000 --depths 0,3,7 --concurrency 1,8
     Example: peagle bench endpoints vllm=http://one:8000 peagle=http://two:8000 --prompts-from question.jsonl
@@ -324,14 +335,14 @@ def endpoints(
 @app.command()
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="Folder of a result, or its result.json.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The one to hold it against.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Folder of the reference result, or its result.json.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Tell two results of `bench speculation` or `bench depth` apart, noise included.
+    """Compare two results of `bench speculation` or `bench depth`, with confidence intervals.
 
-    For each cell, A's median tokens/s over B's, with a 95 % bootstrap interval from the repeats of both. A is faster or
-    slower where the interval leaves 1 out, else the two cannot be told apart. The interval knows what changed between
-    repeats, not what changed between the runs: a busier machine looks like a slower engine. Results of other prompts,
+    For each cell, it prints A's median tokens/s over B's, with a 95 % bootstrap interval from the repeats of both. A is
+    faster or slower if the interval excludes 1, else the two cannot be distinguished. The interval covers variation
+    between repeats, not between runs: a busier machine looks like a slower engine. Results with different prompts,
     targets or output lengths are refused.
 
     Example: peagle bench compare bench-results/before bench-results/after
@@ -361,10 +372,10 @@ def _run(job: "Job", out: Path | None) -> None:
 
 @contextmanager
 def _measuring(out: Path | None, log: str) -> Iterator[tuple[Path, Terminal]]:
-    """A folder for the results, and a terminal whose log is in it, beside those of earlier starts."""
+    """Yield a folder for the results, and a terminal with a new log in it."""
     folder = out or RESULTS / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
     make_folder("--out", folder)
-    # SIGTERM unwinds like Ctrl-C, so that what was started ends too.
+    # SIGTERM unwinds like Ctrl-C, so that started processes end too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     stem, _, suffix = log.partition(".")
     names = chain([log], (f"{stem}-{number}.{suffix}" for number in count(2)))
@@ -377,12 +388,12 @@ def _names(text: str) -> list[str]:
 
 
 def _numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:
-    """Whole numbers of at least `least`, in the order given, each once. Raises ConfigError where one is none."""
+    """Parse integers of at least `least`, in the given order, without duplicates. Raises ConfigError if invalid."""
     try:
         numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         numbers = ()
     if not numbers or min(numbers) < least:
-        problem = f"it is no list of numbers from {least} up"
-        raise ConfigError(option, text, problem, "Write them with commas, such as 1,3,7.")
+        problem = f"it is not a list of numbers from {least} up"
+        raise ConfigError(option, text, problem, "Separate them with commas, such as 1,3,7.")
     return numbers

@@ -1,1 +1,1 @@
-"""The `peagle` command: its own commands, and those that it forwards to the rooms."""
+"""The `peagle` command: its own commands, and command groups of other packages."""

@@ -1,6 +1,6 @@
 """`peagle chat`: a conversation in the terminal over the OpenAI API, with the speed of each answer.
 
-Answers go to stdout and everything else to stderr, so that a pipe holds nothing but answers.
+Answers go to stdout and everything else to stderr, so that a pipe receives only answers.
 """
 
 import io
@@ -26,7 +26,7 @@ Message = dict[str, str]
 Rows = list[dict[str, Any]]
 """The replicas of a model in `GET /fleet`."""
 DraftCounts = tuple[int, int]
-"""Drafts verified, and draft tokens accepted."""
+"""Number of drafts verified, and of draft tokens accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A finished or stopped answer. `acceptance_length` is None where nothing was drafted.
+    """A finished or stopped answer. `acceptance_length` is None if nothing was drafted.
 
-    It is this answer's own where the server reports it with the answer. Otherwise it is `server_wide`: counted over all
-    that the server verified meanwhile. `depth` says K, why, and what speculation gains, where the server tells.
+    It is this answer's own if the server reports it with the answer. Otherwise it is `server_wide`: counted over all
+    requests that the server verified meanwhile. `depth` describes K, its reason and the speedup, if the server reports
+    them.
     """
 
     text: str
@@ -58,7 +59,7 @@ class Answer:
     depth: str | None = None
 
     def summary(self) -> str:
-        """A line of figures, and one of K. Speed leaves out the first token, whose time is the time to first token."""
+        """Return a line of figures and a line about K. Speed excludes the first token, whose time is the TTFT."""
         if self.completion_tokens is None:
             return f"stopped after {self.total_s:.1f} s"
         parts = [f"{self.completion_tokens} tokens"]
@@ -67,7 +68,7 @@ class Answer:
             parts.append(f"{(self.completion_tokens - 1) / decode_s:.0f} tokens/s")
         parts.append(f"first token after {self.ttft_s * 1000:.0f} ms")
         if self.acceptance_length is not None:
-            scope = " (of all requests meanwhile)" if self.server_wide else ""
+            scope = " (of all requests at that time)" if self.server_wide else ""
             parts.append(f"acceptance length {self.acceptance_length:.2f}{scope}")
         if self.finish_reason == "length":
             parts.append("cut at the length limit")
@@ -75,14 +76,14 @@ class Answer:
 
 
 class ChatClient:
-    """One model of one server. Closing a stream early makes the server drop the request.
+    """One model of one server. Closing a stream early aborts the request on the server.
 
-    Raises StartupError where nothing answers at `url`, or what answers serves no such model.
+    Raises StartupError if no server answers at `url`, or it does not serve the model.
     """
 
     def __init__(self, url: str, model: str | None, options: dict[str, Any]) -> None:
         self.url = base_url(url)
-        # An answer may take its time to begin; a server that is there accepts the connection at once.
+        # An answer may take long to begin, but a running server accepts the connection at once.
         timeout = httpx.Timeout(None, connect=5.0)
         heeds = heeds_proxies(self.url)
         self._http = httpx.Client(base_url=self.url, headers=key_headers(), timeout=timeout, trust_env=heeds)
@@ -100,8 +101,8 @@ class ChatClient:
         """Yield an answer as it arrives.
 
         Raises:
-            RequestError: The server refused the request; the message is the server's own.
-            PeagleError: The answer broke off.
+            RequestError: The server refused the request; the message is the server's.
+            PeagleError: The connection broke during the answer.
         """
         body = {
             "model": self.model,
@@ -120,7 +121,7 @@ class ChatClient:
             raise PeagleError(f"the answer broke off ({error or type(error).__name__})") from None
 
     def ask(self, messages: list[Message]) -> Answer:
-        """Print an answer as it arrives and return it; Ctrl-C ends it early, on the server too."""
+        """Print an answer as it arrives and return it; Ctrl-C stops it early, also on the server."""
         before = self._replicas()
         start = time.perf_counter()
         first: float | None = None
@@ -160,7 +161,7 @@ class ChatClient:
         return Answer(text, *times, tokens, finish, wide, server_wide=True, depth=depth)
 
     def _replicas(self) -> Rows:
-        """What the server says of the model's replicas; nothing where it does not."""
+        """Return the server's rows about the model's replicas; empty if it does not report them."""
         try:
             models = self._http.get("/fleet", timeout=10.0).raise_for_status().json()["models"]
             found: Rows = next(model["replicas"] for model in models if model["name"] == self.model)
@@ -172,7 +173,7 @@ class ChatClient:
 def parse_event(data: str) -> Piece:
     """Read the JSON of one server-sent event.
 
-    Raises RequestError where the event is an error object, which is how a stream reports a failure after it began.
+    Raises RequestError if the event is an error object, which reports a failure after the stream began.
     """
     event = json.loads(data)
     if "error" in event:
@@ -191,29 +192,31 @@ def parse_event(data: str) -> Piece:
 
 
 def draft_counts(replicas: Rows) -> DraftCounts | None:
-    """Sum what replicas verified and accepted; None where one does not say."""
+    """Sum the replicas' verified drafts and accepted tokens; None if a replica does not report them."""
     if not replicas or any(replica.get("drafts") is None for replica in replicas):
         return None
     return sum(replica["drafts"] for replica in replicas), sum(replica["accepted"] for replica in replicas)
 
 
 def busiest(before: Rows, after: Rows) -> dict[str, Any] | None:
-    """Return the replica that generated most between two reads: on a server without other clients, the one that
-    answered."""
+    """Return the replica that generated most between two reads.
+
+    On a server without other clients, it is the one that answered.
+    """
     then = {replica["id"]: replica["generation_tokens"] for replica in before}
     return max(after, key=lambda each: each["generation_tokens"] - then.get(each["id"], 0), default=None)
 
 
 def acceptance_between(before: DraftCounts | None, after: DraftCounts | None) -> float | None:
-    """Tokens per verification between two counts; None where either is unknown or nothing was drafted."""
+    """Return the tokens per verification between two counts; None if either is unknown or nothing was drafted."""
     if before is None or after is None or after[0] == before[0]:
         return None
     return 1.0 + (after[1] - before[1]) / (after[0] - before[0])
 
 
 def run_chat(url: str, model: str | None, *, max_tokens: int, temperature: float | None, system: str | None) -> int:
-    """Talk until the input ends. Returns 1 if the input was a pipe and an answer in it failed, else 0."""
-    # A shell starts background commands with Ctrl-C ignored; a conversation always listens to it.
+    """Chat until the input ends. Returns 1 if the input was a pipe and an answer failed, else 0."""
+    # A shell starts background commands with Ctrl-C ignored; a chat always handles it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     options: dict[str, Any] = {"max_tokens": max_tokens}
     if temperature is not None:
@@ -233,16 +236,16 @@ def run_chat(url: str, model: str | None, *, max_tokens: int, temperature: float
                 break
             case "/reset":
                 messages = list(opening)
-                _note("The conversation starts again.")
+                _note("The conversation was reset.")
                 continue
         messages.append({"role": "user", "content": line})
         try:
             answer = client.ask(messages)
         except PeagleError as error:
-            # The turn is dropped, so that one refused message does not spoil all that follow.
+            # The turn is dropped, so that one refused message does not make all later ones fail.
             messages.pop()
             failed = True
-            _note(f"{error} (this message was dropped; /reset makes room)")
+            _note(f"{error} (this message was dropped; /reset clears the conversation)")
             continue
         print(flush=True)
         _note(answer.summary())
@@ -251,14 +254,14 @@ def run_chat(url: str, model: str | None, *, max_tokens: int, temperature: float
 
 
 def input_lines(interactive: bool) -> Iterator[str]:
-    """Lines typed or piped, until the input ends. Ctrl-C at the prompt clears the line."""
+    """Yield lines typed or piped, until the input ends. Ctrl-C at the prompt clears the line."""
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # what is not UTF-8 could not be sent
+        sys.stdin.reconfigure(errors="replace")  # text that is not UTF-8 could not be sent
     if not interactive:
         for line in sys.stdin:
             yield line.rstrip("\n")
         return
-    import readline  # noqa: F401  (importing it gives input() a history and line editing)
+    import readline  # noqa: F401  (importing it adds history and line editing to input())
 
     while True:
         try:

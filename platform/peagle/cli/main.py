@@ -1,4 +1,4 @@
-"""The `peagle` command. Heavy libraries load only inside the command that needs them, so that help is instant."""
+"""The `peagle` command. Heavy libraries are imported only in the commands that need them, so that help is instant."""
 
 import sys
 from importlib import import_module
@@ -32,30 +32,28 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Deployment files, one for each model.")]
-Url = Annotated[
-    str, typer.Option(help="Where the server listens.", envvar="PEAGLE_URL", parser=http_url, metavar="URL")
-]
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Deployment files, one per model.")]
+Url = Annotated[str, typer.Option(help="URL of the server.", envvar="PEAGLE_URL", parser=http_url, metavar="URL")]
 FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 @app.command()
 def serve(
     files: Files,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     address: Annotated[
-        str | None, typer.Option(help="Ray cluster to join, such as ray://head:10001; without it one starts here.")
+        str | None, typer.Option(help="Ray cluster to join, such as ray://head:10001; by default one is started here.")
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(help="Web origin that browsers may call from; repeat it for more. None by default."),
+        typer.Option(help="Web origin that browsers may call from; repeatable. None by default."),
     ] = None,
     keys_file: Annotated[
         Path | None,
         typer.Option(
-            help="File of API keys, one on each line or YAML with names and limits, of which clients have to send one. "
-            "Without it anyone may ask.",
+            help="File of API keys that clients must send: one per line, or YAML with names and limits. "
+            "By default no key is required.",
             exists=True,
             dir_okay=False,
             readable=True,
@@ -66,25 +64,25 @@ def serve(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Collector to send OpenTelemetry spans to: http://collector:4317 for gRPC, or "
+            help="Collector for OpenTelemetry spans: http://collector:4317 for gRPC, or "
             "http://collector:4318/v1/traces for HTTP. OTEL_EXPORTER_OTLP_TRACES_PROTOCOL (grpc or http/protobuf) "
-            "decides; where it is not set, a path or port 4318 says HTTP. No spans by default.",
+            "selects the protocol; if unset, a path or port 4318 means HTTP. No spans by default.",
         ),
     ] = None,
     traces_ratio: Annotated[
         float,
         typer.Option(
-            min=0.0, max=1.0, help="Share of requests that are traced; a client's traceparent decides for its own."
+            min=0.0, max=1.0, help="Share of requests to trace, 0 to 1; a client's traceparent takes precedence."
         ),
     ] = 1.0,
     metrics: Annotated[
-        bool, typer.Option("--metrics/--no-metrics", help="Count and time requests; /metrics has the figures.")
+        bool, typer.Option("--metrics/--no-metrics", help="Count and time requests for /metrics.")
     ] = True,
 ) -> None:
     """Serve models over an OpenAI-compatible API.
 
     Runs until Ctrl-C. Checks the files and, on one machine, the checkpoints and the machine; starts every replica and
-    prints the address once all of them answer. Several files make one server with several models.
+    prints the URL once all of them answer. Several files make one server with several models.
 
     Example: peagle serve deployments/embedded.yaml --port 8000
     """
@@ -98,12 +96,11 @@ def serve(
 
 @app.command()
 def sagemaker() -> None:
-    """Serve as Amazon SageMaker runs a container.
+    """Serve as a container of Amazon SageMaker.
 
-    Listens on port 8080 of every address, where /ping tells whether it is ready and /invocations takes chats and
-    completions. The model is SM_VLLM_MODEL, else the one that the endpoint was given; other arguments of vLLM are
-    SM_VLLM_ and their name, as for vLLM's own images. SM_VLLM_SPECULATIVE_CONFIG (JSON) names the drafter. Prints the
-    deployment file that comes of it.
+    Listens on port 8080 of every address: /ping reports readiness, and /invocations takes chats and completions. The
+    model is SM_VLLM_MODEL, or else the endpoint's model; other vLLM arguments are SM_VLLM_ plus their name, as in
+    vLLM's own images. SM_VLLM_SPECULATIVE_CONFIG (JSON) names the drafter. Prints the resulting deployment file.
 
     Example: SM_VLLM_MODEL=openai/gpt-oss-20b peagle sagemaker
     """
@@ -116,9 +113,9 @@ def sagemaker() -> None:
 def validate(files: Files) -> None:
     """Check deployment files.
 
-    Needs no GPU and downloads nothing. Reads every field, names and types of engine arguments, whose values vLLM checks
-    itself, and for local checkpoints compares the drafter with its target: hidden size, vocabulary, mask token, tapped
-    layers, trained depth. Lists what was checked and what is wrong; exits with 2 if anything is.
+    Needs no GPU and downloads nothing. Checks every field, and names and types of engine arguments; vLLM checks their
+    values at start. For local checkpoints it compares the drafter with its target: hidden size, vocabulary, mask token,
+    tapped layers, trained depth. Lists all checks and problems; exits with 2 if there is a problem.
 
     Example: peagle validate deployments/*.yaml
     """
@@ -140,19 +137,19 @@ def validate(files: Files) -> None:
 @app.command()
 def chat(
     url: Url = DEFAULT_URL,
-    model: Annotated[str | None, typer.Option(help="Model to talk to; by default the first one served.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to chat with; by default the first one served.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0.0, max=2.0, help="0 always takes the likeliest token; default: the model's own."),
+        typer.Option(min=0.0, max=2.0, help="Sampling temperature; 0 is greedy. Default: the model's own."),
     ] = None,
-    system: Annotated[str | None, typer.Option(help="System message that leads the conversation.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message of the conversation.")] = None,
 ) -> None:
-    """Talk to a served model in the terminal.
+    """Chat with a served model in the terminal.
 
-    After each answer: tokens per second, time to first token, and how many tokens each verification step gave
-    (acceptance length). Ctrl-C stops an answer, Ctrl-D leaves. Reads lines from a pipe as well. PEAGLE_API_KEY is the
-    key where the server asks for one.
+    After each answer it prints tokens per second, time to first token, and acceptance length (tokens per verification
+    step). Ctrl-C stops an answer, Ctrl-D exits. Also reads lines from a pipe. Set PEAGLE_API_KEY if the server requires
+    a key.
 
     Example: echo 'def fibonacci(n):' | peagle chat --temperature 0
     """
@@ -165,13 +162,13 @@ def chat(
 def status(
     url: Url = DEFAULT_URL,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
-    interval: Annotated[float, typer.Option(min=0.2, max=60.0, help="Seconds between two reads.")] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the server's answer as JSON and leave.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, max=60.0, help="Seconds between refreshes.")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the server's answer as JSON and exit.")] = False,
 ) -> None:
     """Show models and replicas: state, K, load, speed.
 
-    K is the draft depth asked for and the one in effect; AL is the acceptance length, the tokens that one verification
-    step gives. Speed is counted between two reads, so the table takes one interval to appear.
+    K is the requested and the effective draft depth; AL is the acceptance length (tokens per verification). Speed
+    is measured over one interval, which the table takes to appear.
 
     Example: peagle status --watch
     """
@@ -183,24 +180,24 @@ def status(
 @app.command()
 def load(
     url: Url = DEFAULT_URL,
-    model: Annotated[str | None, typer.Option(help="Model to ask; by default the first one served.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to use; by default the first one served.")] = None,
     per_second: Annotated[
-        str, typer.Option(help="Requests each second, on average; several numbers with commas come in turn.")
+        str, typer.Option(help="Mean requests per second; several comma-separated rates are used in turn.")
     ] = "2",
-    seconds: Annotated[float, typer.Option(min=1, max=86_400, help="How long at each of them.")] = 60.0,
+    seconds: Annotated[float, typer.Option(min=1, max=86_400, help="Seconds at each rate.")] = 60.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 64,
     temperature: Annotated[
         float,
         typer.Option(
-            min=0, max=2, help="Of sampling; 0 as the benchmarks have it. The higher, the fewer drafts are right."
+            min=0, max=2, help="Sampling temperature; 0 as in the benchmarks. Higher values lower the acceptance."
         ),
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Same seed, same requests at the same times.")] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed sends the same requests at the same times.")] = 0,
 ) -> None:
-    """Send requests at random times, so that there is something to look at.
+    """Send requests at random times, to put load on a server.
 
-    Streams completions of the prompts that the benchmarks use, whether or not earlier ones are answered, and prints
-    what came of them. PEAGLE_API_KEY is the key where the server asks for one.
+    Streams completions of the benchmarks' prompts, without waiting for earlier answers, and prints the results. Set
+    PEAGLE_API_KEY if the server requires a key.
 
     Example: peagle load --per-second 1,8,2 --seconds 60
     """
@@ -216,9 +213,9 @@ def observe(
     prometheus_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Prometheus.")] = 9090,
     grafana_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Grafana.")] = 3000,
 ) -> None:
-    """Start Prometheus, and Grafana where there is one, on a running server.
+    """Start Prometheus, and Grafana if installed, for a running server.
 
-    Both listen on this machine alone, with rules and dashboards in place. Runs until Ctrl-C, and keeps nothing.
+    Both listen on this machine only, with rules and dashboards set up. Runs until Ctrl-C and stores no data after that.
 
     Example: peagle observe --url http://127.0.0.1:8000
     """
@@ -247,7 +244,7 @@ def drafter(context: typer.Context) -> None:
 
 @app.command(context_settings=FORWARD, add_help_option=False)
 def bench(context: typer.Context) -> None:
-    """Measure what speculation gives on this machine.
+    """Measure speculation on this machine.
 
     Example: peagle bench speculation deployments/embedded.yaml
     """
@@ -256,7 +253,7 @@ def bench(context: typer.Context) -> None:
 
 @app.command(context_settings=FORWARD, add_help_option=False)
 def cluster(context: typer.Context) -> None:
-    """Check a Kubernetes cluster, look at a release, drain nodes.
+    """Check a Kubernetes cluster, inspect a release, drain nodes.
 
     Example: peagle cluster preflight -f helm/peagle/values/gpt-oss-20b.yaml
     """
@@ -266,7 +263,7 @@ def cluster(context: typer.Context) -> None:
 @app.command()
 def version(
     seams: Annotated[
-        bool, typer.Option("--seams", help="Print what is replaced in vLLM and Ray, or private there and used.")
+        bool, typer.Option("--seams", help="List the replaced and private symbols of vLLM and Ray.")
     ] = False,
 ) -> None:
     """Print the version.
@@ -282,14 +279,14 @@ def version(
 
 
 def _forward(command: str, context: typer.Context) -> None:
-    """Hand the rest of the command line to a command group that is imported only now."""
+    """Pass the rest of the command line to a command group, which is imported only now."""
     module, _, name = COMMAND_GROUPS[command].partition(":")
     group: typer.Typer = getattr(import_module(module), name)
     group(args=context.args or ["--help"], prog_name=context.command_path)
 
 
 def main() -> None:
-    """Run the command line. A mistake that a user can mend is one line on stderr: exit 2 for configuration, else 1."""
+    """Run the command line. An error that a user can fix is one line on stderr: exit 2 for configuration, else 1."""
     try:
         app()
     except PeagleError as error:

@@ -1,4 +1,4 @@
-"""`peagle version --seams`: what a new release of vLLM or Ray may break."""
+"""`peagle version --seams`: symbols that a new release of vLLM or Ray may break."""
 
 import sys
 from collections import defaultdict
@@ -16,8 +16,8 @@ HEADINGS = ("symbol", "kind", "why", "upstream issue", "read for", "removed when
 
 
 def print_seams() -> None:
-    """Print each symbol with what it is for and when it can go, by library."""
-    # A pipe has no width of its own, and cut rows are hard to search.
+    """Print each symbol with its purpose and its removal condition, by library."""
+    # A pipe has no width, and truncated rows are hard to search.
     screen = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     by_library = defaultdict(list)
     for seam in chain(PATCHES, RAY_SEAMS):

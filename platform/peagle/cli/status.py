@@ -1,4 +1,4 @@
-"""`peagle status`: what `GET /fleet` says, as a table."""
+"""`peagle status`: `GET /fleet` as a table."""
 
 import json
 import sys
@@ -20,13 +20,13 @@ from peagle.errors import StartupError
 Fleet = dict[str, Any]
 
 PLAN_OLD_S = 5.0
-"""A plan is confirmed twice a second; one this old is not."""
+"""Age in seconds from which a plan counts as old; plans are confirmed twice a second."""
 
 
 def run_status(url: str, *, watch: bool, interval_s: float, as_json: bool) -> None:
     """Print the fleet once, or refresh it until Ctrl-C.
 
-    Raises StartupError where nothing answers at `url`, or what answers is not peagle.
+    Raises StartupError if no server answers at `url`, or it is not a peagle server.
     """
     base = base_url(url)
     with httpx.Client(base_url=base, timeout=10.0, trust_env=heeds_proxies(base)) as client:
@@ -34,7 +34,7 @@ def run_status(url: str, *, watch: bool, interval_s: float, as_json: bool) -> No
         if as_json:
             print(json.dumps(before, indent=2))
             return
-        # A pipe has no width of its own, and rows cut at 80 columns are hard to read and to search.
+        # A pipe has no width, and rows truncated at 80 columns are hard to read and search.
         console = Console(width=None if sys.stdout.isatty() else 120)
         if not watch:
             time.sleep(interval_s)
@@ -59,21 +59,21 @@ def read_fleet(client: httpx.Client) -> Fleet:
     except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
         base = str(client.base_url).rstrip("/")
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.FORBIDDEN:
-            raise StartupError(f"{base} does not tell this machine of its fleet", "Ask where it runs.") from None
-        raise StartupError(f"{base} answers, but not with a fleet", "Name a peagle server with --url.") from None
+            raise StartupError(f"{base} shows its fleet only locally", "Run the command on its machine.") from None
+        raise StartupError(f"{base} is not a peagle server", "Name a peagle server with --url.") from None
     return fleet
 
 
 def fleet_view(before: Fleet, now: Fleet, seconds: float) -> Group:
-    """The table of `fleet_table`, and below it why each replica's K is what it is."""
+    """Return the table of `fleet_table`, and below it the reasons for each replica's K."""
     told = ((key[1], depth_line(replica)) for key, _, replica in _replicas(now))
     return Group(fleet_table(before, now, seconds), *(Text(f"{name}: {line}") for name, line in told if line))
 
 
 def fleet_table(before: Fleet, now: Fleet, seconds: float) -> Table:
-    """Lay out `now`; speed is what each replica generated since `before`, `seconds` earlier."""
+    """Return a table of `now`; speed is what each replica generated since `before`, `seconds` earlier."""
     generated_before = {key: replica.get("generation_tokens") for key, _, replica in _replicas(before)}
-    table = Table(caption="K: asked for / effective · AL: tokens per verification step · speed over the last interval")
+    table = Table(caption="K: requested / effective · AL: tokens per verification step · speed over the last interval")
     for heading in ("model", "replica", "state"):
         table.add_column(heading, overflow="fold")
     for heading in ("K", "AL", "running", "waiting", "KV", "tokens/s"):
@@ -81,7 +81,7 @@ def fleet_table(before: Fleet, now: Fleet, seconds: float) -> Table:
     for key, model, replica in _replicas(now):
         earlier, later = generated_before.get(key), replica.get("generation_tokens")
         speed = None
-        # A replica that restarted counts from zero again.
+        # A restarted replica counts from zero.
         if earlier is not None and later is not None and later >= earlier:
             speed = (later - earlier) / seconds
         table.add_row(
@@ -105,14 +105,14 @@ def _replicas(fleet: Fleet) -> Iterator[tuple[tuple[str, str], dict[str, Any], d
 
 
 def _depths(replica: dict[str, Any]) -> str:
-    """`7 / 6.8`, or `7..2 / 4.1 adaptive` where the Router chooses; a dash where nothing is drafted."""
+    """Return `7 / 6.8`, or `7..2 / 4.1 adaptive` if the Router chooses; a dash without drafts."""
     depths = replica.get("depths") or []
     if not depths:
         return "-"
     asked = str(depths[0]) if min(depths) == max(depths) else f"{max(depths)}..{min(depths)}"
     mode = replica.get("depth_mode", "static")
     chosen = "" if mode == "static" else f" {mode}"
-    # A plan that nobody confirms any more still holds, but no longer follows the load.
+    # A plan that is no longer confirmed stays in force, but does not follow the load.
     age_s = replica.get("plan_age_s")
     alone = f", no Router for {age_s:.0f} s" if age_s is not None and age_s > PLAN_OLD_S else ""
     return f"{asked} / {_number(replica.get('depth_effective'), '{:.1f}')}{chosen}{alone}"

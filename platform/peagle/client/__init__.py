@@ -1,1 +1,1 @@
-"""A running server, as commands reach it: its address, key and models."""
+"""Access to a running server for commands: its URL, key and models."""

@@ -1,4 +1,4 @@
-"""`peagle cluster`: is a Kubernetes cluster ready, how is a release, and nodes that leave."""
+"""`peagle cluster`: cluster checks, release status and node draining."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ EXIT_FAILED = 1
 
 app = typer.Typer(
     name="cluster",
-    help="Kubernetes: check a cluster before an install, look at a release, drain nodes that leave.",
+    help="Kubernetes: check a cluster before an install, inspect a release, drain nodes.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -30,25 +30,25 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 def preflight(
     values: Annotated[
         list[Path] | None,
-        typer.Option("--values", "-f", metavar="FILE", help="Helm values, as for helm install; repeat it for more."),
+        typer.Option("--values", "-f", metavar="FILE", help="Helm values, as for helm install; repeatable."),
     ] = None,
     chart: Annotated[Path, typer.Option(metavar="FOLDER", help="The chart, for its default values.")] = Path(
         "helm/peagle"
     ),
     release: Annotated[
-        str, typer.Option(help="Name of the release: its own pods do not count as in the way.")
+        str, typer.Option(help="Name of the release: the resources of its own pods count as free.")
     ] = "peagle",
     namespace: Namespace = None,
     context: Context = None,
     scale_up: Annotated[
-        bool, typer.Option("--scale-up", help="Nodes are added on demand: too few now is no failure.")
+        bool, typer.Option("--scale-up", help="Nodes are added on demand: too few now is only a warning.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check whether a cluster can run what the values ask for.
+    """Check whether a cluster can run a release with these values.
 
-    Reads only: versions, CRDs, GPU nodes, free capacity, storage, secrets (that a key is there, never its value) and
-    policies. Each line passes, warns or fails, with the fix; exits with 1 if one fails.
+    Only reads: versions, CRDs, GPU nodes, free capacity, storage, secrets (that a key exists, never its value) and
+    policies. Each check passes, warns or fails, with the fix; exits with 1 if one fails.
 
     Example: peagle cluster preflight -f helm/peagle/values/gpt-oss-20b.yaml -n serving
     """
@@ -82,8 +82,8 @@ def status(
 ) -> None:
     """Show a release: its RayService, pods and their nodes, and every replica with its K.
 
-    Replicas are asked in the head pod, so that nothing has to be forwarded; it takes the right to run commands there
-    (pods/exec).
+    The replicas' state is read in the head pod, so that no port has to be forwarded; this needs permission to run
+    commands there (pods/exec).
 
     Example: peagle cluster status -n serving
     """
@@ -104,24 +104,26 @@ def status(
 
 @app.command()
 def drain(
-    release: Annotated[str, typer.Option(help="Name of the release whose workers to care for.")] = "peagle",
+    release: Annotated[str, typer.Option(help="Name of the release whose workers to drain.")] = "peagle",
     namespace: Namespace = None,
     context: Context = None,
     patience: Annotated[
         float,
-        typer.Option(min=0, metavar="S", help="Longest wait for replacements before a cordoned node's replicas stop."),
+        typer.Option(min=0, metavar="S", help="Longest wait for replacements before replicas on a cordoned node stop."),
     ] = 900.0,
     finish: Annotated[
-        float, typer.Option(min=1, metavar="S", help="Longest that requests may take; api.request_timeout_s.")
+        float,
+        typer.Option(min=1, metavar="S", help="Longest time for running requests to finish; api.request_timeout_s."),
     ] = 600.0,
     taint: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="Further taint that announces the end of a node; repeat it.")
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Additional taint that announces a node's removal; repeatable."),
     ] = None,
 ) -> None:
-    """Empty nodes that are cordoned or about to be taken away, and release them.
+    """Drain nodes that are cordoned or about to be removed.
 
-    Runs until it is stopped, in the cluster. Within seconds such a node gets no new requests where its models run
-    elsewhere too; replacements start, running requests finish, and the pod is evicted.
+    Runs in the cluster until it is stopped. Within seconds such a node gets no new requests if its models also run
+    elsewhere; replacements start, running requests finish, and the pod is evicted.
 
     Example: peagle cluster drain --release peagle --namespace serving
     """
@@ -141,11 +143,11 @@ def drain(
 
 
 async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` until it ends or the process is asked to stop, which is no failure."""
+    """Run `work` until it ends or the process is asked to stop, which is not a failure."""
     task = asyncio.ensure_future(work)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     try:
         await task
     except asyncio.CancelledError:
-        logging.getLogger(__name__).info("Stopped; what drains goes on draining")
+        logging.getLogger(__name__).info("Stopped; draining nodes continue to drain")

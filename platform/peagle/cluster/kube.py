@@ -1,7 +1,7 @@
-"""The Kubernetes API as plain JSON: configuration, credentials and transport are the official client's.
+"""The Kubernetes API as plain JSON, with the official client's configuration, credentials and transport.
 
-Its generated models refuse objects that are newer than they are, and its watches either retry without a pause or hide
-why they ended; so objects stay plain values here, and `peagle.cluster.watch` decides what a lost watch means.
+The client's generated models refuse objects of newer API versions, and its watches either retry without a pause or hide
+why they ended. So objects stay plain values here, and `peagle.cluster.watch` handles lost watches.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class KubeApi:
-    """One cluster, seen by one account. `namespace` is the one to look into where none is named."""
+    """One cluster, accessed by one account. `namespace` is the default namespace."""
 
     def __init__(self, api_client: client.ApiClient, namespace: str) -> None:
         self._client = api_client
         self.namespace = namespace
 
     async def read(self, path: str, action: str, query: Mapping[str, str] | None = None) -> Json:
-        """Get one object, or a list of them. Raises ClusterError without an answer, or with a status from 400 up."""
+        """Get one object or a list. Raises ClusterError without an answer, or for a status from 400 up."""
         return await self._exchange("GET", path, action, query)
 
     async def create(self, path: str, action: str, body: Json) -> Json:
-        """Create an object, or ask a subresource such as an eviction. Raises as `read` does."""
+        """Create an object or a subresource such as an eviction. Raises as `read` does."""
         return await self._exchange("POST", path, action, body=body)
 
     async def patch(self, path: str, action: str, operations: Sequence[Json]) -> Json:
@@ -48,11 +48,11 @@ class KubeApi:
         return await self._exchange("PATCH", path, action, body=operations)
 
     async def delete(self, path: str, action: str) -> Json:
-        """Delete an object, after those that it owns. Raises as `read` does."""
+        """Delete an object, after its dependents. Raises as `read` does."""
         return await self._exchange("DELETE", path, action, {"propagationPolicy": "Foreground"})
 
     async def list(self, path: str, action: str, query: Mapping[str, str] | None = None) -> tuple[list[Json], str]:
-        """Get all objects of a collection, page by page, and the resource version from which a watch goes on."""
+        """Get all objects of a collection, page by page, and the resource version at which a watch continues."""
         items: list[Json] = []
         asked = {**(query or {}), "limit": str(PAGE_ITEMS)}
         while True:
@@ -72,7 +72,7 @@ class KubeApi:
     async def watch(
         self, path: str, action: str, query: Mapping[str, str], silence_s: float
     ) -> AsyncIterator[tuple[str, Json]]:
-        """Yield what happens to a collection as (event type, object) until the connection ends.
+        """Yield the events of a collection as (event type, object) until the connection ends.
 
         Raises:
             ClusterError: As for `read`; the status of an ERROR event; 0 after `silence_s` without a byte.
@@ -90,7 +90,7 @@ class KubeApi:
                     kind, item = str(event.get("type")), _mapping(event.get("object"), action)
                     if kind == "ERROR":
                         raise _refusal(item["code"] if isinstance(item.get("code"), int) else 500, action, item)
-                    # A bookmark says how far the watch is, of no object.
+                    # A bookmark reports the watch's progress, without an object.
                     yield kind, item if kind == "BOOKMARK" else _named(item, action)
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
             raise ClusterError(0, action, _said(error)) from None
@@ -98,9 +98,9 @@ class KubeApi:
             response.close()
 
     async def run(self, pod: str, container: str, command: Sequence[str], action: str) -> str:
-        """Run a command in a container and return what it printed, as `kubectl exec` does.
+        """Run a command in a container and return its output, like `kubectl exec`.
 
-        Raises ClusterError for no answer, a refusal, or a command that failed, with what it said of it.
+        Raises ClusterError without an answer, for a refusal, or if the command failed, with its error output.
         """
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/exec"
         query = [("container", container), ("stdout", "true"), ("stderr", "true"), *(("command", c) for c in command)]
@@ -183,9 +183,9 @@ class KubeApi:
 
 @asynccontextmanager
 async def connect(context: str | None = None, namespace: str | None = None) -> AsyncIterator[KubeApi]:
-    """Reach a cluster as kubectl does: by the kubeconfig, or by the pod's own account where there is none.
+    """Connect to a cluster as kubectl does: by the kubeconfig, or by the pod's service account if there is none.
 
-    Raises ConfigError where there is neither, or `context` is not in the kubeconfig.
+    Raises ConfigError if there is neither, or `context` is not in the kubeconfig.
     """
     settings = client.Configuration()
     try:
@@ -194,9 +194,9 @@ async def connect(context: str | None = None, namespace: str | None = None) -> A
             own = loader.current_context["context"].get("namespace", "default")
         else:
             config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
-            own = _OWN_NAMESPACE.read_text(encoding="utf-8").strip()  # noqa: ASYNC240 - a file of the kernel's memory
+            own = _OWN_NAMESPACE.read_text(encoding="utf-8").strip()  # noqa: ASYNC240 - a file in memory
         api_client = client.ApiClient(configuration=settings)
-    except Exception as error:  # the loader raises whatever a malformed kubeconfig makes Python raise
+    except Exception as error:  # a malformed kubeconfig may raise any exception in the loader
         fix = "Name a context of your kubeconfig with --context, or set KUBECONFIG."
         raise ConfigError("--context", context, f"no cluster is configured ({error})", fix) from None
     async with api_client:
@@ -215,7 +215,7 @@ def _mapping(value: object, action: str) -> Json:
 
 
 def _named(item: object, action: str) -> Json:
-    """Return `item`, an object as Kubernetes writes it: with metadata that has a name."""
+    """Return `item` if it is a Kubernetes object: its metadata has a name."""
     found = _mapping(item, action)
     if not isinstance(_mapping(found.get("metadata"), action).get("name"), str):
         raise _odd(action, item)
@@ -223,7 +223,7 @@ def _named(item: object, action: str) -> Json:
 
 
 def _odd(action: str, value: object) -> ClusterError:
-    return ClusterError(200, action, f"an answer that Kubernetes does not give: {str(value)[:200]}")
+    return ClusterError(200, action, f"unexpected answer: {str(value)[:200]}")
 
 
 def _refusal(status: int, action: str, details: object) -> ClusterError:

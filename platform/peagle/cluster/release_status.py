@@ -1,4 +1,4 @@
-"""How a release is: its RayServices, their pods, and what every replica says of itself."""
+"""Status of a release: its RayServices, their pods, and every replica's report."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,14 @@ from peagle.cluster.drain.drain_actions import INSTANCE, MADE_FOR, NODE_TYPE, RA
 from peagle.cluster.kube import Json, KubeApi
 from peagle.errors import ClusterError, ConfigError
 
-# What the chart calls the container of a head pod, and what there tells of the fleet, to callers of its own pod only.
+# The head pod's container in the chart, and the command there that prints the fleet, which answers only locally.
 HEAD_CONTAINER = "ray-head"
 TELL_FLEET = ("peagle", "status", "--json")
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """A RayService: KubeRay's conditions that hold, and each Serve deployment with its status."""
+    """A RayService: its true conditions, and the status of each Serve deployment."""
 
     name: str
     ray_cluster: str
@@ -27,7 +27,7 @@ class ServiceStatus:
 
 @dataclass(frozen=True, slots=True)
 class PodStatus:
-    """A Ray pod: where it is, and what keeps it from being ready."""
+    """A Ray pod: its node, and the reason why it is not ready."""
 
     name: str
     kind: str
@@ -42,7 +42,7 @@ class PodStatus:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseStatus:
-    """All of a release. `fleet` is what `GET /fleet` says, or None where it does not answer, with the reason."""
+    """Status of a release. `fleet` is the answer of `GET /fleet`, or None with the reason in `fleet_problem`."""
 
     services: tuple[ServiceStatus, ...]
     pods: tuple[PodStatus, ...]
@@ -54,18 +54,18 @@ class ReleaseStatus:
 
 
 async def read_status(api: KubeApi, release: str) -> ReleaseStatus:
-    """Ask the Kubernetes API, and in the head pod the release itself.
+    """Read a release's status from the Kubernetes API, and from the server in its head pod.
 
     Raises:
         ClusterError: RayServices, RayClusters or pods cannot be listed.
-        ConfigError: There is no such release in the namespace.
+        ConfigError: The namespace has no such release.
     """
     query = {"labelSelector": f"{INSTANCE}={release},app.kubernetes.io/name=peagle"}
     path = f"/apis/ray.io/v1/namespaces/{api.namespace}"
     services, _ = await api.list(f"{path}/rayservices", f"list rayservices in {api.namespace}", query)
     if not services:
-        fix = "Name another with --release or --namespace; helm list -A shows what there is."
-        raise ConfigError("--release", release, f"there is no RayService of it in {api.namespace}", fix)
+        fix = "Name another with --release or --namespace; helm list -A lists all releases."
+        raise ConfigError("--release", release, f"it has no RayService in {api.namespace}", fix)
     clusters, _ = await api.list(f"{path}/rayclusters", f"list rayclusters in {api.namespace}", query)
     query = {"labelSelector": f"{INSTANCE}={release},{NODE_TYPE}"}
     pods, _ = await api.list(f"/api/v1/namespaces/{api.namespace}/pods", f"list pods in {api.namespace}", query)
@@ -82,7 +82,7 @@ async def read_status(api: KubeApi, release: str) -> ReleaseStatus:
 
 
 def service_status(item: Json, clusters: Sequence[Json]) -> ServiceStatus:
-    """Read a RayService and the RayClusters made for it, as the API gives them."""
+    """Parse a RayService and its RayClusters from the API."""
     status = item.get("status") or {}
     active = status.get("activeServiceStatus") or status.get("pendingServiceStatus") or {}
     applications = (active.get("applicationStatuses") or {}).values()
@@ -101,7 +101,7 @@ def service_status(item: Json, clusters: Sequence[Json]) -> ServiceStatus:
         for cluster in clusters
         if (cluster["metadata"].get("labels") or {}).get(MADE_FOR) == name
         for condition in (cluster.get("status") or {}).get("conditions") or []
-        # Pods that could not be created, such as for want of quota.
+        # Pods that could not be created, for example because of a quota.
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True"
     ]
     problem = next(filter(None, [*messages, *failed, *refused]), "")
@@ -109,13 +109,13 @@ def service_status(item: Json, clusters: Sequence[Json]) -> ServiceStatus:
 
 
 def pod_status(item: Json, cordoned: frozenset[str]) -> PodStatus:
-    """Read a pod as the API gives it."""
+    """Parse a pod from the API."""
     metadata, status = item["metadata"], item.get("status") or {}
     labels = metadata.get("labels") or {}
     node = (item.get("spec") or {}).get("nodeName") or ""
     conditions = {each["type"]: each for each in status.get("conditions") or []}
     containers = status.get("containerStatuses") or []
-    # While an init container waits, Ray's own says PodInitializing: the reason is the other's.
+    # While an init container waits, Ray's container says PodInitializing: the init container has the real reason.
     all_of_it = [*(status.get("initContainerStatuses") or []), *containers]
     waiting = [each["state"]["waiting"] for each in all_of_it if "waiting" in (each.get("state") or {})]
     unscheduled = conditions.get("PodScheduled", {})
@@ -137,7 +137,7 @@ def pod_status(item: Json, cordoned: frozenset[str]) -> PodStatus:
 
 
 async def _cordoned(api: KubeApi) -> frozenset[str]:
-    """Nodes that are cordoned; none where this account may not see nodes."""
+    """Return the cordoned nodes; empty if this account may not list nodes."""
     try:
         nodes, _ = await api.list("/api/v1/nodes", "list nodes")
     except ClusterError as error:
@@ -151,7 +151,7 @@ async def _fleet(api: KubeApi, service: ServiceStatus, pods: tuple[PodStatus, ..
     heads = (each for each in pods if each.kind == "head" and each.ray_cluster == service.ray_cluster)
     head = next((each for each in heads if each.phase == "Running"), None)
     if head is None:
-        return None, f"no head pod of {service.name} runs"
+        return None, f"no head pod of {service.name} is running"
     try:
         printed = await api.run(head.name, HEAD_CONTAINER, TELL_FLEET, f"run a command in pod {head.name}")
         fleet = json.loads(printed)

@@ -1,7 +1,7 @@
-"""What `helm uninstall` does first: takes the release's Ray services away, while there is an operator to do it.
+"""First step of `helm uninstall`: deletes the release's RayServices while the operator is still running.
 
-KubeRay holds a RayService by a finalizer until its Ray clusters are gone. Helm deletes objects in an order of its own,
-and an operator of the same release among the first: the RayService would then wait for ever, and its pods serve on.
+KubeRay holds a RayService by a finalizer until its Ray clusters are gone. Helm deletes an operator of the same release
+early: the RayService would then never be deleted, and its pods would keep running.
 """
 
 import argparse
@@ -18,15 +18,15 @@ from peagle.errors import ClusterError, PeagleError
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-# In the order in which they are waited for; what owns an object comes before it.
+# In the order in which they are awaited; owners come before their dependents.
 RAY = "/apis/ray.io/v1/namespaces/{namespace}/{kind}"
 OWNERS = ("rayservices", "rayclusters")
 
 
 async def remove(api: KubeApi, release: str, timeout_s: float) -> list[str]:
-    """Delete the release's Ray services and the pod of its test; return what is left of them after `timeout_s`.
+    """Delete the release's RayServices and test pod; return the objects that remain after `timeout_s`.
 
-    Raises ClusterError where the API refuses, or does not answer.
+    Raises ClusterError if the API refuses or does not answer.
     """
     query = {"labelSelector": f"{INSTANCE}={release}"}
     pods = f"/api/v1/namespaces/{api.namespace}/pods"
@@ -49,7 +49,7 @@ async def remove(api: KubeApi, release: str, timeout_s: float) -> list[str]:
 
 
 async def _left(api: KubeApi, pods: str, query: dict[str, str]) -> list[str]:
-    """Names of the Ray services, Ray clusters and Ray pods that are still there."""
+    """Return the names of the remaining RayServices, RayClusters and Ray pods."""
     paths = [RAY.format(namespace=api.namespace, kind=kind) for kind in OWNERS]
     ray_pods = {"labelSelector": f"{query['labelSelector']},ray.io/cluster"}
     found = [*((path, query) for path in paths), (pods, ray_pods)]
@@ -64,15 +64,15 @@ async def _run(release: str, namespace: str, timeout_s: float) -> int:
     async with connect(namespace=namespace) as api:
         left = await remove(api, release, timeout_s)
     if not left:
-        logger.info("No Ray service, Ray cluster or Ray pod of release %s is left", release)
+        logger.info("No RayService, RayCluster or Ray pod of release %s is left", release)
         return 0
-    # Pods that are still finishing their last requests need no operator any more.
+    # Pods that are still finishing their last requests no longer need the operator.
     logger.warning("Still there after %.0f s: %s", timeout_s, ", ".join(left))
     return 0 if all(each.startswith("pod ") for each in left) else 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Remove, as the command line says; return the exit status."""
+    """Remove the release given on the command line; return the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(prog="python -m peagle.cluster.remove", description=__doc__)
     parser.add_argument("--release", required=True)

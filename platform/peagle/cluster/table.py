@@ -15,12 +15,12 @@ PIPE_COLUMNS = 160
 
 
 def console() -> Console:
-    # A pipe has no width of its own, and cut rows are hard to search.
+    # A pipe has no width, and truncated rows are hard to search.
     return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
 
 
 def print_checks(checks: Sequence[Check]) -> None:
-    """Each check with its outcome and fix, then their count."""
+    """Print each check with its outcome and fix, then their count."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("", "check", "found", "fix"):
         table.add_column(heading, overflow="fold")
@@ -34,10 +34,10 @@ def print_checks(checks: Sequence[Check]) -> None:
 
 
 def print_status(status: ReleaseStatus) -> None:
-    """RayServices, pods and replicas, each with what is wrong."""
+    """Print RayServices, pods and replicas, each with its problems."""
     screen = console()
     for service in status.services:
-        held = ", ".join(service.conditions) or "no condition holds"
+        held = ", ".join(service.conditions) or "no condition is true"
         parts = ", ".join(f"{name} {state.lower()}" for name, state in service.deployments.items())
         screen.print(
             f"{escape(service.name)}: {escape(held)} · {escape(parts or 'no deployment yet')}", highlight=False
@@ -53,9 +53,9 @@ def print_status(status: ReleaseStatus) -> None:
         table.add_row(*map(escape, cells))
     screen.print(table)
     if status.fleet is None:
-        screen.print(f"Replicas cannot be asked: {escape(status.fleet_problem)}", highlight=False)
+        screen.print(f"Replicas cannot be read: {escape(status.fleet_problem)}", highlight=False)
         return
-    table = Table(title="Replicas", title_justify="left", caption="K: asked for / effective")
+    table = Table(title="Replicas", title_justify="left", caption="K: requested / effective")
     for heading in ("model", "replica", "node", "state", "K", "AL", "running", "waiting"):
         table.add_column(heading, overflow="fold")
     for model in status.fleet["models"]:

@@ -1,7 +1,7 @@
-"""A collection of the Kubernetes API, kept as it is by one list and an unending watch.
+"""A local copy of a Kubernetes collection, kept current by one list and a continuous watch.
 
-The official informers retry a refused watch without a pause and a refused list with a traceback, and cannot notice a
-connection that has silently died.
+The official informers retry a refused watch without a pause and a refused list with a traceback, and cannot detect a
+silently broken connection.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from peagle.errors import ClusterError
 
 logger = logging.getLogger(__name__)
 
-# The API ends a watch after the first; a connection without a byte for the second is taken for dead. Going on where a
-# watch ended costs one small request.
+# The API ends a watch after the first time; a connection without a byte for the second counts as dead. Resuming a watch
+# costs one small request.
 WATCH_S, SILENCE_S = 10, 15.0
 PAUSES_S = (0.0, 0.25, 0.5, 1.0, 2.0)
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Collection(Generic[T]):
-    """What to watch. `parse` returns None for an object of no interest."""
+    """A watched collection. `parse` returns None for objects to ignore."""
 
     name: str
     path: str
@@ -52,14 +52,14 @@ class Watch(Generic[T]):
         self.objects: dict[str, T] = {}
 
     async def load(self) -> None:
-        """List the collection anew. Raises ClusterError where it could not be listed."""
+        """List the collection again. Raises ClusterError if it cannot be listed."""
         items, version = await self._api.list(self._collection.path, self._action, self._collection.query)
         self.objects = {key_of(item): parsed for item in items if (parsed := self._parsed(item)) is not None}
         self._version = version
         self._changed.set()
 
     async def run(self) -> NoReturn:
-        """Follow the collection for ever: the API may restart, forget, refuse or go away meanwhile."""
+        """Follow the collection forever, across restarts, expired versions, refusals and outages of the API."""
         failures = 0
         while True:
             await self._sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
@@ -68,18 +68,18 @@ class Watch(Generic[T]):
                     await self.load()
                 began_s = self._now_s()
                 events = await self._follow()
-                # An API that ends every watch at once is no better than one that refuses.
+                # An API that ends every watch at once counts as refusing.
                 failures = 0 if events or self._now_s() - began_s > 1.0 else failures + 1
             except ClusterError as error:
                 failures += 1
                 if error.status == 410:
                     self._version = None
-                # A connection that ends is everyday; said from the second time on, and then now and then.
+                # A connection that ends is normal; it is logged from the second failure on, at growing intervals.
                 if failures in (2, 5) or failures % 100 == 0:
                     logger.warning("%s (attempt %d)", error, failures)
 
     async def _follow(self) -> int:
-        """Apply events until the API ends the watch, as it does now and then; return how many came."""
+        """Apply events until the API ends the watch, as it does regularly; return their number."""
         events = 0
         query = {
             **self._collection.query,
@@ -101,11 +101,11 @@ class Watch(Generic[T]):
         return events
 
     def _parsed(self, item: Json) -> T | None:
-        """Return what `parse` makes of an object; None for one that has another shape than its kind."""
+        """Return the parsed object; None if its shape does not match its kind."""
         try:
             return self._collection.parse(item)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            logger.warning("%s: %s is passed over: %r", self._action, key_of(item), error)
+            logger.warning("%s: %s is ignored: %r", self._action, key_of(item), error)
             return None
 
 

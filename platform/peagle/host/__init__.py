@@ -1,1 +1,1 @@
-"""This machine: its terminal, ports, processes, cores, memory and folders."""
+"""This machine: terminal, ports, processes, cores, memory and folders."""

@@ -1,10 +1,10 @@
-"""What an IP address says of where it leads."""
+"""Checks of IP addresses."""
 
 import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the IP address `host` is the machine's own, by which no other can reach it; a name is none."""
+    """Whether `host` is a loopback IP address; a host name is not."""
     if not is_address(host):
         return False
     address = ipaddress.ip_address(host)
@@ -13,7 +13,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_address(host: str) -> bool:
-    """Whether `host` is an IP address, and no name."""
+    """Whether `host` is an IP address rather than a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Which CPU cores a replica computes on, so that replicas on one machine do not fight over the same core.
+"""CPU cores of a replica, so that replicas on one machine do not compete for the same core.
 
-vLLM's CPU worker left alone takes every core but the last, from the first core up, in every replica alike. A replica
-here claims whole cores by locking one file per core; the kernel drops the locks when the process ends, however it ends.
+By default, vLLM's CPU worker uses every core except the last, the same ones in every replica. Here, a replica claims
+whole cores by locking one file per core; the kernel releases the locks when the process ends, however it ends.
 """
 
 import fcntl
@@ -10,20 +10,20 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-# Open for as long as the process lives: closing a file would give its core back.
+# Open for the life of the process: closing a file would release its core.
 _held: list[int] = []
 
 
 def lock_folder() -> Path:
-    """Where this user's core locks are, on this machine or in this container."""
+    """Return the folder of this user's core locks on this machine or in this container."""
     return Path(tempfile.gettempdir()) / f"peagle-cores-{os.getuid()}"
 
 
 def claim_cores(count: int, cores: Iterable[int] | None = None, folder: Path | None = None) -> tuple[int, ...]:
-    """Claim up to `count` cores of `cores` (all that this process may use) that no other replica holds.
+    """Claim up to `count` of `cores` (default: all usable cores) that no other replica holds.
 
     Returns:
-        The claimed cores, in order; empty where none is free.
+        The claimed cores, in order; empty if none is free.
     """
     folder = folder or lock_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -43,9 +43,9 @@ def claim_cores(count: int, cores: Iterable[int] | None = None, folder: Path | N
 
 
 def bind_to_cores(count: int) -> None:
-    """Tell vLLM's CPU worker which cores are its own; an operator's own setting wins."""
+    """Bind vLLM's CPU worker to claimed cores; an operator's own setting takes precedence."""
     if "VLLM_CPU_OMP_THREADS_BIND" in os.environ:
         return
     cores = claim_cores(max(1, count))
-    # With every core taken, threads that float share them more evenly than threads pinned to one busy core.
+    # If every core is taken, unpinned threads share cores more evenly than threads pinned to one busy core.
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores)) if cores else "nobind"

@@ -1,4 +1,4 @@
-"""What this machine, or the container that this runs in, leaves its processes: memory and cores."""
+"""Memory and cores available to processes on this machine or in this container."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def available_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
-    """Memory that new processes may take: what the kernel says is available, within the container's limit."""
+    """Return the memory available to new processes, within the container's limit."""
     available = _memory(proc, "MemAvailable")
     try:
         limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
@@ -19,7 +19,7 @@ def available_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
 
 
 def memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
-    """All memory of the machine, or the container's limit where that is less."""
+    """Return the machine's total memory, or the container's limit if lower."""
     total = _memory(proc, "MemTotal")
     try:
         return min(total, int((cgroup / "memory.max").read_text(encoding="ascii")))
@@ -28,7 +28,7 @@ def memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
 
 
 def core_count(cgroup: Path = CGROUP) -> float:
-    """Cores that this process may use, or the container's quota where that is less: it may be a fraction."""
+    """Return the cores that this process may use, or the container's quota if lower; may be fractional."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota_us, period_us = map(int, (cgroup / "cpu.max").read_text(encoding="ascii").split())
@@ -43,6 +43,8 @@ def _memory(proc: Path, name: str) -> int:
 
 
 def _inactive_cache_bytes(stat: str) -> int:
-    """File pages that the kernel gives up first: used, as a container counts, but free for whoever asks (as the kubelet
-    works out a working set)."""
+    """Return the inactive file pages: counted as used by a container, but reclaimable.
+
+    The kubelet subtracts them from a working set in the same way.
+    """
     return sum(int(size) for name, size in (line.split() for line in stat.splitlines()) if name == "inactive_file")

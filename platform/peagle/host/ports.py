@@ -1,4 +1,4 @@
-"""Ports for what starts later."""
+"""Free ports for servers that start later."""
 
 import random
 import socket
@@ -8,11 +8,11 @@ from peagle.errors import StartupError
 
 HOST = "127.0.0.1"
 PORTS = range(20_000, 30_000)
-"""Below those that systems hand out to whoever asks for any, between Ray's for workers and Serve's for ingress."""
+"""Ports below the ephemeral range, between Ray's worker ports and Serve's ingress ports."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports that nobody has now, nor gets by chance while a model loads. Raises StartupError where they lack."""
+    """Return `count` free ports outside the ephemeral range. Raises StartupError if there are too few."""
     found: list[int] = []
     with ExitStack() as held:
         for port in random.sample(PORTS, len(PORTS)):
@@ -24,4 +24,4 @@ def free_ports(count: int) -> list[int]:
             found.append(port)
             if len(found) == count:
                 return found
-    raise StartupError(f"no {count} ports are free from {PORTS.start} to {PORTS.stop - 1}", "End what has taken them.")
+    raise StartupError(f"no {count} free ports from {PORTS.start} to {PORTS.stop - 1}", "Stop programs that use them.")

@@ -1,4 +1,4 @@
-"""Leaves no process behind: finds every descendant of this process, however deep, and ends it."""
+"""Ends every descendant of this process, however deep, so that none is left behind."""
 
 import ctypes
 import multiprocessing
@@ -14,21 +14,21 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def adopt_orphans() -> None:
-    """Have the kernel hand this process every descendant whose own parent ends, so that none slips away (Linux)."""
+    """Make this process the kernel's subreaper: orphaned descendants become its children (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_with_parent() -> None:
-    """Have the kernel ask this process to end when its parent has, however that ends (Linux)."""
+    """Make the kernel send this process a stop signal when its parent ends, however it ends (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def end_after_parent() -> None:
-    """Kill this process once the one that started it by `multiprocessing` has ended; nothing in any other process.
+    """Kill this process once its `multiprocessing` parent has ended; does nothing in other processes.
 
-    Unlike the kernel's own signal, this does not come where only the thread has ended that started the process.
+    Unlike the kernel's signal, it ignores the end of the thread that started the process.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -42,7 +42,7 @@ def end_after_parent() -> None:
 
 
 def descendants() -> list[psutil.Process]:
-    """Every process below this one that still runs; ended children are reaped on the way."""
+    """Return every running process below this one; ended children are reaped."""
     return [process for process in psutil.Process().children(recursive=True) if not _reap(process)]
 
 
@@ -58,7 +58,10 @@ def _reap(process: psutil.Process) -> bool:
 
 
 def end_descendants(patience_s: float, poll_s: float = 0.1) -> int:
-    """Wait `patience_s` for all descendants to end, ask them to, wait again, and force the rest; return how many."""
+    """End all descendants and return the number killed.
+
+    Waits `patience_s` for them to end, sends them SIGTERM, waits again, and kills the rest.
+    """
     for ask in (None, signal.SIGTERM):
         if ask is not None:
             send(descendants(), ask)

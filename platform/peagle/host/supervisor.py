@@ -1,7 +1,7 @@
-"""A small process above a large one, so that however the large one ends, nothing that it had started stays.
+"""A small supervisor process that cleans up after its child, however the child ends.
 
-A library may end its process without a word, as Ray does where its GCS is gone, and no handler of the process itself
-runs then. The process above has none of these libraries.
+A library may end its process abruptly, as Ray does when its GCS is lost, and no handler of the process runs then. The
+supervisor uses none of these libraries.
 """
 
 import os
@@ -14,23 +14,23 @@ from peagle.host import processes
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAME_STOP_S = 1.0
-"""Signals that come within this time are one request to stop: terminals and service managers may send both kinds."""
+"""Seconds within which signals count as one stop request: terminals and service managers may send several."""
 FORCED_S = 5.0
-"""How long a process that is told to stop at once may take to do so."""
+"""Seconds that a process may take after a request to stop at once."""
 PATIENCE_S = 2.0
-"""How long what is left gets to end by itself, and again once it is asked to."""
+"""Seconds for remaining processes to end by themselves, and again after SIGTERM."""
 _POLL_S = 0.5
 
 
 def supervise(name: str) -> None:
-    """Go on as the child of a supervisor, which ends with this process's status once nothing below is left (Linux).
+    """Continue as the child of a supervisor, which exits with the child's status once no process is left (Linux).
 
-    Requests to stop are for the supervisor, which passes them on: the child has a process group of its own, so a
-    terminal's Ctrl-C comes once. A supervisor that is killed has the child asked to stop. Call it while the process
-    has one thread.
+    The supervisor receives stop requests and passes them on: the child has its own process group, so a terminal's
+    Ctrl-C arrives once. If the supervisor is killed, the child receives a stop signal. Call it while the process has
+    only one thread.
 
     Args:
-        name: What the supervisor calls the child where it tells of an end that nobody asked for.
+        name: Name of the child in the message about an unexpected end.
     """
     if sys.platform != "linux":
         return
@@ -42,24 +42,24 @@ def supervise(name: str) -> None:
     os.setpgid(0, 0)
     processes.end_with_parent()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    if os.getppid() != supervisor:  # it was killed before the kernel could be asked to tell
+    if os.getppid() != supervisor:  # it was killed before the kernel's parent death signal was set
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _supervise(name: str, child: int) -> None:
-    """Pass requests to stop on until `child` has ended; then end what is left, and end with its status."""
+    """Pass stop requests on until `child` has ended; then end remaining processes and exit with its status."""
     asked, status = _wait(child)
     processes.end_descendants(PATIENCE_S)
     code = os.waitstatus_to_exitcode(status)
     if code < 0 and not asked:
         how = signal.Signals(-code).name
-        print(f"peagle: {name} was ended by {how}, and all that it had started with it.", file=sys.stderr, flush=True)
-    # At once: what runs at an exit is the child's.
+        print(f"peagle: {name} was ended by {how}; its processes were stopped.", file=sys.stderr, flush=True)
+    # Without exit handlers, which belong to the child.
     os._exit(code if code >= 0 else 128 - code)
 
 
 def _wait(child: int) -> tuple[bool, int]:
-    """Wait for the child's end; return whether it was asked to stop, and its status."""
+    """Wait for the child to end; return whether a stop was requested, and its status."""
     asked_at_s, requests, force_at_s = -SAME_STOP_S, 0, None
     while True:
         received = signal.sigtimedwait({*STOP_SIGNALS, signal.SIGCHLD}, _POLL_S)
@@ -79,7 +79,7 @@ def _wait(child: int) -> tuple[bool, int]:
 
 
 def _ended() -> Iterator[tuple[int, int]]:
-    """Reap what has ended: the child, and orphans that it left."""
+    """Reap ended processes: the child and its orphans."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

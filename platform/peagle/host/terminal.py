@@ -1,4 +1,4 @@
-"""What the operator sees: our few lines on the terminal, everything else in a file."""
+"""Terminal output: the platform's own lines on the terminal, everything else in a log file."""
 
 import contextlib
 import os
@@ -17,24 +17,24 @@ from rich.status import Status
 from peagle.errors import StartupError
 
 LOG_BYTES_MAX = 64 * 2**20
-"""Of a log; what is before that is kept once more, as `NAME.1`, and what is before that is not."""
+"""Largest log in bytes; a larger log is moved to `NAME.1`, which replaces the former one."""
 _LOOK_S = 5.0
 
-_STATE_FIX = "Set XDG_STATE_HOME to a folder that you may write"
+_STATE_FIX = "Set XDG_STATE_HOME to a writable folder"
 
 
 def log_path(port: int) -> Path:
-    """The file that takes Ray's and vLLM's logs; every start on that port writes it anew, and it stays bounded."""
+    """Return the file for Ray's and vLLM's logs; every start on that port overwrites it, and its size is bounded."""
     return _state() / f"serve-{port}.log"
 
 
 def former(log: Path) -> Path:
-    """Where the part of a log goes that was written before it became too large."""
+    """Return the file that an oversized log is moved to."""
     return log.with_name(f"{log.name}.1")
 
 
 def agents_path(port: int) -> Path:
-    """The file that tells Prometheus where Ray's agents are, while a server runs on that port."""
+    """Return the file with the addresses of Ray's agents for Prometheus, while a server runs on that port."""
     return _state() / f"agents-{port}.json"
 
 
@@ -47,13 +47,13 @@ def _state() -> Path:
 
 
 class Terminal:
-    """Keeps the terminal for our own lines: while entered, everything else that is printed goes to the log."""
+    """Keeps the terminal for the platform's lines: while entered, all other output goes to the log."""
 
     def __init__(self, log: Path, log_bytes_max: int = LOG_BYTES_MAX, look_s: float = _LOOK_S) -> None:
         """Args:
-        log: The file, which is begun anew.
-        log_bytes_max: How large it may grow, but for what comes within `look_s`.
-        look_s: How often its size is looked at, in seconds.
+        log: The file, which is overwritten.
+        log_bytes_max: Size limit, checked every `look_s`.
+        look_s: Interval between checks of its size, in seconds.
         """
         self.log = log
         self._bounds, self._done = (log_bytes_max, look_s), threading.Event()
@@ -66,7 +66,7 @@ class Terminal:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             self.log.write_bytes(b"")
             former(self.log).unlink(missing_ok=True)
-            # Whoever writes does so at the end, wherever that is: children have the descriptor, too.
+            # Appending writes at the current end: child processes share the descriptor.
             opened = self.log.open("ab")
         except OSError as error:
             raise StartupError(f"the log {self.log} cannot be written ({error.strerror})", _STATE_FIX) from None
@@ -86,7 +86,7 @@ class Terminal:
     def _keep_bounded(self) -> None:
         log_bytes_max, look_s = self._bounds
         while not self._done.wait(look_s):
-            with contextlib.suppress(OSError):  # a full disk, or somebody has taken the file away
+            with contextlib.suppress(OSError):  # a full disk, or the file was removed
                 if self.log.stat().st_size > log_bytes_max:
                     shutil.copyfile(self.log, former(self.log))
                     os.truncate(self.log, 0)
@@ -107,7 +107,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def stage(self, title: str) -> Iterator["Stage"]:
-        """Show one step with its seconds: a spinner while it runs on a terminal, a line when it is done."""
+        """Show one step with its duration: a spinner while it runs on a terminal, a line when it is done."""
         stage = Stage(title, self.console)
         try:
             yield stage
@@ -122,7 +122,7 @@ class Stage:
 
     def __init__(self, title: str, console: Console) -> None:
         self._title, self._detail, self._console = title, "", console
-        # Rich's clock, so that tests and recordings can turn it.
+        # Rich's clock, so that tests and recordings can set it.
         self._start_s = console.get_time()
         self._status: Status | None = None
         if console.is_terminal:
@@ -136,7 +136,7 @@ class Stage:
         return self._console.get_time() - self._start_s
 
     def detail(self, detail: str) -> None:
-        """Say how far it is."""
+        """Show the step's progress."""
         self._detail = detail
         if self._status is not None:
             self._status.update(f"{escape(self._title)}: {escape(detail)}  [dim]{self.elapsed_s:.0f} s[/dim]")

@@ -1,1 +1,1 @@
-"""Looking at a running server: traffic to look at, Prometheus and Grafana beside it, dashboards as pictures."""
+"""Observing a running server: test load, Prometheus and Grafana, dashboards as pictures."""

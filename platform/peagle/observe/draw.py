@@ -1,4 +1,4 @@
-"""Draws a panel of a dashboard from Prometheus' answers, by the JSON that Grafana reads."""
+"""Draws a dashboard panel from Prometheus' answers and the panel's Grafana JSON."""
 
 import math
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from peagle.observe.prometheus import Answer, Line, Span
 
 LINES_MAX = 12
 SPARSE_MAX = 4
-"""Samples up to which each has a dot: a line through one of them is not to be seen."""
+"""Most samples drawn with dots: a line through a single sample would be invisible."""
 _SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def shown(value: float, unit: str) -> str:
-    """A value in its unit, as short as Grafana would have it."""
+    """Return a value with its unit, as short as Grafana shows it."""
     if not math.isfinite(value):
         return "-"
     match unit:
@@ -63,7 +63,7 @@ def draw(axes: Axes, panel: dict[str, Any], answers: Sequence[Answer], span: Spa
 
 
 def colour_of(panel: dict[str, Any], value: float) -> str:
-    """The colour of the highest threshold that `value` has reached; black below all."""
+    """Return the colour of the highest threshold that `value` reaches; black below all."""
     reached = [step["color"] for step in _steps(panel) if value >= step["value"]]
     return str(reached[-1]) if reached else "black"
 
@@ -91,7 +91,7 @@ def _curves(axes: Axes, panel: dict[str, Any], lines: Sequence[Line], unit: str,
     stacked = custom.get("stacking", {}).get("mode") == "normal"
     if stacked:
         grid = np.arange(span.start_s, span.end_s + span.step_s / 2, span.step_s)
-        # A sample speaks for the time before it, and so shows where it is the only one.
+        # A step ends at its sample, so that a single sample is visible.
         axes.stackplot(
             _dates(grid),
             [_on(line, grid) for line in lines],
@@ -128,7 +128,7 @@ def _heat(axes: Axes, lines: Sequence[Line], span: Span) -> None:
 
 
 def by_bucket(lines: Sequence[Line]) -> list[Line]:
-    """Counts of each bucket alone, from counts of each and all below it; what is in none of the bounds stays out."""
+    """Return counts per bucket from cumulative counts, without the infinite bucket."""
     ordered = sorted((line for line in lines if line.name != "+Inf"), key=lambda line: _rank(line.name))
     alone = []
     below: dict[float, float] = {}
@@ -139,7 +139,7 @@ def by_bucket(lines: Sequence[Line]) -> list[Line]:
 
 
 def _on(line: Line, grid: Any) -> Any:
-    """The samples of a series at the times of `grid`; 0 where it has none."""
+    """Return a series' samples at the times of `grid`; 0 where it has none."""
     values = np.zeros(len(grid))
     for at, value in line.points:
         index = round((at - grid[0]) / (grid[1] - grid[0])) if len(grid) > 1 else 0

@@ -1,4 +1,4 @@
-"""`peagle dashboards preview`: every panel of every dashboard, drawn from what Prometheus answers now."""
+"""`peagle dashboards preview`: every panel of every dashboard, drawn with current data from Prometheus."""
 
 import html
 import io
@@ -48,18 +48,18 @@ Boards = Sequence[tuple[dict[str, Any], Sequence[Drawn]]]
 
 
 def read_boards(folder: Path) -> list[dict[str, Any]]:
-    """The dashboards in `folder`. Raises ConfigError where there is none."""
+    """Return the dashboards in `folder`. Raises ConfigError if there are none."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
     boards = [each for each in found if isinstance(each, dict) and {"uid", "title", "panels"} <= each.keys()]
     if not boards:
         raise ConfigError(
-            "--dashboards", str(folder), "it holds none", "Name dashboards/generated of peagle's repository."
+            "--dashboards", str(folder), "it has no dashboards", "Name dashboards/generated of peagle's repository."
         )
     return sorted(boards, key=lambda board: (board["uid"] != FIRST, board["title"]))
 
 
 def ask(board: dict[str, Any], prometheus: Prometheus, span: Span, price: float) -> list[Drawn]:
-    """Ask every query of every panel; rows come along without an answer."""
+    """Run every query of every panel; rows are kept without an answer."""
 
     def answers(panel: dict[str, Any]) -> Iterator[Answer]:
         question = prometheus.now if panel["type"] in INSTANT else prometheus.over
@@ -71,7 +71,7 @@ def ask(board: dict[str, Any], prometheus: Prometheus, span: Span, price: float)
 
 
 def png(boards: Boards, span: Span) -> bytes:
-    """One picture of all dashboards, one below the other."""
+    """Return one picture of all dashboards, one below the other."""
     heights = [max(each.panel["gridPos"]["y"] + each.panel["gridPos"]["h"] for each in panels) for _, panels in boards]
     total = sum(heights) + 2 * len(heights)
     figure = Figure(figsize=(COLUMNS * UNIT_INCHES, total * UNIT_INCHES), dpi=WIDTH_PX / (COLUMNS * UNIT_INCHES))
@@ -95,7 +95,7 @@ def png(boards: Boards, span: Span) -> bytes:
 
 
 def page(boards: Boards, span: Span) -> str:
-    """One HTML page of all dashboards, each panel a picture of its own that can be enlarged."""
+    """Return one HTML page of all dashboards, with each panel as a picture that can be enlarged."""
     parts = [f"<!doctype html><meta charset='utf-8'><title>peagle dashboards</title><style>{STYLE}</style>"]
     for board, panels in boards:
         parts.append(f"<h2>{html.escape(board['title'])}</h2><p>{html.escape(board['description'])}</p><section>")
@@ -111,7 +111,7 @@ def _figure(each: Drawn, span: Span) -> str:
     figure = Figure(figsize=(place["w"] * UNIT_INCHES, place["h"] * UNIT_INCHES * 0.8), layout="tight")
     draw(figure.add_subplot(), panel, each.answers, span)
     sink = io.StringIO()
-    # Without a salt of its own the parts of one picture would be named like those of another on the same page.
+    # Without its own salt, element ids of one picture would clash with those of another on the same page.
     with matplotlib.rc_context({"svg.hashsalt": str(panel["id"]) + panel["title"]}):
         figure.savefig(sink, format="svg")
     picture = sink.getvalue()

@@ -1,4 +1,4 @@
-"""What Prometheus answers to a dashboard's queries."""
+"""Prometheus' answers to a dashboard's queries."""
 
 import math
 import re
@@ -17,20 +17,20 @@ _LABEL = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One series of an answer: what the legend calls it, and (Unix seconds, value) of each sample."""
+    """One series of an answer: its legend, and (Unix seconds, value) of each sample."""
 
     name: str
     points: tuple[tuple[float, float], ...]
 
     @property
     def has_value(self) -> bool:
-        """Whether there is anything to draw: a ratio of nothing to nothing is an answer, and no number."""
+        """Whether there is a value to draw: a ratio of zero to zero is NaN."""
         return any(math.isfinite(value) for _, value in self.points)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All series of one query; `problem` is why Prometheus refused it."""
+    """All series of one query; `problem` is Prometheus' reason for refusing it."""
 
     lines: tuple[Line, ...] = ()
     problem: str | None = None
@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The time that a picture shows: Unix seconds, and the distance of its samples."""
+    """Time range of a picture: Unix seconds, and the step between samples."""
 
     start_s: float
     end_s: float
@@ -51,25 +51,25 @@ class Span:
 
     @property
     def window(self) -> str:
-        """What Grafana would put in for `$__rate_interval`: at least four scrapes, 15 s apart as the chart has them."""
+        """Value of Grafana's `$__rate_interval`: at least four scrapes, which the chart sets 15 s apart."""
         return f"{max(60, round(self.step_s * 4))}s"
 
 
 def filled_in(expr: str, span: Span, variables: Mapping[str, str]) -> str:
-    """`expr` with Grafana's variables filled in; those that are not named stand for everything."""
+    """Return `expr` with Grafana's variables filled in; variables that are not given match everything."""
     expr = expr.replace("$__rate_interval", span.window)
     return re.sub(r"\$([a-z]+)", lambda found: variables.get(found[1], ".*"), expr)
 
 
 def legend(form: str, labels: Mapping[str, str]) -> str:
-    """The name of a series, as Grafana makes it of `form`."""
+    """Return the name of a series, as Grafana formats it with `form`."""
     if form == "__auto":
         return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()) if name != "__name__")
     return _LABEL.sub(lambda found: labels.get(found[1], ""), form).strip()
 
 
 class Prometheus:
-    """Asks the Prometheus at `url`, while this is entered. Raises StartupError where nothing answers there."""
+    """Client of the Prometheus at `url`, while entered. Raises StartupError if it does not answer."""
 
     def __init__(self, url: str) -> None:
         self._client = httpx.Client(base_url=url.rstrip("/"), timeout=30.0, trust_env=heeds_proxies(url))
@@ -81,12 +81,12 @@ class Prometheus:
         self._client.close()
 
     def over(self, expr: str, form: str, span: Span) -> Answer:
-        """Every series of `expr` over `span`."""
+        """Return every series of `expr` over `span`."""
         asked = {"query": expr, "start": span.start_s, "end": span.end_s, "step": span.step_s}
         return self._answer("query_range", asked, form)
 
     def now(self, expr: str, form: str, span: Span) -> Answer:
-        """Every series of `expr` at the end of `span`."""
+        """Return every series of `expr` at the end of `span`."""
         return self._answer("query", {"query": expr, "time": span.end_s}, form)
 
     def _answer(self, path: str, asked: Mapping[str, Any], form: str) -> Answer:

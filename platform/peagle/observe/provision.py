@@ -1,4 +1,4 @@
-"""What Prometheus and Grafana are told, so that they come up with rules, data source and dashboards in place."""
+"""Configuration of Prometheus and Grafana with rules, data source and dashboards."""
 
 import json
 from pathlib import Path
@@ -9,13 +9,13 @@ import yaml
 
 from peagle.host.terminal import agents_path
 
-# Longer than a scrape waits for a replica (api.probe_timeout_s): Prometheus gives up after as long.
+# Longer than a scrape waits for a replica (api.probe_timeout_s), because Prometheus gives up after this time.
 SCRAPE_S = 10
 UID = "prometheus"
 
 
 def prometheus_config(url: str, rules: list[Path]) -> dict[str, Any]:
-    """Prometheus' configuration for the server at `url`, Ray's agents behind it, and the rule files `rules`."""
+    """Return Prometheus' configuration for the server at `url`, Ray's agents behind it, and the rule files `rules`."""
     server = urlsplit(url)
     port = server.port or {"https": 443}.get(server.scheme, 80)
     host = f"[{server.hostname}]" if ":" in (server.hostname or "") else server.hostname
@@ -39,7 +39,7 @@ def write_prometheus(folder: Path, url: str, rules: list[Path]) -> Path:
 
 
 def write_grafana(folder: Path, prometheus: str, dashboards: Path) -> dict[str, str]:
-    """Write Grafana's data source and dashboards into `folder`; return the environment that it starts with."""
+    """Write Grafana's data source and dashboards into `folder`; return the environment for its start."""
     source = {"name": "Prometheus", "type": "prometheus", "uid": UID, "url": prometheus, "isDefault": True}
     options = {"path": str(dashboards.resolve())}
     files = {
@@ -49,7 +49,7 @@ def write_grafana(folder: Path, prometheus: str, dashboards: Path) -> dict[str, 
     for kind, content in files.items():
         path = folder / "provisioning" / kind / "peagle.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
-        # JSON is YAML.
+        # JSON is valid YAML.
         path.write_text(json.dumps(content), encoding="utf-8")
     return {
         "GF_PATHS_PROVISIONING": str(folder / "provisioning"),

@@ -1,4 +1,4 @@
-"""`peagle load`: requests at random times, so many each second on average, as clients send them."""
+"""`peagle load`: requests at random times with a given mean rate."""
 
 import asyncio
 import json
@@ -19,13 +19,13 @@ from peagle.client.server_url import base_url, heeds_proxies
 from peagle.errors import ConfigError
 
 OPEN_MAX = 512
-"""Requests open at once; beyond them the next ones wait, so that a server that hangs does not exhaust this machine."""
+"""Most concurrent requests; further requests wait, so that a hanging server does not exhaust this machine."""
 TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One request as its client saw it; `status` is 0 where no answer came. `ttft_s` is None before a first token."""
+    """One request as seen by its client; `status` is 0 without an answer, `ttft_s` None without a first token."""
 
     status: int
     seconds: float
@@ -35,7 +35,7 @@ class Sent:
 
 
 def arrivals(rates: Sequence[float], seconds: float, seed: int) -> list[float]:
-    """Times of requests: `seconds` at each of `rates` in turn, at random moments, the same for the same seed."""
+    """Return the request times: `seconds` at each of `rates` in turn, random but fixed by `seed`."""
     chance, times = random.Random(seed), []
     for index, rate in enumerate(rates):
         now_s, end_s = index * seconds, (index + 1) * seconds
@@ -45,7 +45,7 @@ def arrivals(rates: Sequence[float], seconds: float, seed: int) -> list[float]:
 
 
 async def send_all(client: httpx.AsyncClient, body: dict[str, Any], times: Sequence[float], seed: int) -> list[Sent]:
-    """Send a request at each of `times`, whether or not earlier ones are answered."""
+    """Send a request at each of `times`, without waiting for earlier answers."""
     chance, prompts, places = random.Random(seed), held_out_prompts(), asyncio.Semaphore(OPEN_MAX)
     start = time.monotonic()
 
@@ -77,7 +77,7 @@ async def _send(client: httpx.AsyncClient, body: dict[str, Any]) -> Sent:
 
 
 def summary(sent: Sequence[Sent], seconds: float) -> Table:
-    """Lay out what came of `sent` in `seconds`."""
+    """Return a table of the results of `sent` in `seconds`."""
     table = Table("requests", "answered", "shed", "failed", "TTFT p50", "TTFT p95", "request p50", "tokens/s")
     answered = [each for each in sent if each.status == 200 and each.whole]
     shed = sum(each.status == 429 for each in sent)
@@ -102,11 +102,11 @@ def _at(values: Sequence[float], share: float) -> str:
 def run_load(
     url: str, model: str | None, rates: str, seconds: float, max_tokens: int, temperature: float, seed: int
 ) -> None:
-    """Send the load, then print what came of it.
+    """Send the load, then print the results.
 
     Raises:
-        ConfigError: `rates` is no list of numbers.
-        StartupError: Nothing answers at `url`, it asks for a key, or does not serve `model`.
+        ConfigError: `rates` is not a list of numbers.
+        StartupError: No server answers at `url`, it requires a key, or it does not serve `model`.
     """
     times = arrivals(parse_rates(rates), seconds, seed)
     asyncio.run(_run(base_url(url), model, times, {"max_tokens": max_tokens, "temperature": temperature}, seed))
@@ -124,19 +124,19 @@ async def _run(base: str, model: str | None, times: Sequence[float], asked: dict
         body = {"model": name, **asked, "stream": True, "stream_options": {"include_usage": True}}
         start = time.monotonic()
         sent = await send_all(client, body, times, seed)
-    # A pipe has no width of its own.
+    # A pipe has no width.
     Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(
         summary(sent, max(time.monotonic() - start, 1e-9))
     )
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
-    """Read requests per second, written with commas. Raises ConfigError where they cannot be sent."""
+    """Parse comma-separated requests per second. Raises ConfigError if they are not valid rates."""
     try:
         rates = tuple(float(part) for part in text.split(","))
     except ValueError:
         rates = ()
     if not rates or not all(0 <= rate <= OPEN_MAX for rate in rates):
-        problem = f"it is no list of numbers from 0 to {OPEN_MAX}"
-        raise ConfigError("--per-second", text, problem, "Write them with commas, such as 1,8,2.")
+        problem = f"it is not a list of numbers from 0 to {OPEN_MAX}"
+        raise ConfigError("--per-second", text, problem, "Separate them with commas, such as 1,8,2.")
     return rates

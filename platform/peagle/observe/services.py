@@ -1,4 +1,4 @@
-"""`peagle observe`: Prometheus, and Grafana where the machine has it, on a server that runs, until Ctrl-C."""
+"""`peagle observe`: Prometheus, and Grafana if installed, for a running server, until Ctrl-C."""
 
 import os
 import shutil
@@ -19,33 +19,33 @@ from peagle.observe.provision import write_grafana, write_prometheus
 from peagle.serve.launch.machine_checks import check_port
 
 READY_S, STOP_S = 30.0, 10.0
-# Where `make prometheus` unpacks Debian's.
+# Folder into which `make prometheus` unpacks Debian's package.
 UNPACKED = Path(sys.prefix) / "prometheus" / "usr" / "bin"
 
 
 def run_observe(url: str, folder: Path, prometheus_port: int, grafana_port: int) -> None:
-    """Start them, print their addresses, wait for Ctrl-C or SIGTERM, end them.
+    """Start both, print their URLs, wait for Ctrl-C or SIGTERM, stop them.
 
     Args:
-        url: Where the server listens.
-        folder: What `make dashboards` has written: rules (*.yaml) and dashboards (*.json).
+        url: URL of the server.
+        folder: Output of `make dashboards`: rules (*.yaml) and dashboards (*.json).
         prometheus_port: Port of Prometheus on this machine.
         grafana_port: Port of Grafana on this machine.
 
     Raises:
-        ConfigError: `folder` holds no rules.
-        StartupError: Nothing answers at `url`, there is no Prometheus, or one of them does not start.
+        ConfigError: `folder` has no rules.
+        StartupError: No server answers at `url`, Prometheus is not installed, or one of them does not start.
     """
     rules = sorted(folder.glob("*.yaml"))
     if not rules:
         raise ConfigError(
-            "--dashboards", str(folder), "it holds no rules", "Name dashboards/generated of peagle's repository."
+            "--dashboards", str(folder), "it has no rules", "Name dashboards/generated of peagle's repository."
         )
     base = base_url(url)
     try:
         answer = httpx.get(f"{base}/metrics", timeout=10.0, trust_env=heeds_proxies(base))
         if answer.status_code == httpx.codes.NOT_FOUND:
-            raise StartupError(f"{base} has no /metrics", "Name a peagle server that runs without --no-metrics.")
+            raise StartupError(f"{base} has no /metrics", "Name a peagle server that was started without --no-metrics.")
         answer.raise_for_status()
     except httpx.HTTPError as error:
         raise nothing_answers(base, error) from None
@@ -66,7 +66,10 @@ def run_observe(url: str, folder: Path, prometheus_port: int, grafana_port: int)
             stack.enter_context(Child(command, f"{shown}/api/health", state / "grafana.log", environment))
             print(f"Grafana: {shown}/dashboards", flush=True)
         else:
-            print(f"No Grafana here; as pictures: peagle dashboards preview --prometheus {address}", flush=True)
+            print(
+                f"Grafana is not installed; for pictures run: peagle dashboards preview --prometheus {address}",
+                flush=True,
+            )
         try:
             signal.pause()
         except KeyboardInterrupt:
@@ -80,7 +83,7 @@ def find_prometheus() -> str | None:
 def _prometheus(config: Path, port: int) -> list[str]:
     found = find_prometheus()
     if found is None:
-        raise StartupError("there is no Prometheus on this machine", "Run make prometheus, or install it.")
+        raise StartupError("Prometheus is not installed on this machine", "Run make prometheus, or install it.")
     return [
         found,
         f"--config.file={config}",
@@ -90,15 +93,15 @@ def _prometheus(config: Path, port: int) -> list[str]:
 
 
 def _grafana_home(program: Path) -> Path:
-    """Where Grafana has its own files: a package's place, or beside the program of an unpacked archive."""
+    """Return Grafana's home folder: a package's folder, or the folder of an unpacked archive."""
     packaged = Path("/usr/share/grafana")
     return packaged if packaged.is_dir() else program.resolve().parent.parent
 
 
 class Child:
-    """A program that runs while this is entered; entered once it answers at `ready`.
+    """A program that runs while this is entered; entering waits until it answers at `ready`.
 
-    Raises StartupError where it ends at once, or does not answer in time.
+    Raises StartupError if it ends at once or does not answer in time.
     """
 
     def __init__(self, command: list[str], ready: str, log: Path, environment: dict[str, str] | None = None) -> None:
@@ -131,7 +134,9 @@ class Child:
     def _failure(self) -> StartupError:
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         name = Path(self._command[0]).name
-        return StartupError(f"{name} does not start: {lines[-1] if lines else 'it says nothing'}", "Is its port taken?")
+        return StartupError(
+            f"{name} does not start: {lines[-1] if lines else 'it printed nothing'}", "Is its port taken?"
+        )
 
     def _end(self) -> None:
         self._process.terminate()

@@ -1,1 +1,1 @@
-"""The adapter to Ray: server class, application builder, launcher. It decides nothing about depth or routing."""
+"""The adapter to Ray: server class, application builder, launcher. It holds no depth or routing policy."""

@@ -1,7 +1,7 @@
 """Builds the Serve application from deployment files.
 
-`serve run peagle.serve.app:build_app deployments=deployments/embedded.yaml` and a RayService's `import_path` both take
-`build_app`; its arguments are plain values, so that they can stand in YAML.
+`serve run peagle.serve.app:build_app deployments=deployments/embedded.yaml` and a RayService's `import_path` both use
+`build_app`; its arguments are plain values, so that they can be written in YAML.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,11 +24,11 @@ from peagle.serve.launch.serving_arguments import engine_settings, read_deployme
 from peagle.serve.replica.server import LocalCheckpoint, PeagleServer
 from peagle.serve.routing.router_deployment import bind_router
 
-# Open requests at which one more ingress process is started: each is one Python event loop that relays streams.
+# Open requests per ingress process at which another is started: each is one Python event loop that relays streams.
 INGRESS_TARGET_REQUESTS = 64
 INGRESS_MAX_REQUESTS = 1_000_000
-# One that has died is replaced after the next check, one that says that it is unwell after three: meanwhile requests
-# are sent to it, or wait.
+# A dead process is replaced after the next check, an unhealthy one after three checks; until then requests are still
+# sent to it, or wait.
 HEALTH = {"health_check_period_s": 2.0}
 DRAIN_AWARE = {"request_router_config": {"request_router_class": DRAIN_AWARE_ROUTER}}
 
@@ -40,7 +40,7 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
         args: `deployments`, a list of paths or mappings, or one of them; `api`, the fields of `ApiSettings`.
 
     Raises:
-        ConfigError: An argument or a deployment is wrong, or two deployments have one name.
+        ConfigError: An argument or a deployment is invalid, or two deployments have the same name.
     """
     unknown = sorted(set(args) - {"deployments", "api"})
     if unknown:
@@ -50,9 +50,9 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
 
 
 def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.Application:
-    """Bind one server deployment for each model behind one ingress, and a Router where there is something to decide.
+    """Bind one server deployment per model behind one ingress, and a Router if a decision needs it.
 
-    That is K, a request's replica, or whether a client is within its limits.
+    Decisions are K, a request's replica, and whether a client is within its limits.
     """
     common = {**parting_options(settings), **HEALTH}
     configs = {
@@ -74,8 +74,8 @@ def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.A
         for each in deployments
     }
     ingress = make_fastapi_ingress(PeagleIngress, endpoint_map=ENDPOINTS, app=build_http(settings))
-    # HAProxy chooses among ingress processes itself, and Serve refuses a router for them. So it refuses a HAProxy that
-    # peagle has not set up: that would pass on no address, and every client would be taken for one of this machine.
+    # HAProxy chooses among ingress processes itself, and Serve refuses a router for them. A HAProxy that peagle has not
+    # set up is refused: it would not pass on client addresses, and every client would look like a local one.
     router_options = {} if haproxy.is_in_front() else DRAIN_AWARE
     options = {**ingress_options(deployments, settings), **parting_options(settings), **HEALTH, **router_options}
     return serve.deployment(ingress, name="Ingress", **options).bind(
@@ -87,14 +87,14 @@ def compose(deployments: Sequence[Deployment], settings: ApiSettings) -> serve.A
 
 
 def ingress_options(deployments: Sequence[Deployment], settings: ApiSettings) -> dict[str, Any]:
-    """Serve options of the ingress: it takes whatever comes, and grows with open requests.
+    """Return the ingress's Serve options: it accepts every request, and scales on open requests.
 
-    Requests that nothing can take are refused in it, by each model's own bounds. One that waited for a place in it
-    would not be, and a probe would wait behind it.
+    The ingress refuses excess requests by each model's own limits. A request queued before the ingress could not be
+    refused, and would delay probes behind it.
     """
     return {
         "max_ongoing_requests": INGRESS_MAX_REQUESTS,
-        # What is deployed anew has a new ingress before the old one goes; of models, GPUs may not hold two.
+        # A redeployment starts the new ingress before stopping the old one; GPUs may not have room for two models.
         "max_surge_percent": 100,
         "autoscaling_config": {
             "min_replicas": settings.ingresses,
@@ -105,17 +105,17 @@ def ingress_options(deployments: Sequence[Deployment], settings: ApiSettings) ->
 
 
 def parting_options(settings: ApiSettings) -> dict[str, Any]:
-    """Serve options by which a replica that has to go finishes what it has."""
+    """Return the Serve options that let a stopping replica finish its requests."""
     return {"graceful_shutdown_timeout_s": settings.request_timeout_s}
 
 
 def is_dispatched(deployment: Deployment) -> bool:
-    """Whether there is a choice of replicas, and it is the Router's to inform."""
+    """Whether there is a choice of replicas that needs the Router's snapshots."""
     return deployment.replicas.max > 1 and deployment.routing.policy in POLICIES
 
 
 def routing_options(deployment: Deployment, settings: ApiSettings) -> dict[str, Any]:
-    """Serve options by which a request finds its replica."""
+    """Return the Serve options for request routing."""
     wait = {"replica_wait_s": settings.replica_wait_s}
     if not is_dispatched(deployment):
         return {"request_router_config": {**DRAIN_AWARE["request_router_config"], "request_router_kwargs": wait}}
@@ -127,7 +127,7 @@ def routing_options(deployment: Deployment, settings: ApiSettings) -> dict[str, 
                 **wait,
                 "model": deployment.name,
                 "policy": deployment.routing.policy,
-                # vLLM's default is to keep them.
+                # vLLM's default is to cache prefixes.
                 "caches_prefixes": deployment.engine.get("enable_prefix_caching") is not False,
             },
         }
@@ -137,7 +137,7 @@ def routing_options(deployment: Deployment, settings: ApiSettings) -> dict[str, 
 def llm_config(
     deployment: Deployment, serve_options: Mapping[str, Any] | None = None, settings: ApiSettings | None = None
 ) -> LLMConfig:
-    """Ray Serve LLM's configuration of one deployment; `serve_options` join those that follow from it."""
+    """Return Ray Serve LLM's configuration of one deployment, with `serve_options` added."""
     engine = engine_settings(deployment, settings)
     source = engine.pop("model")
     engine.pop("served_model_name", None)
@@ -155,7 +155,7 @@ def llm_config(
         engine_kwargs=engine,
         accelerator_config={"kind": resources.accelerator},
         # Ray merges the replica's own share into the first worker's bundle. Tensor parallel ranks stay on one node:
-        # they exchange after every layer, and an autoscaler asked for single GPUs would bring as many nodes.
+        # they communicate after every layer, and an autoscaler asked for single GPUs would add one node for each.
         placement_group_config={
             "bundle_per_worker": {"GPU": 1} if on_gpu else {"CPU": resources.cpus},
             "strategy": "STRICT_PACK" if deployment.pipeline_parallel_size == 1 else "PACK",
@@ -168,22 +168,22 @@ def llm_config(
             **(serve_options or {}),
         },
         server_cls=PeagleServer,
-        # It would tell Ray of them after every step; see engine_series.
+        # vLLM would report to Ray after every step; see engine_series.
         log_engine_metrics=False,
-        # Ray otherwise holds every token of a stream back for up to 50 ms.
+        # Otherwise Ray delays every token of a stream by up to 50 ms.
         experimental_configs={"stream_batching_interval_ms": 0},
         **options,
     )
 
 
 def replica_count(deployment: Deployment) -> dict[str, Any]:
-    """A fixed count, or bounds between which Serve scales on open requests."""
+    """Return a fixed replica count, or the bounds within which Serve scales on open requests."""
     replicas = deployment.replicas
     if replicas.min == replicas.max:
         return {"num_replicas": replicas.min}
     max_num_seqs = deployment.engine.get("max_num_seqs")
     limit = deployment.routing.max_ongoing_requests
-    # Full batches before a new replica: one more engine costs more than a longer batch.
+    # Fill batches before adding a replica: another engine costs more than a larger batch.
     target = max(1, min(limit, max_num_seqs)) if isinstance(max_num_seqs, int) else limit
     return {
         "autoscaling_config": {

@@ -1,4 +1,4 @@
-"""What the depth rule is told of a deployment."""
+"""The depth rule's settings for a deployment."""
 
 from peagle.config import Deployment
 from peagle.engine.arguments import engine_arguments
@@ -7,13 +7,13 @@ from peagle.router.depth import AcceptancePrior, DepthSettings, batch_ranges
 
 
 def calibration_points(deployment: Deployment) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The batch sizes and the depths at which steps are to be timed: all that the rule tells apart."""
+    """Return the batch sizes and depths at which to time steps: all that the rule distinguishes."""
     settings = depth_settings(deployment)
     return tuple(batches.at for batches in batch_ranges(settings.batch_max)), settings.rungs
 
 
 def depth_settings(deployment: Deployment) -> DepthSettings:
-    """The rule's settings; its prior is only where it begins, and gives way to what is measured."""
+    """Return the rule's settings; its prior is only a starting point, replaced by measurements."""
     speculation = deployment.speculation
     max_num_seqs = engine_arguments(deployment)["max_num_seqs"]
     return DepthSettings(

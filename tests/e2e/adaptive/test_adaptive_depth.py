@@ -1,4 +1,4 @@
-"""The depth loop on the served platform: a plan comes, operators bound and read it, and its loss loses nothing."""
+"""The depth loop on the served platform: plans arrive, operators limit K, and losing the Router loses nothing."""
 
 import json
 import re
@@ -23,7 +23,7 @@ PROMPT = "def read_lines(path):\n    with open(path) as file:"
 
 @pytest.fixture
 def load(adaptive: Served) -> Iterator[list[Any]]:
-    """Greedy completions one after the other for as long as a test runs; yields their texts, and any exception."""
+    """Send greedy completions one by one while a test runs; yields their texts, and any exception."""
     ended = threading.Event()
     answers: list[Any] = []
 
@@ -130,7 +130,7 @@ def test_losing_the_router_loses_no_request_and_it_comes_back(adaptive: Served, 
     router = router_process(adaptive)
     depths = replica(adaptive)["depths"]
     router.kill()
-    # Until another runs, plans age and the last one holds.
+    # Until another Router runs, plans age and the last plan stays in force.
     eventually(lambda: replica(adaptive)["plan_age_s"] > 2)
     assert replica(adaptive)["depths"] == depths
     eventually(lambda: replica(adaptive)["plan_age_s"] < 2)

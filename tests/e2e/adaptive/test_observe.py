@@ -1,4 +1,4 @@
-"""Watching a served model: its metrics are those that are declared, and dashboards show it under load."""
+"""Observing a served model: its metrics are the declared ones, and dashboards show them under load."""
 
 import json
 import os
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 GENERATED = REPOSITORY / "dashboards" / "generated"
 PATIENCE_S = 60.0
 OF_KEYS = {series for metric in METRICS if metric.name.startswith("peagle_client_") for series in metric.series}
-# What one replica that works, and asks for no keys, has no reason to show.
+# Series without values for a single healthy replica without API keys.
 UNEVENTFUL_SERIES = {
     *OF_KEYS,
     "peagle_dispatch_decisions_total",
@@ -37,11 +37,11 @@ UNEVENTFUL_SERIES = {
     "peagle_replica_goodput_ratio",  # unknown while the guard's fallback holds
     "peagle_replica_graph_steps_total",  # a CPU has no graphs
 }
-# What a machine that is busy with other things may miss.
+# Series that may be missing on a busy machine.
 OF_SPEED = (
     "Peagle(Ttft|Itl)Budget.*|PeagleGoodputUnderPrediction|PeagleQueueGrows|PeagleDepthFallsBack|PeagleScrapeGaps"
 )
-# Series that are not there, and why; a query of others has data, or is a rule's condition that does not hold.
+# Missing series, and why; queries of other series have data, or are a rule's unmet condition.
 ABSENT = {
     **dict.fromkeys([*external.DCGM, "ray_node_gpus_utilization"], "no GPU"),
     **dict.fromkeys(external.KUBE_STATE, "no Kubernetes"),
@@ -72,7 +72,7 @@ def prometheus(adaptive: Served) -> Iterator[str]:
 
 @pytest.fixture
 def engine_gauges(adaptive: Served, prometheus: str) -> list[dict[str, Any]]:
-    """One of vLLM's own gauges. Ray drops those that nobody sets any more, so the engine has to have run just now."""
+    """One of vLLM's own gauges. Ray drops gauges that are no longer set, so the engine must have run recently."""
     deadline = time.monotonic() + PATIENCE_S
     while not (found := asked(prometheus, "ray_vllm_num_requests_running")):
         assert time.monotonic() < deadline, asked(prometheus, "up")
@@ -124,7 +124,7 @@ def _series(expr: str) -> set[str]:
 
 
 def _finds(prometheus: str, expr: str) -> bool:
-    """Whether there is data, or a reason for none; a condition that does not hold finds its series at least."""
+    """Whether there is data, or a reason for none; an unmet condition finds at least its series."""
     if asked(prometheus, expr):
         return True
     series, excused = _series(expr), {*ABSENT, *UNEVENTFUL_SERIES}

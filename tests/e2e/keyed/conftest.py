@@ -1,4 +1,4 @@
-"""A platform that asks for API keys, and traces whatever its client does not decline."""
+"""A platform that requires API keys, and traces every request that its client does not exclude."""
 
 import signal
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ EMBEDS = {
     "engine": {"runner": "pooling", "enforce_eager": True, "max_num_seqs": 8, "kv_cache_memory_bytes": 2**24},
     "resources": {"accelerator": "cpu"},
 }
-# So many tokens of each request in a step, whatever the load.
+# Fixed K: the same number of tokens per request and step at any load.
 STATIC = {"adaptive": False}
 
 
@@ -34,7 +34,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="package")
 def keyed(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Served]:
-    """Its dispatcher may have a choice. A model that embeds is beside it."""
+    """A platform with a choice of replicas, and an embedding model next to the generating one."""
     folder = tmp_path_factory.mktemp("keyed")
     keys = folder / "keys.yaml"
     keys.write_text(KEYS, encoding="utf-8")

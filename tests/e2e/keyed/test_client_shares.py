@@ -1,4 +1,4 @@
-"""Clients with API keys on one real engine: who asks little is served beside who floods it."""
+"""Clients with API keys on one real engine: a light client is served while another floods it."""
 
 import asyncio
 import json
@@ -16,17 +16,17 @@ from support.served import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
 
-# Of the flood, all of which run, and of those the ones that a shared step has room for: 96 tokens, 8 for each at K = 7.
+# Running requests of the flood, and how many of them fit into a shared step: 96 tokens, 8 per request at K = 7.
 AT_ONCE, IN_A_STEP = 28, 12
-# Of the latter some may end meanwhile, and others take their place.
+# Some of the latter may end meanwhile, and others take their place.
 FOLLOWED = 4
 SHORT_TOKENS = 48
-# Traces are others' business here.
+# Traces are tested elsewhere.
 UNTRACED = {"traceparent": f"00-{'1' * 32}-{'1' * 16}-00"}
 
 
 class Streams:
-    """Requests whose answers stream, and how many tokens have come of each."""
+    """Streaming requests, and the number of tokens received for each."""
 
     def __init__(self, http: httpx.AsyncClient, model: str) -> None:
         self._http, self._model = http, model
@@ -51,12 +51,12 @@ class Streams:
                     self.tokens[name] = json.loads(line.removeprefix("data: "))["usage"]["completion_tokens"]
 
     def of(self, begin: str) -> int:
-        """Tokens of all whose name begins so."""
+        """Tokens of all requests with this name prefix."""
         return sum(count for name, count in self.tokens.items() if name.startswith(begin))
 
     @asynccontextmanager
     async def flood(self, name: str, key: str, count: int, **fields: Any) -> AsyncIterator[None]:
-        """So many requests at once, each followed by another, until the block ends."""
+        """Keep this many requests open until the block ends."""
 
         async def one(number: int) -> None:
             for turn in range(1000):
@@ -85,7 +85,7 @@ async def streams(keyed: Served) -> AsyncIterator[Streams]:
 
 
 async def resting_meanwhile(streams: Streams, flooding: str, **fields: Any) -> int:
-    """How many requests of a flood get less than half of the tokens of another client's short one, meanwhile."""
+    """Count the flood's requests that get less than half of the tokens of another client's short request."""
     async with streams.flood("flood", flooding, AT_ONCE, **fields):
         async with asyncio.timeout(120):
             while len(streams.tokens) < AT_ONCE:  # noqa: ASYNC110 -- the streams tell nobody

@@ -1,4 +1,4 @@
-"""A model that embeds, beside one that generates, asked as the openai library asks."""
+"""An embedding model next to a generating model, called with the openai library."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ from support.served import Served
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
 
 MODEL, TEXTS = "embeds", ["import os", "def f(x):\n    return x", "x = 1"]
-# Traces are others' business here.
+# Traces are tested elsewhere.
 HEADERS = {"traceparent": f"00-{'1' * 32}-{'1' * 16}-00"}
 
 
@@ -69,11 +69,11 @@ def test_what_the_model_cannot_embed_is_refused(client: OpenAI, fields: dict[str
 def test_each_model_says_what_it_is_to_be_asked(client: OpenAI, keyed: Served) -> None:
     message: Any = [{"role": "user", "content": "x"}]
     with pytest.raises(
-        openai.BadRequestError, match="embeds embeds or scores text only: ask /v1/embeddings"
+        openai.BadRequestError, match="embeds embeds or scores text only: use /v1/embeddings"
     ) as refused:
         client.chat.completions.create(model=MODEL, messages=message)
     assert (refused.value.code, refused.value.param) == ("unsupported_operation", "model")
-    with pytest.raises(openai.BadRequestError, match="generates text only: ask /v1/chat/completions"):
+    with pytest.raises(openai.BadRequestError, match="generates text only: use /v1/chat/completions"):
         client.embeddings.create(model=keyed.model, input="x")
     tasks = {card.id: (card.model_extra or {}).get("task") for card in client.models.list()}
     assert tasks == {MODEL: "pooling", keyed.model: None}

@@ -16,7 +16,7 @@ ENGINE = "llm_request"
 
 
 def post(served: Served, path: str, body: dict[str, Any], traceparent: str | None) -> str:
-    """The text of the answer; `traceparent` goes with the request."""
+    """Return the text of the answer to a request with `traceparent`."""
     headers = {"authorization": "Bearer sk-few"} | ({"traceparent": traceparent} if traceparent else {})
     body = {"model": served.model, "max_tokens": 12, "temperature": 0, **body}
     answer = httpx.post(f"{served.url}{path}", json=body, headers=headers, timeout=60)
@@ -37,7 +37,7 @@ def usage_of_stream(served: Served, traceparent: str | None) -> dict[str, Any]:
 
 
 def way_up(spans: list[Span], trace_id: str) -> list[Span]:
-    """vLLM's span of a trace, the span that it is a child of, and so on, as far as they have come."""
+    """Return vLLM's span of a trace and its ancestors, as far as they have arrived."""
     by_id = {span.span_id: span for span in spans if span.trace_id == trace_id}
     way = engines(list(by_id.values()))
     while way and (parent := by_id.get(way[-1].parent_id)) is not None:
@@ -79,7 +79,7 @@ def test_a_request_is_one_trace_from_the_client_to_the_engine(
 
 
 def test_a_trace_begins_with_a_request_that_its_client_does_not_decline(keyed: Served, collector: Collector) -> None:
-    """And with nothing else: neither in the middle of one, nor with what the platform's processes tell each other."""
+    """No trace begins in the middle of a request, or with messages between the platform's processes."""
     usage_of_chat(keyed, f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00")
     asked = len(engines(collector.spans))
     usage_of_chat(keyed, None)

@@ -36,9 +36,9 @@ def test_requests_go_where_reports_say_they_finish_first(served: Served) -> None
     assert len({answer["choices"][0]["text"] for answer in answers}) == 1
     eventually(lambda: (decisions(served) - before).total() >= REQUESTS, 30.0)
     made = decisions(served) - before
-    # Until an engine has finished a request it cannot say how fast it is.
+    # An engine's speed is unknown until it has finished a request.
     assert made["soonest"] + made["home"] >= REQUESTS / 2, made
     tokens = list((tokens_by_replica(served) - tokens_before).values())
     assert len(tokens) == 2
-    # On a machine whose cores they share they are not equally fast, but neither is passed over.
+    # On shared cores they are not equally fast, but both get requests.
     assert min(tokens) >= 0.1 * sum(tokens), tokens

@@ -35,8 +35,8 @@ def test_a_piped_conversation_puts_answers_on_stdout_and_figures_on_stderr(serve
         length = re.search(r"acceptance length (\d+\.\d+)", rest)
         assert length is not None, done.stderr
         assert 1.0 <= float(length[1]) <= 8.0
-    # K and why, in a line of its own.
-    assert len(re.findall(r"^K (?:=|by requests at once:) \d.* \(.+\)", done.stderr, re.MULTILINE)) == 2
+    # K and its reason, on a separate line.
+    assert len(re.findall(r"^K (?:=|by concurrent requests:) \d.* \(.+\)", done.stderr, re.MULTILINE)) == 2
 
 
 def test_a_message_that_does_not_fit_is_dropped_and_the_conversation_goes_on(served: Served) -> None:

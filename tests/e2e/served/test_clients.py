@@ -1,4 +1,4 @@
-"""Other clients than those of chats, unmodified, against the real platform: Responses, Messages, and LangChain."""
+"""Unmodified clients of other APIs against the real platform: Responses, Messages, and LangChain."""
 
 import json
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ PARAMETERS: dict[str, Any] = {
     "required": ["kind"],
     "additionalProperties": False,
 }
-# Anthropic's client has no temperature of its own any more.
+# Anthropic's client no longer has a default temperature.
 GREEDY: dict[str, Any] = {"extra_body": {"temperature": 0}}
 KINDS = ({"kind": "file"}, {"kind": "folder"})
 
@@ -43,7 +43,7 @@ def claude(served: Served) -> Iterator[Anthropic]:
 
 
 def counted(served: Served, outcome: str = "ok") -> float:
-    """Requests to the model that ended so, in all ingress processes."""
+    """Count the model requests with this outcome, in all ingress processes."""
     text = httpx.get(f"{served.url}/metrics", timeout=60).raise_for_status().text
     rows = [line for line in text.splitlines() if line.startswith("peagle_requests_total") and f'"{outcome}"' in line]
     return sum(float(row.rpartition(" ")[2]) for row in rows)
@@ -126,7 +126,7 @@ def test_what_a_response_cannot_have_is_refused_by_name(
 
 
 def test_a_stored_response_is_not_there(client: OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="no answer is kept here"):
+    with pytest.raises(openai.NotFoundError, match="this server stores no responses"):
         client.responses.retrieve("resp_1")
 
 
@@ -208,7 +208,7 @@ def test_what_a_message_cannot_have_is_refused_as_anthropic_does(
 NAMED: Any = {"type": "function", "function": {"name": "make"}}
 
 
-# Of any tool the grammar allows many calls, and so small a model ends none of them before its tokens do: read streamed.
+# The grammar allows many calls of any tool, and this small model runs out of tokens before it ends one: read streamed.
 @pytest.mark.parametrize(
     ("choice", "streamed"),
     [(NAMED, False), (NAMED, True), ("required", True)],

@@ -1,4 +1,4 @@
-"""Who may reach what `peagle serve` starts: clients the one port that it was told, nobody else anything."""
+"""Network access to `peagle serve`: clients reach only its port, and nothing else is reachable."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ JOIN = "import ray; ray.init(address='auto', log_to_driver=False); print('joined
 
 
 def listening(served: Served) -> dict[int, str]:
-    """Addresses by port of all that listens of a platform's processes."""
+    """Return the listening addresses of a platform's processes, by port."""
     processes = [psutil.Process(served.pid), *psutil.Process(served.pid).children(recursive=True)]
     found = {}
     for process in processes:

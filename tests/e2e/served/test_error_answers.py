@@ -1,4 +1,4 @@
-"""Every mistake a client can make, against the real platform: OpenAI's error object, and never a 5xx.
+"""Every client error against the real platform: OpenAI's error object, and never a 5xx.
 
 The last tests ask for one more answer, so nothing here may have hurt an engine, and look into the log.
 """
@@ -31,7 +31,7 @@ def http(served: Served) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module", autouse=True)
 def logged_before(served: Served) -> int:
-    """Bytes of the log before any mistake was made."""
+    """Size of the log before the first client error."""
     return served.log.stat().st_size
 
 
@@ -163,7 +163,7 @@ def test_a_limit_beyond_the_vocabulary_is_no_limit(http: httpx.Client) -> None:
 @STREAMED
 @pytest.mark.parametrize("grammar", ["root ::=", "root ::= root"], ids=["empty", "endless"])
 def test_a_grammar_that_allows_no_text_gives_none_or_is_refused(http: httpx.Client, grammar: str, stream: bool) -> None:
-    """vLLM takes the end of text for an answer to some of these and refuses others; neither may be a server's error."""
+    """vLLM answers some of these with an empty text and refuses others; neither may be a server error."""
     answer = http.post(COMPLETIONS, json=completion(stream=stream, structured_outputs={"grammar": grammar}))
     if answer.status_code == 400:
         assert error_of(answer, 400)["param"] in (None, "structured_outputs")
@@ -174,7 +174,7 @@ def test_a_grammar_that_allows_no_text_gives_none_or_is_refused(http: httpx.Clie
         assert (answer.status_code, answer.json()["choices"][0]["text"]) == (200, "")
 
 
-# The more ways there are to read the text so far, the longer each token takes: 0.2 ms at first, 50 after some hundred.
+# Each token takes longer with the number of ways to parse the text: 0.2 ms at first, 50 ms after some hundred tokens.
 LATE = 'root ::= a "~"\na ::= b a | b\nb ::= c b | c\nc ::= [ab] c | [ab]'
 
 
@@ -298,7 +298,7 @@ def test_after_all_that_every_replica_still_answers(http: httpx.Client, served: 
 
 
 def test_no_mistake_left_a_traceback(served: Served, logged_before: int) -> None:
-    """In no process: the one log has what all of them print, a moment later."""
+    """No process logs an error: the log has the output of all of them, after a moment."""
     time.sleep(2.0)
     lines = served.log.read_bytes()[logged_before:].decode(errors="replace").splitlines()
     assert [line for line in lines if "Traceback" in line] == []

@@ -1,4 +1,4 @@
-"""What one client sends holds up no other: hostile requests, within the bounds and beyond, beside short ones.
+"""No client can block others: hostile requests, within the limits and beyond, next to short ones.
 
 Each is sent again and again for a while, and between such whiles there are quiet ones. A usual client asks in both, for
 a short text and for one that follows a schema never seen before. The table of figures is printed (`-s`).
@@ -28,12 +28,12 @@ from support.served import Served
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
 CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
-# Answers to hostile requests, and the memory of engines once they are over.
+# Answers to hostile requests, and the engines' memory afterwards.
 ANSWER_S, MEMORY_BYTES = 5.0, 100 * 2**20
 SLOWER_MOST = 2.0
-# A while, and how often one that came out slow is tried again, since what else the machine does is slow now and then.
+# Duration of a measurement, and the number of retries after a slow one, because the machine is slow now and then.
 QUIET_S, HOSTILE_S, TRIES = 1.0, float(os.environ.get("PEAGLE_TEST_HOSTILE_S", "2")), 4
-# Of fewer requests the 95th percentile is the slowest, which says more of the machine: there the median has to hold.
+# For fewer requests the 95th percentile is the slowest one, which depends on the machine: then the median must hold.
 ENOUGH = 20
 
 
@@ -78,7 +78,7 @@ CHAIN = "\n".join(("root ::= r0", *(f"r{i} ::= r{i + 1} r{i + 1}?" for i in rang
 
 Body = Callable[[int], dict[str, Any]]
 Measure = Callable[[list[float]], float]
-# What is sent, by what is hostile in it: where to, and a body by its number, since a grammar sent twice is known.
+# Hostile requests by kind: route, and a numbered body, because a repeated grammar would be cached.
 HOSTILE: dict[str, tuple[str, Body]] = {
     "an enumeration of 2,500": (
         COMPLETIONS,
@@ -113,7 +113,7 @@ HOSTILE: dict[str, tuple[str, Body]] = {
     ),
     "deep recursion": (COMPLETIONS, lambda sent: completion(structured_outputs={"grammar": f'{CHAIN} | "{sent}"'})),
 }
-# So many bodies of each kind are made; of large ones, one.
+# Number of bodies of each kind; of large ones, one.
 BODIES, LARGE_BYTES = 24, 2**20
 STALLS = ("peagle_ingress_loop_stall_seconds", "peagle_replica_loop_stall_seconds")
 SLOW_READER = "a slow reader"
@@ -121,7 +121,7 @@ SLOW_READER = "a slow reader"
 
 @dataclass(slots=True)
 class Row:
-    """Seconds of a usual client's requests beside hostile ones, and of the answers to these."""
+    """Times of a normal client's requests during hostile ones, and of the hostile requests' answers."""
 
     plain: list[float] = field(default_factory=list)
     constrained: list[float] = field(default_factory=list)
@@ -130,7 +130,7 @@ class Row:
 
 
 class Client:
-    """A usual client, which asks short questions one after the other."""
+    """A normal client that sends short requests one by one."""
 
     def __init__(self, http: httpx.Client) -> None:
         self._http, self._numbers = http, itertools.count()
@@ -155,7 +155,7 @@ class Client:
 
 @contextmanager
 def under(attack: Callable[[], None]) -> Iterator[None]:
-    """Have `attack` called again and again, in a thread; it is not called again after this ends, and is awaited."""
+    """Call `attack` repeatedly in a thread; at the end, the last call is awaited."""
     over = threading.Event()
     failed: list[Exception] = []
 
@@ -163,7 +163,7 @@ def under(attack: Callable[[], None]) -> Iterator[None]:
         try:
             while not over.is_set():
                 attack()
-                # A client that is refused at once is no denial of service by itself.
+                # Refusing a client at once is not a denial of service by itself.
                 over.wait(0.05)
         except Exception as error:
             failed.append(error)
@@ -188,7 +188,7 @@ def send(http: httpx.Client, path: str, raw: bytes, row: Row) -> None:
 
 
 def attack_of(name: str, row: Row, http: httpx.Client, sent: Iterator[int]) -> Callable[[], None]:
-    """What to call again and again. All bodies are made here: that would hold up the usual client in this process."""
+    """Return the attack to repeat. All bodies are made in advance, because that would delay the normal client."""
     if name == SLOW_READER:
         return lambda: read_slowly(http)
     path, body = HOSTILE[name]
@@ -200,7 +200,7 @@ def attack_of(name: str, row: Row, http: httpx.Client, sent: Iterator[int]) -> C
 
 
 def read_slowly(http: httpx.Client) -> None:
-    """Open a stream, and read nothing of it for a while."""
+    """Open a stream, and do not read from it for a while."""
     with (
         suppress(httpx.ReadTimeout),
         http.stream("POST", COMPLETIONS, json=completion(stream=True, max_tokens=900, ignore_eos=True)) as answer,
@@ -214,7 +214,7 @@ def p95(seconds: list[float]) -> float:
 
 
 def stall_counts(http: httpx.Client) -> dict[str, Counter[float]]:
-    """Stalls of event loops so far, by the bucket that each fell in: of ingress processes and of replicas."""
+    """Return the event loop stalls so far by bucket, of ingress processes and of replicas."""
     found: dict[str, Counter[float]] = {}
     for family in text_string_to_metric_families(http.get("/metrics").raise_for_status().text):
         if family.name in STALLS:
@@ -229,7 +229,7 @@ def stall_counts(http: httpx.Client) -> dict[str, Counter[float]]:
 
 
 def longest(before: dict[str, Counter[float]], after: dict[str, Counter[float]]) -> str:
-    """The bound that the longest stall between the two was within, of ingress processes and of replicas."""
+    """Return the bucket bound of the longest stall between two readings, of ingress processes and of replicas."""
     return "/".join(f"{max((after[name] - before[name]).keys(), default=0):g}" for name in STALLS)
 
 

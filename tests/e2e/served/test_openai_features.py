@@ -1,4 +1,4 @@
-"""Every feature of the OpenAI surface, with the `openai` client, against the real platform."""
+"""Every feature of the OpenAI API, with the `openai` client, against the real platform."""
 
 import asyncio
 import json
@@ -145,7 +145,7 @@ def test_chat_logprobs_cover_every_token(client: OpenAI, served: Served) -> None
     assert len(tokens) == answer.usage.completion_tokens
     for token in tokens:
         assert token.logprob <= 0
-        # Greedy takes the likeliest.
+        # Greedy decoding takes the most likely token.
         assert token.logprob == max(other.logprob for other in token.top_logprobs)
         assert len(token.top_logprobs) == 3
 
@@ -291,7 +291,7 @@ def test_the_only_model_need_not_be_named(served: Served) -> None:
 
 def test_parallel_requests_are_all_answered_with_ids_of_their_own(client: OpenAI, served: Served) -> None:
     def ask(index: int) -> tuple[str, int]:
-        # One header for all, as a careless client would send it.
+        # The same header on every request, as a careless client would send it.
         answer = client.completions.create(
             model=served.model,
             prompt=f"x = {index}\n",

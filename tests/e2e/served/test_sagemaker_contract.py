@@ -1,4 +1,4 @@
-"""What SageMaker asks of a container, in the shapes that it sends, on the real platform."""
+"""SageMaker's requirements for a container, with its request formats, on the real platform."""
 
 import json
 import time
@@ -12,7 +12,7 @@ from support.served import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
-# What SageMaker's runtime adds to a client's own headers.
+# Headers that SageMaker's runtime adds to the client's.
 HEADERS = {
     "Content-Type": "application/json",
     "Accept": "application/json",

@@ -1,4 +1,4 @@
-"""One of two replicas is lost. The last file of its folder: others would meet a replica that starts."""
+"""One of two replicas is lost. The last file of its folder, because a replica is restarting afterwards."""
 
 import time
 

@@ -111,7 +111,7 @@ async def test_documents_are_ranked_by_their_scores(reranker: Engine) -> None:
 
 
 async def test_it_makes_no_embeddings(reranker: Engine) -> None:
-    with pytest.raises(RequestError, match="makes no embeddings: ask /v1/rerank or /v1/score"):
+    with pytest.raises(RequestError, match="makes no embeddings: use /v1/rerank or /v1/score"):
         await reranker.ask(to_embeddings, input="x")
 
 

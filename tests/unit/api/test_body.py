@@ -1,4 +1,4 @@
-"""Bodies: what is accepted, and how each mistake is named."""
+"""Bodies: what is accepted, and how each error names its field."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -98,7 +98,7 @@ def test_of_countless_problems_the_field_and_their_number_are_named() -> None:
         model: str
         prompt: list[Annotated[int, Field(ge=0)]] | str
 
-    with pytest.raises(RequestError, match=r"prompt: its values are of a wrong kind \(100001 problems\)") as refused:
+    with pytest.raises(RequestError, match=r"prompt: its values have the wrong type \(100001 problems\)") as refused:
         validate(Prompt, {"model": "m", "prompt": [-1] * 100_000})
     assert refused.value.param == "prompt"
 
@@ -113,7 +113,7 @@ def say(content: Any) -> dict[str, Any]:
         ({}, "messages", "missing_required_parameter", "messages is required."),
         ({"messages": [], "limit": "many"}, "limit", None, "valid integer"),
         ({"messages": [], "suffix": "end"}, "suffix", "unsupported_parameter", ""),
-        # Inside a union a field is named as its client wrote it, without the branch.
+        # Inside a union, the error has the client's field name, without the branch.
         (say([{"kind": "image", "text": "x"}]), "messages[0].content[0].kind", None, ""),
         (say([{"kind": "text"}]), "messages[0].content[0].text", "missing_required_parameter", ""),
         (say({"text": "x"}), "messages[0].content", None, ""),

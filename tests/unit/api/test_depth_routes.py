@@ -1,4 +1,4 @@
-"""What an operator reads while there is no Router to ask."""
+"""Answers to operators while no Router is running."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -52,7 +52,7 @@ async def test_what_the_router_refuses_is_told_as_it_said_it() -> None:
 
 
 def test_the_ingress_replaces_none_of_the_routes_own_methods() -> None:
-    """It did once, and every depth route answered 500."""
+    """Regression: every depth route once answered 500."""
     own = {name for name in vars(DepthRoutes) if not name.startswith("__")}
     assert "_ask_router" in own
     assert not own & set(vars(PeagleIngress))

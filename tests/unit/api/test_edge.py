@@ -1,4 +1,4 @@
-"""Around Serve's proxy: which headers reach it, and what becomes of its own answers."""
+"""The edge around Serve's proxy: which headers reach the proxy, and how its own answers are rewritten."""
 
 from typing import Any
 

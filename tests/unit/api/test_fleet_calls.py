@@ -1,4 +1,4 @@
-"""Questions to every replica: all of them together have so much time, and whoever is silent is left out."""
+"""Calls to every replica share one deadline, and silent replicas are left out."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class Call:
 
 
 class Handle:
-    """Serve's handle, as far as it is asked: replicas are found after `found_s`, and each answers as it does."""
+    """The used part of Serve's handle: replicas are found after `found_s`, and each answers in its own way."""
 
     deployment_name = "d"
 

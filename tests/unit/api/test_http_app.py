@@ -24,7 +24,7 @@ LIMIT = 2048
 
 
 def application(**settings: Any) -> FastAPI:
-    """The real application with handlers that read a body as the ingress does, or fail."""
+    """The real application with handlers that read a body like the ingress, or fail."""
     app = build_http(ApiSettings(max_body_bytes=LIMIT, **settings))
 
     async def echo(request: Request) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The page of the HTTP surface says what the code does: every route, every code, every limit."""
+"""The API's README matches the code: every route, every code, every limit."""
 
 import ast
 import json
@@ -15,7 +15,7 @@ from peagle.api.http_app import ENDPOINTS, NOT_GENERATED
 
 FOLDER = Path(peagle.api.__file__).parent
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
-# Settings that limit nothing.
+# Settings that are not limits.
 OTHERS = {"keys_file", "metrics", "cors_origins"}
 
 
@@ -37,7 +37,7 @@ def test_every_route_is_there() -> None:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
 
     async def handler() -> None:
-        """Stands for any."""
+        """Matches any value."""
 
     for bind in ENDPOINTS.values():
         bind(app)(handler)

@@ -1,4 +1,4 @@
-"""With metrics off nothing is counted, and who asks for them is told so."""
+"""With metrics off nothing is counted, and requests for metrics get an error that says so."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every route that takes a prompt has the same bounds, and a large body is not parsed where streams are relayed."""
+"""Every route with a prompt has the same limits, and a large body is parsed outside the event loop."""
 
 import threading
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ CONTEXT = 1024
 
 
 def application() -> FastAPI:
-    """The real routes of an ingress that has a model's card and no replica to ask."""
+    """The real routes of an ingress with a model card but without replicas."""
     app, ingress = build_http(ApiSettings()), PeagleIngress.__new__(PeagleIngress)
     ingress._model_cards = {"m": SimpleNamespace(metadata={"max_request_context_length": CONTEXT})}
     for name in ROUTES:

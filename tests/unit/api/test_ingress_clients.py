@@ -1,4 +1,4 @@
-"""Requests with API keys through the real application: a replica is told whose one is, an answer what is left."""
+"""Requests with API keys through the real application: replicas learn the client, answers show its limits."""
 
 import asyncio
 from pathlib import Path
@@ -26,7 +26,7 @@ CHOICE = {"index": 0, "text": "a", "finish_reason": "stop", "logprobs": None}
 
 
 class Answers:
-    """Serve's response to one call: one answer, or what is raised instead."""
+    """Serve's response to one call: one answer, or an exception."""
 
     def __init__(self, error: Exception | None, answers: asyncio.Event) -> None:
         self._answers = answers
@@ -46,7 +46,7 @@ class Answers:
 
 
 class Platform:
-    """The routes of an ingress, a model's handle and a Router's that note what they are told."""
+    """The routes of an ingress, with handles of a model and a Router that record their calls."""
 
     def __init__(self, keys: Path | None) -> None:
         self.headers: list[dict[str, str]] = []

@@ -1,4 +1,4 @@
-"""Which of a replica's replies is an answer, and which only looks like the beginning of one."""
+"""Which replies of a replica carry an answer, and which only open one."""
 
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace

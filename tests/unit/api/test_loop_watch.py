@@ -1,4 +1,4 @@
-"""How late an event loop comes to its timers is told, and counted where requests are."""
+"""Delays of an event loop are measured, and counted with the requests."""
 
 import asyncio
 import time

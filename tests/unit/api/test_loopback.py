@@ -1,4 +1,4 @@
-"""Who may use the routes for operators: callers on the server's own machine, and no page that pretends to be one."""
+"""Operator routes accept only callers on the server's own machine, and refuse pages that pretend to be local."""
 
 import grpc
 import psutil
@@ -46,7 +46,7 @@ def test_a_page_whose_name_leads_here_is_not(host: str) -> None:
 
 
 async def bound(address: str) -> str:
-    """The address that a replica's gRPC server listens on, if it is asked to listen on `address`."""
+    """Return the address on which a replica's gRPC server listens when told to use `address`."""
     server = grpc.aio.server()
     port = replica.add_port_to_grpc_server(server, address)
     await server.start()

@@ -1,4 +1,4 @@
-"""Every exception is OpenAI's error object, and a client's mistake is a 4xx wherever it was noticed."""
+"""Every exception becomes OpenAI's error object, and a client error is a 4xx wherever it was detected."""
 
 import json
 import pickle
@@ -29,7 +29,7 @@ ASKED = Asked("prompt")
 
 
 def remote(cause: Exception) -> RayTaskError:
-    """`cause` as it arrives from a replica."""
+    """Return `cause` as it arrives from a replica."""
     error = RayTaskError("chat", "Traceback ...", cause)
     return error.as_instanceof_cause()
 
@@ -70,7 +70,7 @@ def test_status_type_and_code(error: Exception, status: int, kind: str, code: st
 
 
 class OfEngineError(Exception):
-    """Travels, but cannot be made again from what it said."""
+    """Can be pickled, but not unpickled from its arguments."""
 
     def __init__(self) -> None:
         super().__init__("secret")
@@ -160,13 +160,13 @@ def test_a_prompt_that_is_too_long_has_openais_code(message: str) -> None:
     [
         ({"message": "n must be at least 1", "param": "n"}, ASKED, 400, "n", "n must be at least 1"),
         ({"message": "busy", "code": 503}, ASKED, 429, None, "busy"),
-        # A field that only the message names is found.
+        # A field named only in the message is found.
         ({"message": "n must be at least 1, got 0."}, ASKED, 400, "n", "n must be at least 1, got 0."),
         ({"message": "stop cannot contain an empty string."}, ASKED, 400, "stop", "stop cannot contain"),
         ({"message": "You must pass at least one prompt"}, ASKED, 400, None, "You must pass"),
-        # A value that the engine quotes is not repeated.
+        # A value quoted by the engine is not repeated.
         ({"message": "top_p must be 1. (parameter=top_p, value=2.0)"}, ASKED, 400, "top_p", "top_p must be 1."),
-        # A schema that the engine fails on is the client's mistake, and is named by its field.
+        # A schema that the engine fails on is a client error that names its field.
         ({"message": "Internal", "code": 500}, Asked("messages", "response_format"), 400, "response_format", ""),
         (
             {"message": 'Failed to transform json schema: [00:57:02] <path>:4944: Unsupported type "banana"'},

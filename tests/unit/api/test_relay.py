@@ -1,4 +1,4 @@
-"""Streams: they end with `[DONE]` or with an error event, and always close what is behind them."""
+"""Streams end with `[DONE]` or with an error event, and always close the request behind them."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ ENGINE_ERROR = (
 
 
 class Replies:
-    """A replica's replies, which note that they were closed."""
+    """A replica's replies, which record that they were closed."""
 
     def __init__(self, *replies: str | list[str] | Exception | asyncio.Event) -> None:
         self.replies = replies
@@ -68,7 +68,7 @@ def test_an_error_and_an_end_are_no_part_of_an_answer() -> None:
     [
         [TOKEN, TOKEN, DONE],
         [[TOKEN], [TOKEN, DONE]],
-        # A replica that is lost, or silent, after a whole stream takes nothing from it and holds nothing up.
+        # Losing the replica after a complete stream neither changes nor delays it.
         [TOKEN, TOKEN, DONE, ActorDiedError()],
         [TOKEN, TOKEN, DONE, asyncio.Event()],
     ],
@@ -111,6 +111,6 @@ async def test_a_client_that_cannot_be_sent_to_closes_the_replica() -> None:
 
     with pytest.raises(OSError, match="gone"):
         await response.stream_response(broken)
-    # Nothing was read from the stream, so nothing but the response's own end can have closed it.
+    # The stream was not read, so only the end of the response can have closed it.
     await rest.aclose()
     assert replies.closed

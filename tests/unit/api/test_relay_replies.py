@@ -1,4 +1,4 @@
-"""Replies come as a replica sends them; whoever gives up first is told apart from whoever is gone."""
+"""Replies are passed on as a replica sends them; a cancelled request is distinguished from a lost replica."""
 
 import asyncio
 from typing import Any

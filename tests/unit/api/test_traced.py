@@ -1,4 +1,4 @@
-"""The first span of a request: whose trace it continues, what it tells Serve, and what it says of the answer."""
+"""The first span of a request: the trace that it continues, its sampling, and its attributes."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ async def ask(
     method: str = "POST",
     path: str = "/v1/completions",
 ) -> tuple[dict[str, Any], list[Any]]:
-    """What the application saw, and the spans."""
+    """Return the request that the application saw, and the spans."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider(sampler=ParentBasedTraceIdRatio(ratio))
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -93,14 +93,14 @@ async def test_a_span_says_what_became_of_the_request(status: int, code: StatusC
 
 @pytest.mark.parametrize("status", [200, 401, 404])
 async def test_a_path_that_is_no_route_is_in_no_name(status: int) -> None:
-    """Clients could make up any number of them."""
+    """Clients could send any number of different paths."""
     _, (span,) = await ask(1.0, {}, JSONResponse({}, status), path="/v1/made-up")
     assert span.name == "POST"
 
 
 def test_spans_are_named_after_every_route_that_asks_for_work() -> None:
     async def handler() -> None:
-        """Stands for any."""
+        """Matches any value."""
 
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     for bind in ENDPOINTS.values():
@@ -114,7 +114,7 @@ async def fails(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def silent(scope: Scope, receive: Receive, send: Send) -> None:
-    """An application that is told that its client has left, and says nothing."""
+    """An application whose client disconnects, and that sends no answer."""
     assert (await receive())["type"] == "http.disconnect"
 
 

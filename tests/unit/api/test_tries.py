@@ -1,4 +1,4 @@
-"""What the ingress and the request router tell each other of a request, and what a replica gets of it."""
+"""The tries of a request, shared by ingress and request router but not sent to the replica."""
 
 import pytest
 from ray import cloudpickle

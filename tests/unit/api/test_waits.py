@@ -1,4 +1,4 @@
-"""What clients of a full model are told to wait."""
+"""The wait that clients of a full model are told."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What `peagle status` and `peagle chat` say of K."""
+"""Descriptions of K in `peagle status` and `peagle chat`."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from peagle.cli.depth_words import by_batch_size, depth_line
     [
         ([7], "K = 7"),
         ([5, 5, 5], "K = 5"),
-        ([7, 7, 5, 5, 0], "K by requests at once: 7 for 1, 5 for 2 to 3, 0 for 4"),
-        # No step has a batch of 0.
+        ([7, 7, 5, 5, 0], "K by concurrent requests: 7 for 1, 5 for 2 to 3, 0 for 4"),
+        # No step has an empty batch.
         ([3, 7, 7], "K = 7"),
     ],
 )
@@ -28,8 +28,8 @@ def replica(**changes: Any) -> dict[str, Any]:
 
 def test_a_line_says_k_why_and_what_speculation_gains_with_its_interval() -> None:
     assert depth_line(replica()) == (
-        "K by requests at once: 7 for 1, 5 for 2 (the depths that promise the most tokens/s)"
-        " · speculation gives 1.42 times the tokens/s (95 %: 1.31 to 1.54)"
+        "K by concurrent requests: 7 for 1, 5 for 2 (the depths that promise the most tokens/s)"
+        " · speculation speedup 1.42 (95 % interval 1.31 to 1.54)"
     )
 
 
@@ -41,6 +41,6 @@ def test_a_depth_of_0_has_nothing_to_be_compared_with() -> None:
 def test_what_is_not_known_is_not_told() -> None:
     assert depth_line({"depths": [7], "depth_reason": "as configured"}) == "K = 7 (as configured)"
     adapting = {"depths": [7], "depth_reason": "as the replica had it", "depth_mode": "adaptive"}
-    assert depth_line(adapting) == "K = 7 (as the replica had it) · gain not known yet"
+    assert depth_line(adapting) == "K = 7 (as the replica had it) · speedup not known yet"
     assert depth_line({"depths": []}) is None
     assert depth_line({}) is None

@@ -1,4 +1,4 @@
-"""The command line: instant help, one line for what a user can mend, and what chat and status make of answers."""
+"""The command line: instant help, one-line errors that a user can fix, and output of chat and status."""
 
 import io
 import json
@@ -117,8 +117,8 @@ def test_a_command_group_gets_its_own_options() -> None:
     [
         ("bench speculation FOLDER/absent.yaml", r"absent\.yaml"),
         ("bench speculation FOLDER/x.yaml --depths 3,x", "--depths = '3,x'"),
-        (f"bench depth {DEPLOYMENT} --depths 0", "--depths = '0': .*Add one above 0"),
-        ("bench compare FOLDER FOLDER", "holds no result"),
+        (f"bench depth {DEPLOYMENT} --depths 0", "--depths = '0': .*Add a larger K"),
+        ("bench compare FOLDER FOLDER", "has no result"),
         ("drafter generate FOLDER --out FOLDER/text.npz", "there is no tokenizer"),
         ("drafter prompts --out FOLDER/file/prompts.jsonl", "--out = "),
         *(
@@ -136,7 +136,9 @@ def test_what_a_user_can_mend_is_one_line_and_exit_2(command: str, said: str, tm
     assert re.search(said, done.stderr)
 
 
-@pytest.mark.parametrize(("status", "problem"), [(403, "does not tell this machine"), (404, "not with a fleet")])
+@pytest.mark.parametrize(
+    ("status", "problem"), [(403, "shows its fleet only locally"), (404, "is not a peagle server")]
+)
 def test_a_server_that_tells_of_no_fleet_is_said_so(status: int, problem: str) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(status, json={"error": {}}))
     client = httpx.Client(base_url="http://served", transport=transport)
@@ -147,11 +149,11 @@ def test_a_server_that_tells_of_no_fleet_is_said_so(status: int, problem: str) -
 @pytest.mark.parametrize(
     ("answer", "key", "problem"),
     [
-        (httpx.Response(401, json={}), None, "asks for an API key"),
-        (httpx.Response(401, json={}), "k", "does not know the key in PEAGLE_API_KEY"),
-        (httpx.Response(200, json={"data": [{"id": "other"}]}), None, "does not serve m.*Served there: other"),
+        (httpx.Response(401, json={}), None, "requires an API key"),
+        (httpx.Response(401, json={}), "k", "refuses the key in PEAGLE_API_KEY"),
+        (httpx.Response(200, json={"data": [{"id": "other"}]}), None, "does not serve m.*Available models: other"),
         (httpx.Response(200, json={"data": []}), None, "serves no model"),
-        (httpx.Response(200, json=[]), None, "no OpenAI-compatible server"),
+        (httpx.Response(200, json=[]), None, "not an OpenAI-compatible server"),
     ],
 )
 def test_a_server_that_names_no_such_model_is_said_to_and_why(
@@ -300,7 +302,7 @@ def test_summary_of_an_answer_has_a_second_line_for_k() -> None:
 
 def test_summary_says_when_the_acceptance_length_is_not_the_answers_own() -> None:
     answer = Answer("x", 0.5, 1.5, 101, "stop", 3.14, server_wide=True)
-    assert answer.summary().endswith("acceptance length 3.14 (of all requests meanwhile)")
+    assert answer.summary().endswith("acceptance length 3.14 (of all requests at that time)")
 
 
 def fleet(generated: int, **changes: Any) -> dict[str, Any]:
@@ -334,9 +336,7 @@ def test_status_shows_depth_asked_for_and_in_effect_and_speed_between_reads() ->
 def test_status_says_below_its_table_why_k_is_what_it_is() -> None:
     known = {"depth_reason": "an operator pinned K = 7", "speedup_ratio": 1.2, "speedup_low": 1.1, "speedup_high": 1.3}
     text = shown(fleet(1), fleet(1, depths=[7, 7], **known))
-    assert (
-        "a1: K = 7 (an operator pinned K = 7) · speculation gives 1.20 times the tokens/s (95 %: 1.10 to 1.30)" in text
-    )
+    assert "a1: K = 7 (an operator pinned K = 7) · speculation speedup 1.20 (95 % interval 1.10 to 1.30)" in text
     assert "a1: " not in shown(fleet(1), fleet(1, depths=[]))
 
 

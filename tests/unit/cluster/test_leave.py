@@ -1,4 +1,4 @@
-"""A worker pod that ends: its own Ray node drains, and it waits for real processes titled as Ray titles Serve's."""
+"""An ending worker pod drains its own Ray node and waits for real processes titled like Serve's."""
 
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from peagle.cluster.leave import ADDRESS, HEAD_SILENT_S, POD, leave, main, servi
 
 
 class Clock:
-    """Time that passes only while something sleeps."""
+    """A clock that advances only while something sleeps."""
 
     def __init__(self) -> None:
         self.s = 1000.0
@@ -29,7 +29,7 @@ def leaving(ray: RayControl, timeout_s: float, **serving: Callable[[], int]) -> 
 
 
 class Recorded:
-    """A Ray cluster of two nodes that remembers what it was told."""
+    """A Ray cluster of two nodes that records its calls."""
 
     def __init__(self) -> None:
         self.drained: list[tuple[str, int]] = []
@@ -43,7 +43,7 @@ class Recorded:
 
 @pytest.fixture(params=["ray::ServeReplica:peagle:PeagleServer:small", "ray::ProxyActor"])
 def serving(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
-    """A process titled as Ray titles a Serve replica, or a proxy."""
+    """A process with Ray's title of a Serve replica or proxy."""
     before = serving_here()
     process = subprocess.Popen([request.param, "60"], executable="/bin/sleep")
     while serving_here() == before:

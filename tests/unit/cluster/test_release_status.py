@@ -1,4 +1,4 @@
-"""`peagle cluster status`: what the API and, in its head pod, the release itself say."""
+"""`peagle cluster status`: answers of the API and of the release's head pod."""
 
 import json
 from collections.abc import AsyncIterator
@@ -79,7 +79,7 @@ async def test_pods_that_could_not_be_made_are_told_with_the_reason(server: Kube
 
 
 async def test_a_pod_says_why_it_has_no_node_or_no_image(server: KubernetesApi) -> None:
-    """KubeRay's own init container is the first that asks for the image; Ray's container only waits for it."""
+    """KubeRay's init container is the first to pull the image; Ray's container only waits for it."""
     waits = {"name": "ray-worker", "state": {"waiting": {"reason": "PodInitializing"}}}
     pulls = {"name": "wait-gcs-ready", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}
     statuses = {"initContainerStatuses": [{"name": "own-cache", "state": {"terminated": {}}}, pulls]}
@@ -103,12 +103,12 @@ async def test_a_release_that_does_not_answer_yet_is_shown_all_the_same(
     assert (found.fleet, found.services[0].problem) == (None, "Waiting for replicas")
     assert "peagle status --json: not found" in found.fleet_problem
     print_status(found)
-    assert "Replicas cannot be asked" in capsys.readouterr().out
+    assert "Replicas cannot be read" in capsys.readouterr().out
 
 
 async def test_the_head_that_is_asked_serves_now(server: KubernetesApi) -> None:
     await server.put("rayservices", rayservice(activeServiceStatus={"rayClusterName": "r-next"}))
-    assert (await status(server)).fleet_problem == "no head pod of r runs"
+    assert (await status(server)).fleet_problem == "no head pod of r is running"
     assert not server.count("get", "pods/exec")
 
 
@@ -131,7 +131,7 @@ async def test_without_the_right_to_see_nodes_the_rest_is_shown(server: Kubernet
 
 
 async def test_an_unknown_release_and_a_missing_right_are_named(server: KubernetesApi) -> None:
-    with pytest.raises(ConfigError, match="there is no RayService of it in serving"):
+    with pytest.raises(ConfigError, match="it has no RayService in serving"):
         await status(server, "absent")
     server.refused.add(("list", "rayservices"))
     with pytest.raises(ClusterError, match="does not let this account list rayservices"):

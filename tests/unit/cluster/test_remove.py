@@ -1,4 +1,4 @@
-"""What an uninstall takes away before the operator may be gone, against a Kubernetes API over HTTP."""
+"""Objects that an uninstall deletes before the operator, against a Kubernetes API over HTTP."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ def labelled(name: str, **labels: str) -> Json:
 
 @pytest.fixture
 async def server() -> AsyncIterator[KubernetesApi]:
-    """A release `r` with its test's pod, and another release."""
+    """A release `r` with its test pod, and another release."""
     async with KubernetesApi() as serving:
         await serving.put("rayservices", labelled("r", instance="r"))
         await serving.put("rayservices", labelled("other", instance="other"))

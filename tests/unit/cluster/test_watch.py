@@ -1,4 +1,4 @@
-"""Following a collection of a Kubernetes API, over HTTP, through all that can happen to a watch."""
+"""Watching a collection of a Kubernetes API over HTTP, through every kind of failure."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ async def api(server: KubernetesApi) -> AsyncIterator[KubeApi]:
 
 @pytest.fixture
 async def nodes(api: KubeApi) -> AsyncIterator[Watch[KubeNode]]:
-    """A watch that runs."""
+    """A running watch."""
     watch = Watch(api, NODES, asyncio.Event())
     task = asyncio.create_task(watch.run())
     await until(lambda: len(watch.objects) == 2)
@@ -179,5 +179,5 @@ async def test_an_object_of_another_shape_is_passed_over(
         await server.put("nodes", {"metadata": {"name": "odd"}, "spec": {"taints": [3]}})
         await server.put("nodes", node("c"))
         await until(lambda: "c" in names(nodes))
-    assert "/odd is passed over" in caplog.text
+    assert "/odd is ignored" in caplog.text
     assert names(nodes) == {"a", "b", "c"}

@@ -1,4 +1,4 @@
-"""A folder that cannot be had is named before any work, with what to do."""
+"""An unusable folder is refused before any work, with a fix."""
 
 from pathlib import Path
 
@@ -19,5 +19,5 @@ def test_a_missing_folder_is_made_with_those_above_it_and_one_that_is_there_stay
 @pytest.mark.parametrize("below", ["", "deeper"])
 def test_a_file_is_no_folder_and_has_none_below(tmp_path: Path, below: str) -> None:
     (tmp_path / "result").touch()
-    with pytest.raises(ConfigError, match=r"--out = .*the folder cannot be made: .*Name another"):
+    with pytest.raises(ConfigError, match=r"--out = .*it cannot be created: .*Name another"):
         make_folder("--out", tmp_path / "result" / below)

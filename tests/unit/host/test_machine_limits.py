@@ -1,4 +1,4 @@
-"""What a container's limits leave of a machine."""
+"""Memory and cores within a container's limits."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Ports for what starts while a model loads."""
+"""Free ports for servers that start while a model loads."""
 
 import socket
 from pathlib import Path
@@ -25,6 +25,6 @@ def test_a_port_that_someone_has_is_left_to_them(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ports, "PORTS", range(first, first + 1))
     with socket.socket() as taken:
         taken.bind((ports.HOST, first))
-        with pytest.raises(StartupError, match=f"no 1 ports are free from {first} to {first}"):
+        with pytest.raises(StartupError, match=f"no 1 free ports from {first} to {first}"):
             ports.free_ports(1)
     assert ports.free_ports(1) == [first]

@@ -2,7 +2,7 @@ import subprocess
 import sys
 import textwrap
 
-# A child that ignores SIGTERM and whose own child outlives it: what an engine that hangs looks like.
+# A child that ignores SIGTERM and whose own child outlives it, like a hanging engine.
 SCRIPT = textwrap.dedent(
     """
     import subprocess, sys, time

@@ -1,4 +1,4 @@
-"""However a supervised process ends, nothing that it has started stays, and the status says how it ended."""
+"""However a supervised process ends, none of its processes stays, and the status tells how it ended."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are supervised on Linux")
 
-# A server whose engine ignores SIGTERM, and which does at a stop what `{stop}` says; its supervisor is soon impatient.
+# A server whose engine ignores SIGTERM, and which runs `{stop}` at a stop; its supervisor has little patience.
 SERVER = textwrap.dedent(
     """
     import os, signal, subprocess, sys, time
@@ -41,7 +41,7 @@ SERVER = textwrap.dedent(
 
 
 def ends(process: psutil.Process, timeout_s: float = 10.0) -> bool:
-    """Whether it ends in time; whoever is to reap it may be slow."""
+    """Whether it ends in time; its reaper may be slow."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         try:
@@ -54,7 +54,7 @@ def ends(process: psutil.Process, timeout_s: float = 10.0) -> bool:
 
 
 class Running:
-    """The supervisor, and the process that it supervises."""
+    """The supervisor and its supervised process."""
 
     def __init__(self, stop: str) -> None:
         self.supervisor = subprocess.Popen(
@@ -73,7 +73,7 @@ class Running:
         return self.supervisor.stdout.readline().strip()
 
     def end(self) -> tuple[int, str]:
-        """Its status and what it said last; nothing is left."""
+        """Return its status and last output; no process is left."""
         _, said = self.supervisor.communicate(timeout=30)
         assert ends(self.server)
         assert ends(self.engine)

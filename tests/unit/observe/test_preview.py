@@ -1,4 +1,4 @@
-"""Pictures of the dashboards: every panel, from what a real Prometheus answers."""
+"""Pictures of the dashboards: every panel, with data from a real Prometheus."""
 
 import io
 import json
@@ -39,7 +39,7 @@ ENGINE_S_OWN = "Requests, as vLLM counts them, Prefill, p95, Decode, p95"
 
 
 def samples(start_s: float) -> str:
-    """A whole answer of `/metrics` every 15 s for twenty minutes, as OpenMetrics; what counts grows."""
+    """Return a complete `/metrics` answer every 15 s for twenty minutes, as OpenMetrics, with growing counters."""
     families = list(text_string_to_metric_families(exposition(whole_scrape()).decode()))
     lines = []
     for family in families:
@@ -55,7 +55,7 @@ def samples(start_s: float) -> str:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real Prometheus that has scraped a little fleet for ten minutes."""
+    """A real Prometheus with ten minutes of scrapes of a small fleet."""
     folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
     text = folder / "samples.txt"
     text.write_text(samples(time.time() - BEFORE * EVERY_S), encoding="utf-8")
@@ -84,7 +84,7 @@ def test_every_panel_is_drawn_from_what_prometheus_answers(prometheus: str, tmp_
         for title, _, line in (line.partition(": ") for line in done.stdout.splitlines())
         if title in OF_THE_PLATFORM
     }
-    # vLLM's own series come from Ray's agents, of which there are none here.
+    # vLLM's own series come from Ray's agents, which do not run here.
     assert empty == {**dict.fromkeys(OF_THE_PLATFORM, ""), "peagle / Engine": ENGINE_S_OWN}
     page = (tmp_path / "preview.html").read_text(encoding="utf-8")
     panels = [
@@ -112,7 +112,7 @@ def test_a_query_that_prometheus_refuses_is_told(prometheus: str, tmp_path: Path
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    """Something that answers `/metrics` as the platform does."""
+    """A server with the platform's `/metrics`."""
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=exposition(whole_scrape()))

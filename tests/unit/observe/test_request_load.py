@@ -1,4 +1,4 @@
-"""The traffic generator: so many requests as were asked for, at times that a seed repeats, and every end counted."""
+"""The load generator: the requested number of requests, at times fixed by a seed, with every end counted."""
 
 import io
 import json

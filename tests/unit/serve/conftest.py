@@ -15,6 +15,6 @@ async def ingress() -> AsyncIterator[int]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Of a short name, as those in which `peagle serve` keeps HAProxy's files: pytest's are too long for a socket."""
+    """A folder with a short path, as `peagle serve` uses for HAProxy's files: pytest's are too long for a socket."""
     with tempfile.TemporaryDirectory(prefix="peagle-", dir="/tmp") as name:
         yield Path(name)

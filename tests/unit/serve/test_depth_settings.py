@@ -1,4 +1,4 @@
-"""What a deployment file tells the depth rule."""
+"""The depth rule's settings from a deployment file."""
 
 from dataclasses import replace
 from pathlib import Path

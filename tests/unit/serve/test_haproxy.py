@@ -1,4 +1,4 @@
-"""HAProxy as Ray Serve starts it, with what peagle adds to its configuration: the real one, by Serve's own code."""
+"""The real HAProxy as Ray Serve's own code starts it, with peagle's additions to its configuration."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ async def test_clients_of_a_proxy_on_this_machine_are_not_taken_for_callers_on_i
     folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     async with in_front(folder, [ingress], monkeypatch, host) as (http, _):
-        # Such a proxy adds whom it heard to what that one said.
+        # Such a proxy appends its client's address to the received header.
         told = (await http.get("/v1/models", headers={"x-forwarded-for": "127.0.0.1, 203.0.113.9"})).json()
         assert told["client"] == "203.0.113.9"
         ipv4 = f"http://127.0.0.1:{http.base_url.port}/"
@@ -217,7 +217,7 @@ async def test_no_address_has_more_than_its_share_of_the_connections(
             idle = [connections.enter_context(socket.create_connection(there)) for _ in range(12)]
             await asyncio.sleep(0.5)
             assert len([each for each in idle if is_open(each)]) == 9
-            # There is room for others.
+            # Connections remain for other addresses.
             other = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
             async with httpx.AsyncClient(transport=other, base_url=http.base_url) as client:
                 assert (await client.get("/v1/models")).status_code == 200

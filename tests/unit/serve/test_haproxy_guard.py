@@ -1,4 +1,4 @@
-"""HAProxy that ends unasked is started again; Serve takes its guard for it, and can do all it does to HAProxy."""
+"""HAProxy is restarted after an unexpected end; its guard behaves like HAProxy towards Serve."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ async def test_killed_it_is_back_within_a_second_and_serve_does_not_notice(
             assert answer.status_code == 200
             assert time.monotonic() - killed_s < 2
             assert await api.is_running()
-        # And Serve goes on to replace it, with what it has to do to others.
+        # Serve can still replace it, as it replaces a plain HAProxy.
         await api.reload()
         assert (await http.get("/v1/models")).status_code == 200
 
@@ -60,12 +60,12 @@ async def test_an_answer_goes_on_while_another_takes_its_place(folder: Path, mon
         assert (await http.get("/v1/models")).json() == {"whole": True}
         go_on.set()
         assert (await asking).json() == {"whole": True}
-        # It has nothing left to answer, and is not started again.
+        # It has no answers left to finish, and is not restarted.
         await until(lambda: not first.is_running() or first.status() == psutil.STATUS_ZOMBIE)
         assert len([name for name in os.listdir(folder / NODE) if re.fullmatch(r"\d+\.sock", name)]) == 1
 
 
-# A manager of Serve's, as far as this goes: it starts HAProxy and waits.
+# A minimal manager like Serve's: it starts HAProxy and waits.
 MANAGER = """
 import subprocess, sys
 print(subprocess.Popen(sys.argv[1:]).pid, flush=True)

@@ -16,7 +16,7 @@ from support.waiting import until
 
 @dataclass
 class Engine:
-    """An engine's sums, growing by 100 steps with every reading, and a Router that can be lost."""
+    """An engine's sums, which grow by 100 steps per reading, and a Router that can be lost."""
 
     table: DepthTable = field(default_factory=lambda: DepthTable(0, (5,)))
     steps: int = 0
@@ -164,7 +164,7 @@ async def test_what_a_late_answer_was_given_for_is_learned_once() -> None:
     assert engine.router is not None
     seen = engine.router.view("a", engine.now_s)
     assert seen is not None
-    # The first two readings and the last: what comes again is left out, and so is what came with it.
+    # The first two readings and the last: repeated readings are excluded.
     assert seen.evidence_drafts <= 300 + SETTINGS.acceptance.drafts
 
 

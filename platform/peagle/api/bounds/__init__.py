@@ -1,9 +1,9 @@
-"""What one request may hold: pure counts over plain values, before anything that takes long begins.
+"""Size limits of one request: pure counts over plain values, checked before any expensive work.
 
-json_text.py     of JSON that is not parsed yet
-request_bounds.py  of a parsed body, before it is validated, rendered or tokenized
-grammar_bounds.py  of schemas, patterns, grammars and choices, before an engine compiles them; pattern_size.py
-message_shape.py  whether messages are messages
-speculation_field.py  how much may be drafted for it
-field_path.py    how the field at fault is named
+json_text.py     JSON text before it is parsed
+request_bounds.py  parsed bodies before they are validated, rendered or tokenized
+grammar_bounds.py  schemas, patterns, grammars and choices before an engine compiles them; pattern_size.py
+message_shape.py  the shape of messages
+speculation_field.py  the request's draft depth limit
+field_path.py    names of fields in messages
 """

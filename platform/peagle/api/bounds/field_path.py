@@ -1,4 +1,4 @@
-"""How a field of a request is named: as its client wrote it."""
+"""Names of request fields, as the client wrote them."""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,6 @@ MAX_SPELLED_CHARS = 200
 
 
 def spell(path: Sequence[str | int]) -> str:
-    """`("messages", 0, "content")` as `messages[0].content`."""
+    """Return `("messages", 0, "content")` as `messages[0].content`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
     return text if len(text) <= MAX_SPELLED_CHARS else text[: MAX_SPELLED_CHARS - 1] + "…"

@@ -1,7 +1,7 @@
-"""What the grammars of a request may hold, counted over plain values before any engine compiles one.
+"""Size limits of a request's grammars, counted over plain values before an engine compiles them.
 
-An engine compiles in threads that all its requests share, and a compilation cannot be stopped: what takes minutes must
-not begin. Counting takes time in proportion to what a body holds, whatever it describes.
+An engine compiles in threads that all its requests share, and a compilation cannot be stopped: one that takes minutes
+must not start. Counting takes time proportional to the size of the body, whatever it describes.
 """
 
 import json
@@ -18,8 +18,8 @@ from peagle.errors import RequestError
 
 CODE = "grammar_too_large"
 
-# JSON Schema's keywords by what they hold. One that a schema puts under another name is found too: a `$ref` may point
-# there. A property that is named like a keyword holds a schema, which is no number, text or list.
+# JSON Schema's keywords by the type of their value. Schemas under other names are found too, because a `$ref` may point
+# there. A property named like a keyword has a schema as its value, which is not a number, text or list.
 _PROPERTIES = ("properties", "patternProperties")
 _BRANCHES = ("anyOf", "oneOf", "allOf", "prefixItems", "tags", "elements", "structures", "triggers")
 _COUNTS = (
@@ -27,14 +27,14 @@ _COUNTS = (
     *("minContains", "maxContains"),
 )
 _PATTERNS = ("pattern", "regex")
-# What of a structural tag holds a schema of its own, whose `$ref` begin at its root.
+# Fields of a structural tag that hold a separate schema, whose `$ref`s start at its own root.
 _SCHEMAS = ("schema", "json_schema")
 
 
 def check_grammars(data: Mapping[str, Any], bounds: GrammarSettings) -> None:
-    """Refuse a request whose grammars hold more than `bounds`; values of wrong types are left to the engine.
+    """Refuse a request whose grammars exceed `bounds`; values of wrong types are left to the engine.
 
-    Raises RequestError where one holds more; `param` names the field as the client wrote it.
+    Raises RequestError if a grammar exceeds them; `param` names the field as the client wrote it.
     """
     budget = _Budget(bounds)
     for path, wanted in _formats(data):
@@ -48,7 +48,7 @@ def check_grammars(data: Mapping[str, Any], bounds: GrammarSettings) -> None:
 
 
 def _formats(data: Mapping[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield what the output's form is asked for by: of a chat, a response and a message."""
+    """Yield the fields that constrain the output format, of a chat, a response and a message."""
     for path in (("response_format",), ("text", "format"), ("output_config", "format")):
         node: Any = data
         for name in path:
@@ -58,7 +58,7 @@ def _formats(data: Mapping[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _parameters(tools: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield the schema of each tool's arguments: of a chat, a response, whose tools may be grouped, and a message."""
+    """Yield the schema of each tool's arguments, of a chat, a response (whose tools may be grouped) and a message."""
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         if not isinstance(tool, dict):
             continue
@@ -92,7 +92,7 @@ def _check_outputs(budget: "_Budget", outputs: Mapping[str, Any]) -> None:
 
 @dataclass(slots=True)
 class _Budget:
-    """What a request's grammars have come to so far."""
+    """Running totals of a request's grammars."""
 
     bounds: GrammarSettings
     spent: dict[str, int] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class _Budget:
         _check(total, getattr(self.bounds, limit), f"{noun} of the request's grammars", path)
 
     def schema(self, root: Any, path: Path) -> None:
-        """Count all that a schema, or a structural tag, holds by itself."""
+        """Count the contents of a schema or a structural tag, without expanding references."""
         level: list[tuple[Any, Path]] = [(root, path)]
         for _ in range(self.bounds.max_depth + 1):
             children: list[tuple[Any, Path]] = []
@@ -143,13 +143,13 @@ class _Budget:
         required = node.get("required")
         names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
         optional = len(properties.keys() - names)
-        _check(optional, self.bounds.max_optional_properties, "properties that are not required", path)
+        _check(optional, self.bounds.max_optional_properties, "optional properties", path)
         if path[-1] == "patternProperties":
             for pattern in properties:
                 self.pattern(pattern, (*path, pattern))
 
     def choices(self, values: list[Any], path: Path) -> None:
-        """Count values of which one is to be written."""
+        """Count the values of a choice."""
         self._spend("max_choices", len(values), "choices", path)
         chars = sum(len(value) if isinstance(value, str) else 1 for value in values)
         self._spend("max_choice_chars", chars, "characters in choices", path)
@@ -157,11 +157,11 @@ class _Budget:
     def pattern(self, text: str, path: Path) -> None:
         """Measure a regular expression."""
         _check(len(text), self.bounds.max_pattern_chars, "characters of a pattern", path)
-        self._spend("max_optional_pairs", optional_parts(text) ** 2, "pairs of parts that may be left out", path)
+        self._spend("max_optional_pairs", optional_parts(text) ** 2, "pairs of optional parts", path)
         self._size(text, path)
 
     def grammar(self, text: str, path: Path) -> None:
-        """Measure a grammar in EBNF or Lark's notation."""
+        """Measure a grammar in EBNF or Lark notation."""
         _check(len(text), self.bounds.max_grammar_chars, "characters of a grammar", path)
         bare = _UNCOUNTED.sub('""', text)
         self._spend("max_choices", bare.count("|"), "choices", path)
@@ -172,7 +172,7 @@ class _Budget:
             _check(found, most, noun, path)
 
     def parsed(self, text: str, path: Path) -> Any:
-        """Parse a JSON text; one that is none is the engine's to refuse."""
+        """Parse a JSON text; the engine refuses text that is not JSON."""
         _check(len(text), self.bounds.max_chars, "characters of the request's grammars", path)
         if is_nested_deeper(text, self.bounds.max_depth):
             raise _beyond(self.bounds.max_depth + 1, self.bounds.max_depth, "levels of nesting", path)
@@ -182,11 +182,11 @@ class _Budget:
             return None
 
     def expand(self, root: Any, path: Path) -> None:
-        """Measure a schema with each `$ref` in it replaced by what it names."""
+        """Measure a schema with each `$ref` expanded."""
         _Expansion(root, self.bounds).measure(root, path, 0)
 
     def expand_all(self, tag: Any, path: Path) -> None:
-        """Measure each schema that a structural tag, or a response format, holds."""
+        """Measure each schema in a structural tag or a response format."""
         open_values: list[tuple[Any, Path]] = [(tag, path)]
         while open_values:
             node, place = open_values.pop()
@@ -198,32 +198,32 @@ class _Budget:
 
 
 def _children(node: Any) -> Iterator[tuple[str | int, Any]]:
-    """Yield the arrays and objects in an array or an object, each with its place there."""
+    """Yield the arrays and objects in an array or an object, each with its key or index."""
     items = node.items() if isinstance(node, dict) else enumerate(node if isinstance(node, list) else ())
     return ((key, value) for key, value in items if isinstance(value, dict | list))
 
 
-# Literals and comments: what is in them repeats and nests nothing.
+# Literals and comments: their contents are not syntax.
 _UNCOUNTED = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"|(?:#|//)[^\n]*')
 
 
 class _Expansion:
-    """The size and depth of a schema whose references are followed; each of its values is measured once."""
+    """Size and depth of a schema with its references followed; each value is measured once."""
 
     def __init__(self, root: Any, bounds: GrammarSettings) -> None:
         self._root, self._bounds = root, bounds
-        # Parts and levels of arrays and objects, by identity; None of one that is being measured.
+        # Parts and levels of arrays and objects, by identity; None while a value is being measured.
         self._measured: dict[int, tuple[int, int] | None] = {}
 
     def measure(self, node: Any, path: Path, depth: int) -> tuple[int, int]:
-        """Return a value's parts and levels; `depth` levels are above it."""
+        """Return a value's parts and levels; it is at level `depth`."""
         if not isinstance(node, dict | list):
             return 0, 0
         if id(node) not in self._measured:
             _check(depth, self._bounds.max_reference_depth, "levels of nesting, each $ref followed", path)
             self._measured[id(node)] = None
             self._measured[id(node)] = self._sum(node, path, depth)
-        # A reference to what it is within begins that anew, and adds nothing.
+        # A recursive reference is not followed again and adds nothing.
         return self._measured[id(node)] or (1, 0)
 
     def _sum(self, node: Any, path: Path, depth: int) -> tuple[int, int]:
@@ -241,7 +241,7 @@ class _Expansion:
 
 
 def _resolve(root: Any, reference: str) -> Any:
-    """Return what a JSON pointer names, such as `#/$defs/a`; None for any other reference."""
+    """Return the target of a JSON pointer such as `#/$defs/a`; None for any other reference."""
     node = root
     for part in reference.removeprefix("#").split("/")[1:] if reference.startswith("#") else ():
         name = part.replace("~1", "/").replace("~0", "~")

@@ -1,10 +1,10 @@
-"""Sizes of JSON that is not parsed yet: a parser holds up its whole process until it is done."""
+"""Sizes of JSON text before parsing: a parser blocks its whole process until it is done."""
 
 import re
 
-# As many as the longest prompts have tokens; each item costs time in the process that relays everybody's answers.
+# As many as the longest prompts have tokens; each item costs time in the process that relays all answers.
 MAX_ITEMS = 2**20
-# Keys, arrays and objects, which cost a parser ten times as much as a number does.
+# Keys, arrays and objects; each costs a parser ten times as much as a number.
 MAX_NODES = 2**17
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -12,7 +12,7 @@ _STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 
 
 def holds_more(raw: bytes) -> str | None:
-    """Say of what a JSON text holds too many, if of anything; what stands in strings does not count."""
+    """Return the limit that a JSON text exceeds, if any; the contents of strings do not count."""
     items, nodes = _counts(raw)
     if items < MAX_ITEMS and nodes <= MAX_NODES:
         return None
@@ -35,7 +35,7 @@ def _counts(raw: bytes) -> tuple[int, int]:
 
 
 def is_nested_deeper(text: str, most: int) -> bool:
-    """Whether arrays and objects of a JSON text nest deeper than `most` levels."""
+    """Whether arrays and objects of a JSON text are nested deeper than `most` levels."""
     if text.count("[") + text.count("{") <= most:
         return False
     depth = 0

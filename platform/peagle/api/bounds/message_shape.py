@@ -1,4 +1,4 @@
-"""Whether messages have the shape of messages. Of one that has not, pydantic tells what each kind of message lacks."""
+"""The shape of messages. For a malformed message, pydantic alone would list what each kind of message lacks."""
 
 from collections.abc import Mapping
 from reprlib import repr as shortened
@@ -7,21 +7,21 @@ from typing import Any
 from peagle.api.bounds.field_path import Path, spell
 from peagle.errors import RequestError
 
-# What vLLM knows of a message's content, and of the items that a response is made from.
+# Types that vLLM accepts in a message's content, and as input items of a response.
 PART_TYPES = (
     *("text", "image_url", "input_audio", "audio_url", "video_url", "refusal", "thinking", "tool_reference"),
     *("input_text", "input_image", "output_text", "image_pil"),
     *("prompt_embeds", "image_embeds", "audio_embeds", "video_embeds"),
 )
 ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
-# Roles whose message has a content; an assistant's may be calls of tools alone.
+# Roles whose messages have content; an assistant's message may consist of tool calls alone.
 _SPEAKING = ("developer", "system", "tool", "user")
 
 
 def check_messages(data: Mapping[str, Any]) -> None:
-    """Refuse messages of a chat, or items of a response's input, that are none.
+    """Refuse malformed messages of a chat or items of a response's input.
 
-    Raises RequestError where one is none; `param` names what is wrong in it.
+    Raises RequestError for a malformed message; `param` names the field at fault.
     """
     for field in ("messages", "input"):
         turns = data.get(field)
@@ -39,14 +39,14 @@ def check_messages(data: Mapping[str, Any]) -> None:
 def _check_message(message: Mapping[str, Any], place: Path) -> None:
     role, content = message.get("role", ""), message.get("content")
     if not isinstance(role, str):
-        raise _wrong((*place, "role"), "a text such as user", role)
+        raise _wrong((*place, "role"), "a string such as user", role)
     if not isinstance(content, str | list) and (content is not None or ("content" in message and role in _SPEAKING)):
         raise _wrong((*place, "content"), "text or a list of content parts", content)
     for index, part in enumerate(content if isinstance(content, list) else ()):
         _check_part(part, (*place, "content", index))
     calls = message.get("tool_calls")
     if calls is not None and not isinstance(calls, list):
-        raise _wrong((*place, "tool_calls"), "a list of calls", calls)
+        raise _wrong((*place, "tool_calls"), "a list of tool calls", calls)
     for index, call in enumerate(calls or ()):
         function, where = call.get("function") if isinstance(call, dict) else None, (*place, "tool_calls", index)
         if not isinstance(function, dict):
@@ -74,6 +74,4 @@ def _wrong(place: Path, wanted: str, found: Any) -> RequestError:
 
 
 def _unknown(place: Path, found: Any, known: tuple[str, ...]) -> RequestError:
-    return RequestError(
-        f"{spell(place)}: there is no {shortened(found)} here; known are {', '.join(known)}.", param=spell(place)
-    )
+    return RequestError(f"{spell(place)}: {shortened(found)} is not known; use {', '.join(known)}.", param=spell(place))

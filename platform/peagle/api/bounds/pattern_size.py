@@ -1,22 +1,22 @@
-"""How large a regular expression, or the right side of a grammar's rule, is once its repetitions are written out."""
+"""Size of a regular expression, or of a grammar rule's right side, with repetitions written out."""
 
 import re
 from collections.abc import Iterator
 
 from peagle.api.api_settings import GrammarSettings
 
-# In this order: an escape, a class of characters, a count, a group's ends and what kind it is, any other character.
+# In this order: escape, character class, count, group start with its kind or group end, any other character.
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(\d*)(,?)(\d*)\}|([()])(?:(?<=\()\?)?|[\s\S]", re.DOTALL)
-# Python reads out no number of thousands of digits.
+# Python refuses to parse a number of thousands of digits.
 _MANY = 10**18
 
 
 def pattern_sizes(text: str, bounds: GrammarSettings) -> Iterator[tuple[int, int, str]]:
-    """Yield what is found of each thing that has a bound, the bound, and the thing's name.
+    """Yield each measured size with its limit and its name.
 
-    A text that is no regular expression is read as far as it goes: the engine refuses it.
+    An invalid regular expression is measured as far as it can be read: the engine refuses it.
     """
-    # Of each group that is open, outermost first: its parts so far, and those of what it ends with.
+    # For each open group, outermost first: its parts so far, and the parts of its last element.
     open_groups: list[tuple[int, int]] = [(0, 0)]
     for token in _TOKEN.finditer(text):
         least, _, most, bracket = token.groups()
@@ -40,7 +40,7 @@ def pattern_sizes(text: str, bounds: GrammarSettings) -> Iterator[tuple[int, int
 
 
 def optional_parts(text: str) -> int:
-    """Count the parts of a regular expression that may be left out."""
+    """Count the optional parts of a regular expression."""
     return sum(
         token.group() in ("?", "*") or (token.group()[0] == "{" and len(token.group()) > 2 and not _number(token[1]))
         for token in _TOKEN.finditer(text)

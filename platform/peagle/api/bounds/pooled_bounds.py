@@ -1,4 +1,4 @@
-"""What a request to embed or score texts may hold, checked as other requests are: before anything validates it."""
+"""Size limits of embedding and scoring requests, checked before validation, as for other requests."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,16 +14,16 @@ from peagle.api.bounds.request_bounds import (
 )
 from peagle.errors import RequestError
 
-# Batches are usual. Their texts are tokenized one after another, and other requests' after them: for about a second.
+# Batches are common. Other requests wait while their texts are tokenized one by one: about a second at this size.
 TIMES_IN_ALL, CHARS_IN_ALL = 8, 2**21
-# Fields that hold texts. One text beside a list is read with each of the list.
+# Fields that hold texts. A single text next to a list is paired with each text of the list.
 TEXTS = ("input", "query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2")
-# What a template may put before each.
+# Fields that a template may put in front of each text.
 _SHARED = ("instruction", "chat_template_kwargs", "mm_processor_kwargs")
 
 
 def check_pooled(data: Mapping[str, Any], settings: ApiSettings, context_tokens: int | None) -> None:
-    """Refuse a body of a route that embeds or scores, as `check_request` does others with these arguments."""
+    """Refuse an embedding or scoring request over the limits; arguments and errors as in `check_request`."""
     for field, value in data.items():
         if isinstance(value, list | dict) and len(value) > MAX_LISTED:
             raise RequestError(f"{field}: {len(value)} values; at most {MAX_LISTED} are allowed.", field, TOO_MANY)
@@ -54,7 +54,7 @@ def check_pooled(data: Mapping[str, Any], settings: ApiSettings, context_tokens:
 
 
 def texts_in(value: Any) -> list[Any]:
-    """The texts that a field holds: one, which may be given as token ids, or a list of them."""
+    """Return the texts in a field: a list, or a single text, which may be token ids."""
     if not isinstance(value, list):
         return [value]
     return [value] if value and isinstance(value[0], int) else value

@@ -1,6 +1,6 @@
-"""What one request may hold, checked over plain values before anything validates, renders or tokenizes them.
+"""Size limits of one request, checked over plain values before they are validated, rendered or tokenized.
 
-Whatever takes long here, in a replica's front or in its tokenizer holds up the answers to everybody else.
+Long work here, in a replica's front end or in its tokenizer delays the answers to all other requests.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,49 +12,49 @@ from peagle.api.bounds.grammar_bounds import check_grammars
 from peagle.api.bounds.json_text import is_nested_deeper
 from peagle.errors import RequestError
 
-# Those of usual text are 4; of deeply indented code, 10.
+# Usual text has 4 characters per token; deeply indented code has 10.
 CHARS_PER_TOKEN = 16
-# Of a small model's prompts, too, which a client may want to count in order to cut them.
+# Also for small models: a client may tokenize a long prompt in order to truncate it.
 PROMPT_CHARS_MIN = 2**18
-# Of a model whose deployment leaves it to the checkpoint.
+# For a model whose deployment leaves the context length to the checkpoint.
 CONTEXT_TOKENS = 2**18
 
 # More than the largest vocabularies have tokens.
 MAX_LISTED = 2**18
-# The engine's front tokenizes them, twice, in the event loop that sends everybody's tokens.
+# The engine's front end tokenizes them, twice, in the event loop that sends all tokens.
 MAX_BAD_WORD_CHARS = 2**14
-# Of a list with as many values of wrong types, pydantic tells many times as many problems.
+# For a list of this many wrong values, pydantic reports many times as many problems.
 MIXED_VALUES_MAX = 1000
 
 TOO_MANY, TOO_LONG = "array_above_max_length", "context_length_exceeded"
-# What templates write into a prompt, or a prompt is.
+# Fields that are prompts, or that templates write into a prompt.
 _PROMPTS = (
     *("prompt", "messages", "input", "previous_input_messages", "instructions", "system"),
     *("tools", "documents", "chat_template", "chat_template_kwargs", "tokens"),
 )
-# Fields that hold turns, and what of a turn is a list of its own.
+# Fields that hold turns, and fields of a turn that are lists.
 _TURNS, _PARTS = ("messages", "input", "previous_input_messages"), ("content", "tool_calls", "output", "summary")
-# What a content part says of a picture or a sound: no text.
+# Fields of a content part that describe an image or audio, not text.
 MEDIA_FIELDS = frozenset(
     {
         *("audio_embeds", "audio_url", "file", "image_embeds", "image_pil", "image_url", "input_audio", "video_url"),
         *("file_data", "source"),
     }
 )
-# What a client's tool is called with, where any name may stand for text.
+# Arguments of a tool call, in which any key may hold text.
 _ARGUMENTS = "input"
 
 
 def check_request(data: Mapping[str, Any], settings: ApiSettings, context_tokens: int | None) -> None:
-    """Refuse a request that holds more than `settings` allow; values of wrong types are left to validation.
+    """Refuse a request that exceeds `settings`; values of wrong types are left to validation.
 
     Args:
         data: A body of any route that takes a prompt.
         settings: The limits.
-        context_tokens: The model's longest context, if it is known here.
+        context_tokens: The model's maximum context length, if known.
 
     Raises:
-        RequestError: It does; `param` names the field as the client wrote it.
+        RequestError: A limit is exceeded; `param` names the field as the client wrote it.
     """
     _check_lists(data, settings)
     for field in ("prompt", "tokens"):
@@ -69,7 +69,7 @@ def check_request(data: Mapping[str, Any], settings: ApiSettings, context_tokens
 
 
 def prompt_chars_most(settings: ApiSettings, context_tokens: int | None) -> int:
-    """The most characters that a prompt may have."""
+    """Return the most characters that a prompt may have."""
     return settings.max_prompt_chars or max(PROMPT_CHARS_MIN, CHARS_PER_TOKEN * (context_tokens or CONTEXT_TOKENS))
 
 
@@ -94,7 +94,7 @@ def _check_lists(data: Mapping[str, Any], settings: ApiSettings) -> None:
 
 
 def _part_lists(turn: Any, path: Path) -> Iterator[tuple[Path, list[Any]]]:
-    """Yield the lists of parts in a turn, those in the result of a tool among them."""
+    """Yield the lists of parts in a turn, including those in a tool's result."""
     for name in _PARTS if isinstance(turn, dict) else ():
         if isinstance(held := turn.get(name), list):
             yield (*path, name), held
@@ -109,7 +109,7 @@ def _check_length(found: int, most: int, param: str, noun: str) -> None:
 
 
 def check_values(values: Any, path: Path) -> None:
-    """Refuse a long list of mixed values, or of negative tokens, by its first wrong one."""
+    """Refuse a long list of mixed values or negative token ids, naming its first invalid value."""
     if not isinstance(values, list) or not values:
         return
     kind: type[Any] = type(values[0])
@@ -122,7 +122,7 @@ def check_values(values: Any, path: Path) -> None:
         return
     wrong = next(i for i, value in enumerate(values) if type(value) not in (int, str, list) or _differs(value, kind))
     place = spell((*path, wrong))
-    raise RequestError(f"{place}: neither a token id nor what the list began with.", param=place)
+    raise RequestError(f"{place}: neither a token id nor of the same type as the first value of the list.", param=place)
 
 
 def _differs(value: Any, kind: type[Any]) -> bool:
@@ -156,7 +156,7 @@ def _check_prompt(data: Mapping[str, Any], most: int) -> None:
 
 
 def count_chars(value: Any, skipped: frozenset[str] = frozenset()) -> int:
-    """Characters of all texts in a value but those under `skipped` keys; a number counts as one."""
+    """Count the characters of all texts in a value, except under `skipped` keys; a number counts as one."""
     nothing: frozenset[str] = frozenset()
     chars, left = 0, [(value, skipped)]
     while left:
@@ -173,7 +173,7 @@ def count_chars(value: Any, skipped: frozenset[str] = frozenset()) -> int:
 
 
 def _json_texts(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    """Yield every text of a body that an engine parses as JSON, beside those of grammars."""
+    """Yield every text of a body, except grammars, that an engine parses as JSON."""
     for index, item in enumerate(_listed(data.get("input"))):
         if isinstance(item, dict) and isinstance(text := item.get("arguments"), str):
             yield ("input", index, "arguments"), text

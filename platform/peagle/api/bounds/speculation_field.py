@@ -1,7 +1,6 @@
-"""The field `speculation` of a completion or chat request: how much may be drafted for it.
+"""The field `speculation` of a completion or chat request: the largest draft depth for this request.
 
-Any model takes any bound. One above the deployment's own K, or on a model without a drafter, changes nothing: less than
-that is drafted there already, and 0 is what a model without a drafter does anyway.
+Every model accepts every bound. A bound above the deployment's K, or on a model without a drafter, has no effect.
 """
 
 from reprlib import repr as shortened
@@ -12,13 +11,13 @@ from peagle.errors import RequestError
 
 FIELD = "speculation"
 DEPTH_MAX_ARG = "peagle_depth_max"
-"""Where a request's bound travels: in vLLM's `SamplingParams.extra_args`, by this name."""
+"""Key of the request's bound in vLLM's `SamplingParams.extra_args`."""
 
 
 def take_depth_max(data: dict[str, Any]) -> int | None:
-    """Take `speculation` out of a parsed body; return its `depth_max`, None where no bound is asked for.
+    """Remove `speculation` from a parsed body; return its `depth_max`, None if no bound is requested.
 
-    Raises RequestError where it is not an object, has an unknown field, or `depth_max` is not a whole number from 0.
+    Raises RequestError if it is not an object, has an unknown field, or `depth_max` is not an integer of at least 0.
     """
     speculation = data.pop(FIELD, None)
     if speculation is None:
@@ -36,6 +35,6 @@ def take_depth_max(data: dict[str, Any]) -> int | None:
         return bound
     param = f"{FIELD}.depth_max"
     raise RequestError(
-        f"{param}: must be a whole number from 0 (0 drafts nothing for this request), not {shortened(bound)}.",
+        f"{param}: must be an integer of at least 0 (0 disables drafting for this request), not {shortened(bound)}.",
         param=param,
     )

@@ -1,10 +1,10 @@
-"""Clients: who a request's API key is, what its limits leave, and what it has used.
+"""Clients: API keys, their limits and their usage.
 
-keys.py          the middleware that asks for a key; the file is read again while the server runs
-keys_file.py     the file's two forms
-request_charge.py  what one request takes: what is expected of it, and what it really used
-client_header.py  how a replica is told whose request it is
-metered_replies.py  a replica's replies, from which that is read
+keys.py          the middleware that requires a key; the file is read again while the server runs
+keys_file.py     the file's two formats
+request_charge.py  token cost of one request, expected and actual
+client_header.py  the header that names the client to a replica
+metered_replies.py  reads a request's usage from a replica's replies
 client_limits.py asks the Router whether a request is within its client's limits
-usage_routes.py  both for an ingress, and the route that tells what clients used
+usage_routes.py  charging for an ingress, and the route that reports usage
 """

@@ -1,4 +1,4 @@
-"""The internal header by which an ingress tells a replica whose request it is. No client's own header becomes it."""
+"""Internal header that names a request's client to a replica. Clients cannot set it."""
 
 import json
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ CLIENT_HEADER = "x-peagle-client"
 
 
 def told(client: Client) -> str:
-    """The header's value."""
+    """Return the header's value."""
     fields = {"client": client.name, "weight": client.weight, "class": client.class_}
     return json.dumps(fields, separators=(",", ":"))
 
 
 def flow_in(headers: Mapping[str, str]) -> Flow | None:
-    """Whose request the headers say it is; None where they do not say."""
+    """Return the request's flow from its headers; None if they have none."""
     if (value := headers.get(CLIENT_HEADER)) is None:
         return None
     fields = json.loads(value)

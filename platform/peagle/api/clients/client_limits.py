@@ -1,7 +1,7 @@
-"""Asks whether a request is within its client's limits: the Router, which decides for all ingress processes.
+"""Asks the Router, which decides for all ingress processes, whether a request is within its client's limits.
 
-One question is on its way at a time, and has all that came meanwhile. Without a Router that answers, each process goes
-on with its share of what it heard last.
+One call is open at a time, and includes everything since the previous one. Without an answer from the Router, each
+process continues with its share of the last known limits.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ from peagle.router.fairness.limit_headers import limit_headers
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.25
-"""So often a process tells what has ended, where no request comes that would tell it sooner."""
+"""Interval in seconds between reports of ended requests while no new request arrives."""
 PATIENCE_S, FIRST_PATIENCE_S = 1.0, 5.0
-"""For an answer of the Router's, and for the first, before which Serve has to find it."""
+"""Longest wait for the Router's answer, and for its first answer, which includes Serve's lookup, in seconds."""
 LEVELS_KEPT = 10_000
-"""Clients whose levels are remembered."""
+"""Most clients whose levels are remembered."""
 
 Exchange = Callable[[LimitReport], Awaitable[LimitAnswer]]
 
 
 class ClientLimits:
-    """An ingress process's side of the book. Everything runs on one event loop, whose clock is read."""
+    """An ingress process's part of the accounting. Everything runs on one event loop and its clock."""
 
     def __init__(self) -> None:
         self._name = uuid.uuid4().hex
@@ -53,9 +53,9 @@ class ClientLimits:
         self._telling: asyncio.Task[None] | None = None
 
     async def admit(self, charge: Charge, exchange: Exchange) -> None:
-        """Wait for the Router's verdict, which `exchange` asks for; whoever is admitted calls `end` in the end.
+        """Wait for the Router's decision through `exchange`; the caller of an admitted request calls `end` at its end.
 
-        Raises LimitError where a request that is expected to take `charge` is beyond a limit.
+        Raises LimitError if a request with the expected `charge` is over a limit.
         """
         if not charge.client.limits:
             return
@@ -71,13 +71,13 @@ class ClientLimits:
             raise _refused(charge.client, verdict.refusal)
 
     def begin(self, charge: Charge) -> None:
-        """Note that a request's answer has begun."""
+        """Record that a request's answer has begun."""
         if charge.is_open and charge.is_waiting:
             self._waiting[charge.client.name] -= charge.tokens
         charge.is_waiting = False
 
     def end(self, charge: Charge) -> None:
-        """Note that a request is over, and what it has used. A second call does nothing."""
+        """Record that a request has ended, and its usage. A second call has no effect."""
         if not charge.is_open:
             return
         self.begin(charge)
@@ -92,7 +92,7 @@ class ClientLimits:
             self._woken.set()  # the client may be about to send its next, to whichever process
 
     def headers(self, client: Client) -> dict[str, str]:
-        """What an answer to `client` says of its limits."""
+        """Return the limit headers of an answer to `client`."""
         now_s = asyncio.get_running_loop().time()
         levels, at_s = self._heard.get(client.name, (Levels(), now_s))
         return limit_headers(client.limits, levels, now_s - at_s)
@@ -136,7 +136,7 @@ class ClientLimits:
             self._hear(charge, future, verdict, share)
 
     async def _of_router(self, report: LimitReport, exchange: Exchange) -> LimitAnswer | None:
-        """The Router's answer; None where it gives none in time."""
+        """Return the Router's answer; None if it does not arrive in time."""
         requests, tokens = self._owed_requests.copy(), self._owed_tokens.copy()
         told = Counter(report.returned)
         told.update(tokens)
@@ -161,7 +161,7 @@ class ClientLimits:
         return Ask(charge.client.name, charge.client.limits, charge.tokens, heard)
 
     def _decide_alone(self, report: LimitReport, now_s: float) -> LimitAnswer:
-        """Give this process's share of each limit, and of what was left of it."""
+        """Decide with this process's share of each limit and of its last known remainder."""
         if self._alone is None:
             self._alone = LimitBook()
         count = self._ingresses

@@ -1,6 +1,6 @@
-"""API keys: with a file of them, whoever asks a model sends one, as `Authorization: Bearer KEY` or `x-api-key: KEY`.
+"""API keys: with a keys file, model requests need `Authorization: Bearer KEY` or `x-api-key: KEY`.
 
-Health, metrics, versions and the fleet stay open: probes, monitoring and operators ask for these, and no model answers.
+Health, metrics, versions and the fleet need no key: probes, monitoring and operators read them without a model.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ GUARDED = (
     *("/v1/", "/v2/", "/invocations", "/tokenize", "/detokenize"),
     *("/rerank", "/score", "/pooling", "/classify", "/console/status"),
 )
-# A key that is added or withdrawn counts after this time; a mounted secret itself takes up to a minute to change.
+# Added and removed keys take effect after this time; a mounted Secret itself takes up to a minute to update.
 REREAD_S = 10.0
 
 
 class Keys:
     """The keys in a file, which is read again while the server runs.
 
-    A file that has become wrong leaves the last good one in force. Until there was one, nobody is admitted.
+    If the file becomes invalid, the last valid version stays in force. Before the first valid one, all are refused.
     """
 
     def __init__(self, path: Path, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -43,10 +43,10 @@ class Keys:
         self._said = ""
 
     async def owner(self, key: str) -> Client | None:
-        """The client whose key this is, if it is one's."""
+        """Return the client that this key belongs to, if any."""
         await self._refresh()
-        # Whoever times this lookup learns of digests, and nothing of keys.
-        return self._clients.get(digest_of(key.encode("latin-1")))  # the bytes as they came: headers are Latin-1
+        # Timing this lookup reveals information about digests, not about keys.
+        return self._clients.get(digest_of(key.encode("latin-1")))  # the original bytes: headers are Latin-1
 
     async def _refresh(self) -> None:
         now_s, first = self._now_s(), self._read_at_s is None
@@ -54,7 +54,7 @@ class Keys:
             return
         self._read_at_s = now_s
         if first:
-            self._read()  # nobody can be admitted before
+            self._read()  # no request can be admitted before the first read
         else:
             await asyncio.to_thread(self._read)  # a file of thousands of keys takes a second
 
@@ -68,23 +68,23 @@ class Keys:
         except ConfigError as error:
             said = error.problems[0].message
             if said != self._said:
-                logger.error("The API keys stay as they were: %s", said)
+                logger.error("The API keys stay unchanged: %s", said)
         self._said = said
 
 
 def check_keys(path: Path) -> None:
-    """Check a file of keys before a server starts. Raises ConfigError where it is wrong, or admits nobody."""
+    """Check a keys file before a server starts. Raises ConfigError if it is invalid or has no key."""
     parse_clients(read_bytes(path), str(path))
 
 
 def _is_guarded(scope: Scope) -> bool:
-    """Below a route prefix, too, which routing takes off the path."""
+    """Whether the path needs a key, also below a route prefix, which routing removes."""
     path: str = scope["path"]
     return path.startswith(GUARDED) or path.removeprefix(scope.get("root_path", "").rstrip("/")).startswith(GUARDED)
 
 
 def _key_in(headers: Headers) -> str:
-    """The key that a request was sent with, empty if none: as OpenAI's clients send it, or as Anthropic's do."""
+    """Return the request's key in OpenAI's or Anthropic's header, empty if there is none."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()
@@ -92,7 +92,7 @@ def _key_in(headers: Headers) -> str:
 
 
 class KeyCheck:
-    """Answers 401 for a request to a model without a known key; says in other answers what the key's limits leave."""
+    """Answers 401 to model requests without a known key; adds the key's remaining limits to other answers."""
 
     def __init__(self, app: ASGIApp, keys_file: str) -> None:
         self._app = app
@@ -109,9 +109,9 @@ class KeyCheck:
             await self._serve(client, scope, receive, send)
             return
         if key or headers.get("authorization", "").partition(" ")[2]:
-            message = "The API key is not known here."
+            message = "The API key is not valid for this server."
         else:
-            message = "This server asks for an API key: send Authorization: Bearer KEY."
+            message = "This server requires an API key: send Authorization: Bearer KEY."
         reply = ErrorReply(
             401, message, INVALID_REQUEST, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
         )

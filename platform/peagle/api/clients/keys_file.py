@@ -1,4 +1,4 @@
-"""A file of API keys, in one of two forms: a key on each line, or YAML that gives keys names, weights and limits."""
+"""The API keys file, in one of two formats: a key on each line, or YAML with names, weights and limits."""
 
 import codecs
 import hashlib
@@ -17,20 +17,20 @@ from peagle.router.fairness.client_terms import WEIGHT_MAX, WEIGHT_MIN, Client, 
 MAX_BYTES = 2**20
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-# A file is YAML if this is how its first line begins that is not empty and no comment.
+# A file is YAML if its first line that is not empty or a comment begins like this.
 _YAML_START = re.compile(rb"---\s*$|\{?\s*[\"']?keys[\"']?\s*:(\s|$)")
-# No line of the other form looks like this unless `keys:` was forgotten, or misspelled.
+# A line of the other format looks like this only if `keys:` is missing or misspelled.
 _YAML_FIELD = re.compile(rb"(-\s+)?(name|key|key_sha256|weight|class|limits)\s*:(\s|$)")
-# Named of one file.
+# Most problems reported for one file.
 _PROBLEMS_MAX = 20
 _EXAMPLE = "Write a key on each line, or YAML: keys: [{name: team-a, key: ...}]."
 
 Clients = Mapping[bytes, Client]
-"""By the SHA-256 digest of the key."""
+"""Clients by the SHA-256 digest of their key."""
 
 
 class LimitsEntry(Strict):
-    """Limits of a key, as `Limits` explains them."""
+    """Limits of a key; see `Limits`."""
 
     requests_per_minute: int | None = Field(default=None, ge=1, le=10**9)
     tokens_per_minute: int | None = Field(default=None, ge=1, le=10**12)
@@ -39,7 +39,7 @@ class LimitsEntry(Strict):
 
 
 class KeyEntry(Strict):
-    """One key: the text itself or the SHA-256 of it in hexadecimal."""
+    """One key, as text or as its SHA-256 in hexadecimal."""
 
     name: str
     key: str | None = Field(default=None, max_length=1024)
@@ -61,9 +61,9 @@ class KeyEntry(Strict):
             problem = "it has neither key nor key_sha256" if self.key is None else "it has both key and key_sha256"
             raise wrong("key", None, problem, "Write one of them.")
         if self.key is not None and (not self.key or self.key != self.key.strip() or not self.key.isprintable()):
-            raise wrong("key", None, "it is empty, or has spaces around it or a line break", "Write another.")
+            raise wrong("key", None, "it is empty, or contains a line break or surrounding spaces", "Remove them.")
         if self.key_sha256 is not None and not _DIGEST.fullmatch(self.key_sha256):
-            raise wrong("key_sha256", None, "it is not 64 hexadecimal digits", "Make it with: sha256sum.")
+            raise wrong("key_sha256", None, "it is not 64 hexadecimal digits", "Create it with sha256sum.")
         return self
 
     def digest(self) -> bytes:
@@ -78,21 +78,23 @@ def digest_of(key: bytes) -> bytes:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file of keys without its byte order mark; raises ConfigError if it cannot be read or is too large."""
+    """Read the file. Raises ConfigError if it cannot be read or is too large."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigError("--keys-file", str(path), f"it cannot be read: {error.strerror}", "Name another.") from None
+        raise ConfigError(
+            "--keys-file", str(path), f"it cannot be read: {error.strerror}", "Name a readable file."
+        ) from None
     if len(content) > MAX_BYTES:
         raise ConfigError("--keys-file", str(path), f"it is larger than {MAX_BYTES} bytes", "Remove old keys.")
     return content.removeprefix(codecs.BOM_UTF8)
 
 
 def parse_clients(content: bytes, path: str) -> Clients:
-    """The clients of a file's content.
+    """Parse the clients of a file's content.
 
-    Raises ConfigError where it has no key or is wrong; the line and field are named, and never a key.
+    Raises ConfigError if it has no key or is invalid; it names line and field, never a key.
     """
     lines = [(number, line.strip()) for number, line in enumerate(content.splitlines(), start=1)]
     lines = [(number, line) for number, line in lines if line and not line.startswith(b"#")]
@@ -102,11 +104,11 @@ def parse_clients(content: bytes, path: str) -> Clients:
         for number, line in lines:
             if _YAML_FIELD.match(line):
                 field = line.lstrip(b"- ").partition(b":")[0].decode()
-                problem = "it looks like YAML, which begins with keys:"
+                problem = "it looks like YAML, which must begin with keys:"
                 raise ConfigError(f"{path}, line {number}: {field}", None, problem, _EXAMPLE)
         clients = {(digest := digest_of(line)): Client(f"key-{digest.hex()[:8]}") for _, line in lines}
     if not clients:
-        raise ConfigError("--keys-file", path, "it holds no key, so nobody could ask", _EXAMPLE)
+        raise ConfigError("--keys-file", path, "it has no key, so every request would be refused", _EXAMPLE)
     return clients
 
 
@@ -137,10 +139,10 @@ def _of_entries(entries: list[Any], text: str, path: str) -> Clients:
             continue
         digest = entry.digest()
         if entry.name in named:
-            problem = f"line {named[entry.name]} has this name too"
+            problem = f"line {named[entry.name]} has the same name"
             problems.append(ConfigError(f"line {line}: name", entry.name, problem, "Give each key its own name."))
         elif digest in clients:
-            problem = f"it is the key of {clients[digest].name} too"
+            problem = f"it is also the key of {clients[digest].name}"
             problems.append(ConfigError(f"line {line}: key", None, problem, "Give each name its own key."))
         named.setdefault(entry.name, line)
         clients[digest] = entry.client()
@@ -151,9 +153,9 @@ def _of_entries(entries: list[Any], text: str, path: str) -> Clients:
 
 
 def _entry(raw: Any, text: str, index: int, line: int) -> KeyEntry:
-    """One entry of the list; raises ConfigError whose fields begin with their line."""
+    """Parse one entry of the list. Raises ConfigError whose fields begin with their line."""
     if not isinstance(raw, dict):
-        raise ConfigError(f"line {line}: keys", None, "it must hold the fields of a key", _EXAMPLE)
+        raise ConfigError(f"line {line}: keys", None, "it must have the fields of a key", _EXAMPLE)
     lines = dict(zip(map(str, raw), lines_of(text, "keys", index), strict=True))
     try:
         return parse(KeyEntry, raw, "", "a key", secret=("key", "key_sha256"))
@@ -162,7 +164,7 @@ def _entry(raw: Any, text: str, index: int, line: int) -> KeyEntry:
 
 
 def _placed(problem: ConfigError, lines: Mapping[str, int], line: int) -> ConfigError:
-    """The same problem with its line; a value is shown only of a field that holds no key."""
+    """Return the same problem with its line; values of fields that hold keys are not shown."""
     field = problem.field.removeprefix(": ")
     top = field.partition(".")[0]
     value = problem.value if top in ("name", "weight", "class", "limits") else None

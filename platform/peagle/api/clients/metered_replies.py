@@ -1,4 +1,4 @@
-"""A replica's replies, in which the ingress reads what a client's request used."""
+"""Reads a request's token usage from a replica's replies."""
 
 import json
 import re
@@ -12,11 +12,11 @@ from peagle.api.clients.request_charge import Charge, Usage
 from peagle.api.dialects.stream_kinds import COMPLETION, StreamKind
 from peagle.api.relay import split_events
 
-# A part of an event of vLLM's. Text cannot look so: JSON escapes a quote inside a string.
+# Part of a vLLM event. Generated text cannot match: JSON escapes quotes inside a string.
 _USAGE = re.compile(r',"usage":(\{(?:[^{}]|\{[^{}]*\})*\})')
 _INDEX = re.compile(r'"index":(\d+)')
 _USAGE_ALONE = '"choices":[]'
-# Where events have names, those that tell what was used. The last of them tells of all.
+# Named events that report usage. The last of them reports the total.
 _USAGE_EVENTS = ("event: response.completed\n", "event: message_start\n", "event: message_delta\n")
 
 
@@ -28,15 +28,15 @@ async def metered(
     end: Callable[[], None],
     kind: StreamKind = COMPLETION,
 ) -> AsyncGenerator[Any, None]:
-    """Pass a replica's replies on, and read in them what was used; take out what of that the client did not ask for.
+    """Pass a replica's replies on and read their usage; remove usage that the client did not ask for.
 
     Args:
-        replies: Of one try; closed at the end.
-        body: The request as the client made it; `ask_for_usage` makes what is sent.
-        charge: Gets `used`.
-        begin: Called before the first reply is passed on, whatever it says.
-        end: Called before the last one is, so that a client that has it may ask again.
-        kind: How a stream is written.
+        replies: Replies of one try; closed at the end.
+        body: The client's request; `ask_for_usage` makes the request that is sent.
+        charge: Its `used` is set.
+        begin: Called before the first reply is passed on, whatever its content.
+        end: Called before the last reply is passed on, so that a client that received it may send again.
+        kind: Format of the stream.
     """
     options = getattr(body, "stream_options", None)
     wanted = bool(options and options.include_usage)
@@ -73,14 +73,14 @@ async def metered(
 
 
 def _told(event: str) -> Usage:
-    """What an event with a name says was used so far."""
+    """Return the usage so far from a named event."""
     data = json.loads(event.partition("data: ")[2])
     answer = data.get("response") or data.get("message") or data
     return Usage.of(answer.get("usage") or {})
 
 
 def _note(charge: Charge, choices: dict[int, Usage], event: str, usage: str, whole: bool) -> None:
-    """Take what a stream used so far: of one choice, or at its end of all."""
+    """Record a stream's usage so far: of one choice, or at the end of all choices."""
     counts = Usage.of(json.loads(usage))
     if whole:
         charge.used = counts
@@ -91,9 +91,9 @@ def _note(charge: Charge, choices: dict[int, Usage], event: str, usage: str, who
 
 
 def ask_for_usage(body: Any) -> Any:
-    """The request to send for a client's `body`: each event of a stream says what was used, in case nobody reads on."""
+    """Return the request to send for a client's `body`, with usage in every event in case the client disconnects."""
     field = type(body).model_fields.get("stream_options")
     if field is None or not getattr(body, "stream", False):
         return body
-    options = get_args(field.annotation)[0]  # vLLM moves the class about
+    options = get_args(field.annotation)[0]  # vLLM moves this class between modules
     return body.model_copy(update={"stream_options": options(include_usage=True, continuous_usage_stats=True)})

@@ -1,4 +1,4 @@
-"""What one request takes of its client's limits: first what is expected of it, in the end what it really used."""
+"""A request's charge to its client's limits: the expected tokens first, the used tokens at the end."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,19 +7,19 @@ from peagle.api.bounds.request_bounds import MEDIA_FIELDS, count_chars
 from peagle.router.fairness.client_terms import Client, ClientClass
 from peagle.router.fairness.step_sharing import Flow
 
-# Usual for prose and code: no tokenizer is at hand, and what is wrong is corrected at the end.
+# Usual for prose and code: no tokenizer is available here, and the charge is corrected at the end.
 CHARS_PER_TOKEN = 4
-# Of a usual answer, until some were seen; and over how many the mean of those is taken.
+# Assumed length of an answer before any was seen; and the number of answers in the running mean.
 OUTPUT_TOKENS, MEAN_OVER = 128.0, 64
-# What of a request is put before a model, beside `prompt`, under the names that APIs have for it.
+# Fields of a request that the model reads, besides `prompt`, in the different APIs.
 _PROMPT_PARTS = ("messages", "tools", "documents", "input", "instructions", "system")
-# What an answer is limited to, under whatever name the request's API has for it.
+# Fields that limit an answer's length in the different APIs.
 _OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request, over all its prompts and answers; `cached` are of `prompt`, `accepted` of `drafted`."""
+    """Tokens of one request over all prompts and answers; `cached` is part of `prompt`, `accepted` of `drafted`."""
 
     prompt: int = 0
     cached: int = 0
@@ -29,11 +29,11 @@ class Usage:
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> "Usage":
-        """From the `usage` of an answer, of whichever API."""
+        """Read the `usage` of an answer of any API."""
         details = plain.get("prompt_tokens_details") or plain.get("input_tokens_details") or {}
         drafts, read = plain.get("speculation") or {}, plain.get("cache_read_input_tokens") or 0
         return cls(
-            # Anthropic's input tokens are those that were not cached.
+            # Anthropic's input tokens exclude cached tokens.
             prompt=plain.get("prompt_tokens") or (plain.get("input_tokens") or 0) + read,
             cached=details.get("cached_tokens") or read,
             output=plain.get("completion_tokens") or plain.get("output_tokens") or 0,
@@ -47,14 +47,14 @@ class Charge:
     """One request of a client.
 
     Attributes:
-        client: Whose it is, of the class that the request asks for.
-        model: The model that it asks.
-        prompt_tokens: Expected.
-        output_tokens: Expected of all its answers together.
-        answers: How many it asks for.
-        used: What the engine counted so far; None where it has not said, and what was expected counts.
+        client: The client, with the service class of the request.
+        model: The requested model.
+        prompt_tokens: Expected prompt tokens.
+        output_tokens: Expected tokens of all answers together.
+        answers: Number of requested answers.
+        used: Usage counted by the engine so far; None if not reported, then the expected tokens count.
         is_waiting: Whether its answer has not begun.
-        is_open: Whether it is admitted and not over.
+        is_open: Whether it is admitted and has not ended.
         has_place: Whether it holds one of its model's places.
     """
 
@@ -70,17 +70,17 @@ class Charge:
 
     @property
     def tokens(self) -> int:
-        """Expected of prompt and answers together."""
+        """Expected tokens of prompt and answers together."""
         return self.prompt_tokens + self.output_tokens
 
     @property
     def flow(self) -> Flow:
-        """The requests that it shares its client's weight with."""
+        """The flow that shares its client's weight."""
         return Flow(self.client.name, self.client.weight, self.client.class_ is ClientClass.BATCH)
 
 
 class UsualLengths:
-    """Tokens of a usual answer by model, as this process saw them."""
+    """Mean answer length in tokens by model, as seen by this process."""
 
     def __init__(self) -> None:
         self._mean: dict[str, float] = {}
@@ -89,21 +89,21 @@ class UsualLengths:
         return self._mean.get(model, OUTPUT_TOKENS)
 
     def saw(self, charge: Charge) -> None:
-        """Learn from a request that is over."""
+        """Learn from a request that has ended."""
         if charge.used is not None and charge.used.output:
             mean = self.of(charge.model)
             self._mean[charge.model] = mean + (charge.used.output / charge.answers - mean) / MEAN_OVER
 
 
 def charge_of(client: Client, model: str, body: Any, usual_output_tokens: float | None) -> Charge:
-    """What to expect of a request.
+    """Return the expected charge of a request.
 
     Args:
-        client: Whose it is. OpenAI's `service_tier: flex` asks for the lower class.
-        model: The model that it asks.
+        client: The client. OpenAI's `service_tier: flex` selects the lower class.
+        model: The requested model.
         body: vLLM's request model.
-        usual_output_tokens: Of one answer whose length the request does not limit; None if it does not generate, which
-            takes no tokens.
+        usual_output_tokens: Expected length of an answer if the request sets no limit; None if the request does not
+            generate.
     """
     if getattr(body, "service_tier", None) == "flex":
         client = replace(client, class_=ClientClass.BATCH)

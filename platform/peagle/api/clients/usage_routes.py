@@ -1,4 +1,4 @@
-"""Whose a request is and what it takes, for an ingress; and the route by which operators read what clients used."""
+"""Charges requests to clients, for an ingress; and the route that reports usage to operators."""
 
 import asyncio
 from collections import defaultdict
@@ -27,17 +27,17 @@ from peagle.router.fairness.limit_book import LimitAnswer, LimitReport
 
 
 class UsageRoutes(MetricsRoutes):
-    """Charges clients for requests; handler of `/fleet/usage`."""
+    """Charges requests to clients; handler of `/fleet/usage`."""
 
     _router: DeploymentHandle | None
     _deployments: dict[str, Deployment]
 
     async def admit(self, request: Request, body: Any, model: str, generates: bool) -> Charge | None:
-        """Charge a request to its client, whose API key came with it; None where no keys are asked for.
+        """Charge a request to the client of its API key; return None if no keys are required.
 
         Raises:
-            LimitError: It is beyond a limit of the client's.
-            OverloadedError: The client holds as many places of the model as it leaves to others.
+            LimitError: The request is over a limit of the client.
+            OverloadedError: The client already holds its share of the model's places while others wait.
         """
         client: Client | None = getattr(request.state, "client", None)
         if client is None:
@@ -56,12 +56,12 @@ class UsageRoutes(MetricsRoutes):
             charge.has_place = ledger.places[model].take(client.name, places)
             if not charge.has_place:
                 settings: ApiSettings = request.app.state.settings
-                problem = f"The API key {client.name} has as many requests open as it may while others need a place."
+                problem = f"The API key {client.name} has its full share of open requests while other clients wait."
                 raise OverloadedError(problem, ledger.waits.of(model, settings.retry_after_s))
         return charge
 
     def _places(self, model: str) -> int | None:
-        """How many requests one ingress process, of as many as there are replicas, may have open; None: any number."""
+        """Return how many requests this ingress process may have open for the model; None if unlimited."""
         if (deployment := self._deployments.get(model)) is None or deployment.routing.max_queued_requests == -1:
             return None
         routing = deployment.routing
@@ -70,18 +70,18 @@ class UsageRoutes(MetricsRoutes):
     def metered(
         self, request: Request, replies: AsyncGenerator[Any, None], body: Any, charge: Charge | None, kind: StreamKind
     ) -> AsyncGenerator[Any, None]:
-        """A replica's replies, from which the charge learns what was used."""
+        """Return a replica's replies, and update the charge with the usage in them."""
         if charge is None:
             return replies
         limits = request.app.state.ledger.limits
         return metered(replies, body, charge, partial(limits.begin, charge), partial(limits.end, charge), kind)
 
     async def usage(self, request: Request) -> JSONResponse:
-        """GET /fleet/usage: by client and model, what was used since each ingress process began, of those that run.
+        """GET /fleet/usage: usage by client and model since each running ingress process started.
 
-        For callers on this machine only. Tokens of requests that are not over are not in it.
+        For callers on this machine only. Tokens of requests in progress are not included.
 
-        Raises NotFoundError where nothing is counted here.
+        Raises NotFoundError if metrics are off.
         """
         require_loopback(request)
         settings = counting_settings(request)
@@ -90,12 +90,12 @@ class UsageRoutes(MetricsRoutes):
 
     async def _ask_limits(self, report: LimitReport) -> LimitAnswer:
         if self._router is None:
-            raise RouterLostError("There is none.")
+            raise RouterLostError("No Router is running.")
         response = self._router.limit_clients.remote(report)
         try:
             answer: LimitAnswer = await response
         except asyncio.CancelledError:
-            response.cancel()  # or Serve would keep it for a Router to come
+            response.cancel()  # otherwise Serve would keep it for the next Router
             if (task := asyncio.current_task()) is not None and not task.cancelling():
                 raise RouterLostError("The call was cancelled.") from None
             raise
@@ -103,7 +103,7 @@ class UsageRoutes(MetricsRoutes):
 
 
 def usage_rows(values: Iterable[Value]) -> list[dict[str, Any]]:
-    """Sum the counters of all ingress processes into a row for each client, by name."""
+    """Sum the counters of all ingress processes into one row per client, sorted by name."""
     models: dict[str, dict[str, dict[str, int]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(int)))
     refusals: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     requests, tokens, refused = map(_series, (metrics.CLIENT_REQUESTS, metrics.CLIENT_TOKENS, metrics.CLIENT_REFUSALS))

@@ -1,8 +1,8 @@
-"""What the clients of each API expect, and what vLLM says in words of its own.
+"""Formats that the clients of each API expect, and translation of vLLM's messages.
 
 relayed_routes.py  handlers of the Responses and Messages APIs; relayed_request.py: their requests
-stream_kinds.py  how each API writes a stream
+stream_kinds.py  stream format of each API
 anthropic_errors.py  Anthropic's error object and key header
-engine_words.py  what vLLM says of a request, with the names of its fields and of the deployment file's
-plain_requests.py  slashes at a path's end, and HEAD
+engine_words.py  vLLM's messages, with field names of the request and the deployment file
+plain_requests.py  trailing slashes, and HEAD
 """

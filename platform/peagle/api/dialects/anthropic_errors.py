@@ -21,15 +21,15 @@ KEY = b"x-api-key"
 
 
 def anthropic_error(status: int, message: str) -> dict[str, Any]:
-    """The error object of an answer with this status."""
+    """Return the error object of an answer with this status."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 class AnthropicErrors:
-    """Around an application that answers errors as OpenAI does: on these routes its errors are Anthropic's.
+    """Middleware that rewrites OpenAI errors as Anthropic errors on these routes.
 
-    There, a key may come as Anthropic's clients send it, too.
+    It also accepts a key in Anthropic's header there.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,10 +1,10 @@
-"""What a client may write either way: a path with a slash at its end, and HEAD wherever GET answers."""
+"""Accepts a trailing slash in a path, and HEAD wherever GET is allowed."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class PlainRequests:
-    """Takes the slash off the end of a path, and answers HEAD as GET without the body."""
+    """Removes a path's trailing slash, and answers HEAD as GET without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,6 +1,6 @@
-"""Requests to embed or score texts, and their answers: checked here, read by vLLM's own handlers in a replica.
+"""Embedding and scoring requests and answers: checked here, parsed by vLLM's own handlers in a replica.
 
-An answer travels as the bytes that vLLM wrote. It may hold millions of numbers, which nothing here has to read.
+An answer is passed on as the bytes that vLLM wrote. It may hold millions of numbers, which nothing here has to parse.
 """
 
 import json
@@ -23,9 +23,9 @@ from peagle.errors import RequestError
 
 Kind = Literal["embeddings", "rerank", "score"]
 
-# Of which the client's library reads no other.
+# The only encodings that OpenAI's client library reads.
 ENCODINGS = ("float", "base64")
-# The fields that hold the two sides of what is scored, and vLLM's model of such a body.
+# The fields of the two sides of a scored pair, and vLLM's model of such a body.
 _SIDES: Mapping[tuple[str, str], type[BaseModel]] = {
     ("queries", "documents"): ScoreQueriesDocumentsRequest,
     ("queries", "items"): ScoreQueriesItemsRequest,
@@ -36,7 +36,7 @@ _USAGE = b'"usage":'
 
 
 class PooledRequest(BaseModel):
-    """A request as plain values. It has the names by which dispatch and limits read a completion.
+    """A request as plain values, with the attributes of a completion that dispatch and limits read.
 
     Attributes:
         fields: The body.
@@ -49,12 +49,12 @@ class PooledRequest(BaseModel):
 
     @property
     def prompt_field(self) -> str:
-        """The field that holds the texts."""
+        """Name of the field that holds the texts."""
         return "input" if self.kind == "embeddings" else sides_of(self.kind, self.fields)[1]
 
     @property
     def prompt(self) -> list[Any]:
-        """What the model reads: texts or token ids."""
+        """The model's input: texts or token ids."""
         if self.kind == "embeddings":
             return texts_in(self.fields["input"])
         left, right = (texts_in(self.fields[side]) for side in sides_of(self.kind, self.fields))
@@ -64,52 +64,52 @@ class PooledRequest(BaseModel):
 
     @property
     def max_tokens(self) -> int:
-        """An answer has no tokens."""
+        """0: an answer has no tokens."""
         return 0
 
     def read(self) -> BaseModel:
-        """As vLLM's handlers take it."""
+        """Return vLLM's request model."""
         return _model(self.kind, self.fields).model_validate(self.fields)
 
 
 class PooledReply(BaseModel):
-    """A whole answer: the JSON text, and its `usage`."""
+    """A complete answer: the JSON text, and its `usage`."""
 
     usage: dict[str, Any]
     body: bytes
 
     @classmethod
     def of(cls, body: bytes) -> "PooledReply":
-        # No text in it can look so: JSON escapes a quote inside a string.
+        # Text cannot match this: JSON escapes quotes inside a string.
         rest = body[body.rfind(_USAGE) + len(_USAGE) :][:1024]
         usage, _ = json.JSONDecoder().raw_decode(rest.decode(errors="replace"))
         return cls(usage=usage, body=body)
 
 
 def to_embeddings(data: dict[str, Any]) -> PooledRequest:
-    """Make a request to embed of a parsed body; raise what `validate` does."""
+    """Make an embedding request from a parsed body. Raises as `validate` does."""
     if data.get("messages"):
         message = "messages is not supported: send the texts in input."
         raise RequestError(message, param="messages", code="unsupported_parameter")
     encoding = data.get("encoding_format", ENCODINGS[0])
     if encoding not in ENCODINGS:
-        message = f"encoding_format: there is no {encoding!r} here; write {' or '.join(ENCODINGS)}."
+        message = f"encoding_format: {encoding!r} is not supported; use {' or '.join(ENCODINGS)}."
         raise RequestError(message, param="encoding_format")
     return _pooled("embeddings", data)
 
 
 def to_rerank(data: dict[str, Any]) -> PooledRequest:
-    """Make a request to rerank of a parsed body; raise what `to_embeddings` does."""
+    """Make a rerank request from a parsed body. Raises as `to_embeddings` does."""
     return _pooled("rerank", data)
 
 
 def to_score(data: dict[str, Any]) -> PooledRequest:
-    """Make a request to score of a parsed body; raise what `to_embeddings` does."""
+    """Make a score request from a parsed body. Raises as `to_embeddings` does."""
     return _pooled("score", data)
 
 
 def sides_of(kind: Kind, fields: Mapping[str, Any]) -> tuple[str, str]:
-    """The names of the two fields whose texts are scored with each other."""
+    """Return the names of the two fields whose texts are scored against each other."""
     if kind == "rerank":
         return "query", "documents"
     return next((sides for sides in _SIDES if sides[0] in fields and sides[1] in fields), next(iter(_SIDES)))
@@ -121,6 +121,6 @@ def _model(kind: Kind, fields: Mapping[str, Any]) -> type[BaseModel]:
 
 
 def _pooled(kind: Kind, data: dict[str, Any]) -> PooledRequest:
-    # Validators write into what they are given.
+    # Validators modify their input.
     validate(_model(kind, data), dict(data))
     return PooledRequest(kind=kind, model=data.get("model"), fields=data)

@@ -1,4 +1,4 @@
-"""Requests of the Responses and Messages APIs: checked here, read by vLLM's own handlers in a replica."""
+"""Requests of the Responses and Messages APIs: checked here, parsed by vLLM's own handlers in a replica."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,27 +13,28 @@ from peagle.api.bounds.message_shape import check_messages
 from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG, take_depth_max
 from peagle.errors import RequestError
 
-_STATELESS = "no answer is kept here; send the conversation so far in input"
-# What of these APIs would change the answer and vLLM ignores, or cannot do where replicas share nothing.
+_STATELESS = "this server stores no responses; send the conversation so far in input"
+# Fields of these APIs that would change the answer but that vLLM ignores, or cannot support because replicas share no
+# state.
 _UNSUPPORTED_RESPONSE: Mapping[str, str] = {
-    "background": "ask for a stream, which may take as long",
+    "background": "request a stream, which may take as long",
     "conversation": _STATELESS,
     "previous_response_id": _STATELESS,
-    "prompt": "prompt templates are kept nowhere here; send instructions and input",
+    "prompt": "this server stores no prompt templates; send instructions and input",
 }
 _UNSUPPORTED_MESSAGE: Mapping[str, str] = {
     "container": "this server runs no code",
-    "mcp_servers": "this server calls no tools; call them, and send their results",
+    "mcp_servers": "this server calls no tools; call them yourself and send their results",
 }
-# Types of tools that the client calls.
+# Types of tools that the client executes.
 _RESPONSE_TOOLS = ("function", "namespace")
 _MESSAGE_TOOLS = ("custom",)
 
 
 class RelayedRequest(BaseModel):
-    """A request as plain values, which travel: pydantic's lazy lists in vLLM's own models do not.
+    """A request as plain values, which can be pickled: pydantic's lazy lists in vLLM's own models cannot.
 
-    It has the names by which Ray's server and dispatch read a chat.
+    It has the attributes of a chat that Ray's server and dispatch read.
 
     Attributes:
         fields: The body.
@@ -48,7 +49,7 @@ class RelayedRequest(BaseModel):
 
     @property
     def messages(self) -> Sequence[Any]:
-        """What the model reads, in order."""
+        """The model's input, in order."""
         first = self.fields.get("instructions") or self.fields.get("system")
         turns = self.fields.get("messages", self.fields.get("input"))
         turns = [{"role": "user", "content": turns}] if isinstance(turns, str) else turns or []
@@ -56,43 +57,43 @@ class RelayedRequest(BaseModel):
 
     @property
     def tools(self) -> Any:
-        """What the model is told that it may call."""
+        """The tools that the model may call."""
         return self.fields.get("tools")
 
     @property
     def service_tier(self) -> Any:
-        """OpenAI's class of service, where it is asked for."""
+        """OpenAI's service tier, if requested."""
         return self.fields.get("service_tier")
 
     @property
     def max_tokens(self) -> int | None:
-        """The most tokens that the answer may have."""
+        """Maximum tokens of the answer."""
         most: int | None = self.fields.get("max_tokens") or self.fields.get("max_output_tokens")
         return most
 
 
 def to_response(data: dict[str, Any]) -> RelayedRequest:
-    """Make a request of the Responses API of a parsed body; raise what `validate` does."""
+    """Make a request of the Responses API from a parsed body. Raises as `validate` does."""
     _refuse(data, _UNSUPPORTED_RESPONSE, _RESPONSE_TOOLS)
     check_messages(data)
     return _relayed(ResponsesRequest, data, "text")
 
 
 def to_message(data: dict[str, Any]) -> RelayedRequest:
-    """Make a request of the Messages API of a parsed body; raise what `to_response` does."""
+    """Make a request of the Messages API from a parsed body. Raises as `to_response` does."""
     _refuse(data, _UNSUPPORTED_MESSAGE, _MESSAGE_TOOLS)
     return _relayed(AnthropicMessagesRequest, data, "output_config")
 
 
 def to_count(data: dict[str, Any]) -> RelayedRequest:
-    """Make a request to count a message's tokens of a parsed body; raise what `to_response` does."""
+    """Make a request to count a message's tokens from a parsed body. Raises as `to_response` does."""
     _refuse(data, _UNSUPPORTED_MESSAGE, _MESSAGE_TOOLS)
     return _relayed(AnthropicCountTokensRequest, {**data, "stream": False}, "output_config")
 
 
 def _relayed(model: type[BaseModel], data: dict[str, Any], format_field: str) -> RelayedRequest:
     depth_max = take_depth_max(data)
-    # Where one model is served, naming it is optional. Validators write into what they are given.
+    # With one model served, naming it is optional. Validators modify their input.
     validate(model, {"model": "any", **data})
     if depth_max is not None:
         data["vllm_xargs"] = {**(data.get("vllm_xargs") or {}), DEPTH_MAX_ARG: depth_max}
@@ -113,7 +114,7 @@ def _refuse(data: Mapping[str, Any], unsupported: Mapping[str, str], tools: Sequ
         if isinstance(kind, str) and kind not in tools:
             place, known = spell(("tools", index, "type")), " or ".join(tools)
             raise RequestError(
-                f"{place}: there is no {kind!r} here; tools of type {known} are taken, which the client calls.",
+                f"{place}: {kind!r} is not supported; use tools of type {known}, which the client calls.",
                 param=place,
                 code="unsupported_parameter",
             )

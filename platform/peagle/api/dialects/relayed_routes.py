@@ -10,7 +10,7 @@ from peagle.api.dialects.relayed_request import RelayedRequest, to_count, to_mes
 from peagle.api.dialects.stream_kinds import COMPLETION, MESSAGE, RESPONSE, StreamKind
 from peagle.errors import NotFoundError
 
-# What the routes call fields that vLLM knows by the names of a chat.
+# The routes' names of fields that vLLM knows by a chat's names.
 RESPONSE_FIELDS: Mapping[str, str] = {
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
@@ -25,7 +25,7 @@ MESSAGE_FIELDS: Mapping[str, str] = {
 
 
 class RelayedRoutes:
-    """Handlers for an ingress that reads bodies and asks replicas."""
+    """Handlers for an ingress that reads bodies and calls replicas."""
 
     _read: Callable[..., Any]
     _ask: Callable[..., Any]
@@ -56,9 +56,9 @@ class RelayedRoutes:
         return answer
 
     async def stored_response(self, response_id: str) -> Response:
-        """GET, POST and DELETE below /v1/responses: nothing is there."""
+        """GET, POST and DELETE below /v1/responses: always 404, because no response is stored."""
         raise NotFoundError(
-            f"The response {response_id!r} does not exist: no answer is kept here.",
+            f"The response {response_id!r} does not exist: this server stores no responses.",
             param="response_id",
             code="response_not_found",
         )

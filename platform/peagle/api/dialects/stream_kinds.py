@@ -1,6 +1,6 @@
-"""How the stream of a route is written: what carries a part of an answer, what ends it, and what tells of an error.
+"""Stream formats of the routes: content events, the end event, and error events.
 
-A replica writes an error into any of them as vLLM does into a chat, `data: {"error": ...}`; the ingress translates it.
+A replica writes errors in all of them as vLLM does in a chat, `data: {"error": ...}`; the ingress translates them.
 """
 
 import json
@@ -11,19 +11,19 @@ from peagle.api.dialects.anthropic_errors import anthropic_error
 from peagle.api.reply import ERROR_EVENT, NAMED_ERROR_EVENT, ErrorReply
 
 DONE = "data: [DONE]\n\n"
-# What opens a stream before the first token.
+# Events that open a stream before the first token.
 _OPENING_RESPONSE = ("event: response.created\n", "event: response.in_progress\n")
 _OPENING_MESSAGE = ("event: message_start\n", "event: ping\n")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamKind:
-    """One way to write a stream.
+    """One stream format.
 
     Attributes:
-        speaks: Whether an event carries a part of an answer, be it empty; an end, an error and usage alone do not.
-        last: How the event that ends a whole answer begins.
-        error_event: An error as the last event of a stream whose status is already sent.
+        speaks: Whether an event carries part of an answer, even an empty one; end, error and usage events do not.
+        last: Prefix of the event that ends a complete answer.
+        error_event: Writes an error as the last event of a stream whose status was already sent.
     """
 
     speaks: Callable[[str], bool]
@@ -31,12 +31,12 @@ class StreamKind:
     error_event: Callable[[ErrorReply], str]
 
     def ends(self, event: str) -> bool:
-        """Whether a whole answer ends with this event."""
+        """Whether this event ends a complete answer."""
         return event.startswith(self.last)
 
 
 def has_choices(event: str) -> bool:
-    """Whether an event of a chat or a completion carries a part of an answer."""
+    """Whether an event of a chat or a completion carries part of an answer."""
     return event.startswith("data: {") and not event.startswith(ERROR_EVENT) and '"choices":[]' not in event
 
 
@@ -49,7 +49,7 @@ def _has_content(event: str) -> bool:
 
 
 def _response_error(reply: ErrorReply) -> str:
-    # OpenAI's event has the fields beside `type`; its clients raise only where there is an `error`.
+    # OpenAI's event has the fields next to `type`; its clients raise only if there is an `error`.
     body = {"type": "error", "code": reply.code, "message": reply.message, "param": reply.param, **reply.body()}
     return f"{NAMED_ERROR_EVENT}data: {json.dumps(body)}\n\n"
 
@@ -64,7 +64,7 @@ MESSAGE = StreamKind(_has_content, "event: message_stop\n", _message_error)
 
 
 def kind_at(path: str) -> StreamKind:
-    """How the route at `path`, with any prefix before it, writes its stream."""
+    """Return the stream format of the route at `path`, with or without a prefix."""
     path = path.rstrip("/")
     if path.endswith("/v1/messages"):
         return MESSAGE
@@ -72,8 +72,8 @@ def kind_at(path: str) -> StreamKind:
 
 
 def is_whole(packet: bytes) -> bool:
-    """Whether a packet of events, of whichever kind, ends a whole answer."""
-    # JSON escapes line breaks, so that what an answer says cannot be taken for an event's name.
+    """Whether a packet of events, of any format, ends a complete answer."""
+    # JSON escapes line breaks, so that generated text cannot be mistaken for an event's name.
     return packet.endswith(_DONE) or any(last in packet for last in _NAMED_LAST)
 
 

@@ -1,1 +1,1 @@
-"""Routes beside OpenAI's."""
+"""Routes in addition to OpenAI's."""

@@ -1,4 +1,4 @@
-"""Routes of models that embed or score text, and what is said where a model does not do what it is asked for."""
+"""Routes of models that embed or score text, and errors for requests to the wrong kind of model."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,16 +11,16 @@ from peagle.api.dialects.pooled_request import PooledRequest, to_embeddings, to_
 from peagle.config import Deployment
 from peagle.errors import RequestError
 
-# Methods of a replica that embed or score.
+# Replica methods that embed or score.
 POOLED = frozenset({"embeddings", "score"})
 
-_GENERATING = "text only: ask /v1/chat/completions, /v1/completions, /v1/responses or /v1/messages."
-_POOLING = "text only: ask /v1/embeddings, /v1/rerank or /v1/score."
+_GENERATING = "text only: use /v1/chat/completions, /v1/completions, /v1/responses or /v1/messages."
+_POOLING = "text only: use /v1/embeddings, /v1/rerank or /v1/score."
 _CODE = "unsupported_operation"
 
 
 class PoolingRoutes:
-    """Handlers for an ingress that reads bodies and asks replicas."""
+    """Handlers for an ingress that reads bodies and calls replicas."""
 
     _read: Callable[..., Any]
     _ask: Callable[..., Any]
@@ -39,14 +39,14 @@ class PoolingRoutes:
         return await self._pool(request, to_score, "score")
 
     async def not_generated(self) -> Response:
-        """POST to routes of models that do neither."""
+        """POST to routes of models that neither generate, embed nor score."""
         pooling = [each.pools for each in self._deployments.values()]
         said = [] if all(pooling) and pooling else [f"generate {_GENERATING}"]
         said += [f"embed or score {_POOLING}"] if any(pooling) else []
         raise RequestError(f"The models served here {' Or they '.join(said)}", code=_CODE)
 
     def require_fit(self, model: str, method: str) -> None:
-        """Raises RequestError where a model does something else than a replica's `method` asks for."""
+        """Raise RequestError if the model cannot serve a replica's `method`."""
         if self.pools(model) and method not in (*POOLED, "tokenize", "detokenize"):
             raise RequestError(f"{model} embeds or scores {_POOLING}", param="model", code=_CODE)
         if not self.pools(model) and method in POOLED:

@@ -1,4 +1,4 @@
-"""The two routes of a container that Amazon SageMaker runs."""
+"""The two routes that Amazon SageMaker requires of a container."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,7 +15,7 @@ from peagle.errors import RequestError
 # SageMaker waits 2 s for the answer to its health check.
 PING_S = 1.5
 
-# Which handler of the ingress a body is for, by the field that it has.
+# Ingress handler for a body, by the field that the body has.
 _HANDLERS: Mapping[str, str] = {
     "messages": "chat",
     "prompt": "completions",
@@ -31,16 +31,16 @@ class SageMakerRoutes:
     _default_serve_handles: Mapping[str, DeploymentHandle]
 
     async def ping(self, request: Request) -> Response:
-        """GET: 200 when every model has a replica whose engine is well, else 503; the body is empty."""
+        """GET: 200 if every model has a replica with a healthy engine, else 503; the body is empty."""
         timeout_s = min(request.app.state.settings.probe_timeout_s, PING_S)
         handles = self._default_serve_handles.values()
         counts = await asyncio.gather(*(count_well(handle, timeout_s) for handle in handles))
         return Response(status_code=200 if all(counts) else 503)
 
     async def invocations(self, request: Request) -> Response:
-        """POST: as to the route whose field the body has."""
+        """POST: forwarded to the route that matches the body's field."""
         settings = request.app.state.settings
-        # Read once, and parsed again by the route that it is for.
+        # Read once here, and parsed again by the target route.
         request.state.body = await read_body(request, settings)
         answer = await read_request(request, settings, self._route)
         return await answer(request)

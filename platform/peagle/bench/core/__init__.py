@@ -1,1 +1,1 @@
-"""What every measurement shares: options, statistics, the journal, result files, pictures."""
+"""Common parts of all measurements: options, statistics, the journal, result files, pictures."""

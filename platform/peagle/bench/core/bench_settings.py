@@ -1,4 +1,4 @@
-"""Everything that decides what a comparison measures, as flat plain values: two of them are alike or they are not."""
+"""All settings that define a measurement, as flat plain values that can be compared for equality."""
 
 import hashlib
 import json
@@ -14,24 +14,24 @@ from peagle.errors import ConfigError
 from peagle.prompt_file import Prompt
 
 SCHEMA_VERSION = 2
-"""Of `result.json` and `passes.jsonl`; it goes up when a reader of the older form would misread the newer."""
+"""Version of `result.json` and `passes.jsonl`; increased when readers of the older form would misread the newer."""
 
 Settings = Mapping[str, Any]
 
 
 def flat_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Each leaf of `values` under its own name, behind the version of their form."""
+    """Return each leaf of `values` under its own name, after the schema version."""
     return dict(_leaves("", {"schema_version": SCHEMA_VERSION, **values}))
 
 
 def load_settings(load: LoadOptions, texts: Sequence[Prompt]) -> dict[str, Any]:
-    """Every option of the load by its name, that of the prompts with their digest."""
+    """Return every option of the load by name, with a digest of the prompts."""
     values = asdict(load) | {"prompts_from": digest(list(texts))}
     return {f"--{name.replace('_', '-')}": value for name, value in values.items()}
 
 
 def deployment_settings(deployment: Deployment) -> dict[str, Any]:
-    """The whole deployment, its checkpoints by their weights."""
+    """Return the whole deployment, with checkpoints identified by their weights."""
     return deployment.model_dump(mode="json") | {
         "target": weights_of(deployment.target),
         "drafter": weights_of(deployment.drafter) if deployment.drafter and deployment.speculates else None,
@@ -39,24 +39,22 @@ def deployment_settings(deployment: Deployment) -> dict[str, Any]:
 
 
 def refuse_other(asked: Settings, kept: Settings, folder: Path) -> None:
-    """Raises ConfigError, which names the first setting that differs, where those that `folder` holds are others."""
+    """Raise ConfigError with the first setting that differs from those of the run in `folder`."""
     for name in [*asked, *(name for name in kept if name not in asked)]:
         if asked.get(name) != kept.get(name):
-            problem = f"it holds a run with another {name}: {kept.get(name)!r} there, {asked.get(name)!r} now"
-            raise ConfigError(
-                "--out", str(folder), problem, "Name a new folder, or go on with what the run began with."
-            )
+            problem = f"it has a run with another {name}: {kept.get(name)!r} there, {asked.get(name)!r} now"
+            raise ConfigError("--out", str(folder), problem, "Name a new folder, or use the settings of that run.")
 
 
 def weights_of(checkpoint: Checkpoint) -> str:
-    """Which weights these are, wherever they lie: the fingerprint of a folder, else the revision."""
+    """Return an identity of the weights, independent of their location: a folder's fingerprint, or the revision."""
     if checkpoint.is_local:
         return fingerprint(Path(checkpoint.source).expanduser())
     return f"{checkpoint.source}@{checkpoint.revision or 'main'}"
 
 
 def digest(value: Any) -> str:
-    """A short name for a plain value: the same for equal ones."""
+    """Return a short digest of a plain value, the same for equal values."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 

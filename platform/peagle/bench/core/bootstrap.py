@@ -1,4 +1,4 @@
-"""How sure a ratio of two medians is, from the repeats of two measurements that were made apart. Pure."""
+"""Confidence interval of a ratio of two medians from two separate measurements. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ import numpy as np
 
 CONFIDENCE = 0.95
 MIN_REPEATS = 5
-"""With fewer, equal speeds are called different in 7 to 10 % of cases; with five in 3 to 4 %, as 0.95 promises."""
+"""Fewest repeats: with fewer, equal speeds are called different in 7 to 10 % of cases; with five in 3 to 4 %."""
 RESAMPLES = 10_000
 
 
 class Verdict(StrEnum):
-    """What an interval of a ratio of speeds allows to say of the numerator."""
+    """Conclusion about the numerator from the interval of a ratio of speeds."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -22,24 +22,24 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RatioInterval:
-    """A ratio of medians, and the interval that holds the true one in `CONFIDENCE` of cases."""
+    """A ratio of medians, and the interval that contains the true ratio in `CONFIDENCE` of cases."""
 
     ratio: float
     low: float
     high: float
 
     def verdict(self, fewest_repeats: int) -> Verdict:
-        """`fewest_repeats` is the smaller number of repeats of the two."""
+        """Return the conclusion; `fewest_repeats` is the smaller number of repeats of the two."""
         if fewest_repeats < MIN_REPEATS or self.low <= 1.0 <= self.high:
             return Verdict.UNKNOWN
         return Verdict.FASTER if self.low > 1.0 else Verdict.SLOWER
 
 
 def ratio_of_medians(numerators: Sequence[float], denominators: Sequence[float]) -> RatioInterval:
-    """The ratio of the medians of positive values, with its percentile bootstrap interval.
+    """Return the ratio of the medians of positive values, with its percentile bootstrap interval.
 
-    Each side is drawn from on its own: repeats of different measurements have nothing in common that pairing could
-    cancel. Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
+    Each side is resampled separately, because repeats of different measurements have no common variation that pairing
+    could cancel. Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
     """
     chance = np.random.default_rng(0)
     above, below = (_medians(np.asarray(values), chance) for values in (numerators, denominators))
@@ -50,7 +50,7 @@ def ratio_of_medians(numerators: Sequence[float], denominators: Sequence[float])
 
 
 def _medians(values: np.ndarray, chance: np.random.Generator) -> np.ndarray:
-    """Medians of `RESAMPLES` samples of as many values, drawn with replacement."""
+    """Return the medians of `RESAMPLES` samples of the same size, drawn with replacement."""
     drawn = values[chance.integers(0, len(values), (RESAMPLES, len(values)))]
     medians: np.ndarray = np.median(drawn, axis=1)
     return medians

@@ -1,4 +1,4 @@
-"""Closed-loop load: a fixed number of requests in flight, each timed by when its tokens arrive."""
+"""Closed-loop load: a fixed number of requests in flight, each timed by the arrival of its tokens."""
 
 import asyncio
 import time
@@ -32,13 +32,13 @@ class Arrivals(ABC):
 
     @property
     def gaps_s(self) -> list[float]:
-        """Times between outputs: what a reader of the stream waits for."""
+        """Times between outputs, as seen by a reader of the stream."""
         return [later - earlier for earlier, later in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class Trace(Arrivals):
-    """One request to an engine, with the tokens that it gave."""
+    """One request to an engine, with the generated tokens."""
 
     tokens: tuple[int, ...]
     arrivals_s: tuple[float, ...]
@@ -56,7 +56,7 @@ async def run_pass(stream: Stream, prompts: Sequence[list[int]], concurrency: in
 async def closed_loop(
     ask: Callable[[Prompt], Awaitable[Answer]], prompts: Sequence[Prompt], concurrency: int
 ) -> tuple[float, tuple[Answer, ...]]:
-    """Send every prompt, `concurrency` at a time, the next as soon as one ends.
+    """Send every prompt, `concurrency` at a time, each as soon as an earlier one ends.
 
     Returns:
         Wall-clock seconds, and the answers in the order of the prompts.

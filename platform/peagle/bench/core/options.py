@@ -1,4 +1,4 @@
-"""The load of a comparison, and the command line's options for it."""
+"""The load of a measurement, and its command line options."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable
@@ -14,21 +14,21 @@ from peagle.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What every engine is given to do; each field is an option of the commands that `take_load` decorates."""
+    """The load on every engine; each field is an option of the commands that `take_load` decorates."""
 
-    prompts: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 24
-    tokens: Annotated[int, typer.Option(min=2, help="Output tokens of each request.")] = 128
+    prompts: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 24
+    tokens: Annotated[int, typer.Option(min=2, help="Output tokens per request.")] = 128
     repeats: Annotated[int, typer.Option(min=1, help="Measured repeats; the report has their median.")] = 5
     restart_every: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="REPEATS",
-            help="Start anew what is compared after so many repeats: like ones differ by percents from start to start.",
+            help="Restart engines or servers after this many repeats: equal ones differ by percents between starts.",
         ),
     ] = None
     warmup: Annotated[
-        int, typer.Option(min=0, help="Prompt sets run before measuring, at each concurrency; again from the first.")
+        int, typer.Option(min=0, help="Warm-up prompt sets at each concurrency, cycling through the sets.")
     ] = 1
     skip_loops: Annotated[
         float | None,
@@ -36,39 +36,39 @@ class LoadOptions:
             metavar="MIN_SHARE",
             min=0.0,
             max=1.0,
-            help="Leave out prompts whose output without speculation has a smaller share of distinct 8-grams.",
+            help="Skip prompts whose output without speculation has a smaller share of distinct 8-grams.",
         ),
     ] = None
     prompts_from: Annotated[
         Path | None,
         typer.Option(
-            help="JSON lines with a prompt, turns (MT-Bench) or messages (SPEED-Bench) each; by default the held-out "
-            "prompts shipped here."
+            help="JSON Lines file with a prompt, turns (MT-Bench) or messages (SPEED-Bench) per line; by default the "
+            "bundled held-out prompts."
         ),
     ] = None
     chat: Annotated[
         bool,
-        typer.Option("--chat", help="Ask prompts as a user's messages, as turns and messages always are."),
+        typer.Option("--chat", help="Send prompts as user messages, as turns and messages always are."),
     ] = False
-    eager: Annotated[bool, typer.Option("--eager", help="Do not compile: quicker to start, slower to run.")] = False
+    eager: Annotated[bool, typer.Option("--eager", help="Do not compile: faster to start, slower to run.")] = False
 
     def check(self, concurrencies: Collection[int]) -> None:
-        """Raises ConfigError where there are too few prompts to have so many requests at once."""
+        """Raise ConfigError if there are fewer prompts than the highest concurrency."""
         if self.prompts < (most := max(concurrencies)):
-            problem = f"--concurrency has {most} requests at once"
-            raise ConfigError("--prompts", self.prompts, problem, "Ask for as many prompts at least.")
+            problem = f"--concurrency needs {most} concurrent requests"
+            raise ConfigError("--prompts", self.prompts, problem, "Raise it to at least that number.")
 
     def next_repeats(self, remaining: Iterable[int]) -> range:
-        """Of the repeats in which something remains to be measured, those of the next start, from the first of them."""
+        """Return the repeats of the next start, from the first repeat that has something left to measure."""
         every = self.restart_every or self.repeats
         first = min(remaining, default=0) // every
         return range(first * every, (first + 1) * every)
 
 
 def take_load(command: Callable[..., None], *, without: Collection[str] = (), **defaults: Any) -> Callable[..., None]:
-    """Give a command of Typer's, in place of its parameter `load`, an option for each field of `LoadOptions`.
+    """Replace a Typer command's parameter `load` by an option for each field of `LoadOptions`.
 
-    Fields `without` an option keep their default; the others have their own, or the one in `defaults`.
+    Fields `without` an option keep their default; the others use their own default, or the one in `defaults`.
     """
     own = [each for each in inspect.signature(command).parameters.values() if each.name != "load"]
     shared = [
@@ -84,5 +84,5 @@ def take_load(command: Callable[..., None], *, without: Collection[str] = (), **
         command(**given, load=load)
 
     by_keyword = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in [*own, *shared]]
-    with_options.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]  # what Typer reads
+    with_options.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]  # Typer reads it
     return with_options

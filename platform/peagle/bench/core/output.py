@@ -1,4 +1,4 @@
-"""Results on disk and on the terminal: each file appears whole, `result.json` last."""
+"""Results on disk and on the terminal: each file is written atomically, `result.json` last."""
 
 import json
 import os
@@ -26,7 +26,7 @@ Result = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a kind of result is shown: its pictures by file name, its report with them, its table and lines below it."""
+    """Presentation of one kind of result: pictures by file name, report, table, and lines below it."""
 
     draw: Callable[[Result], dict[str, bytes]]
     markdown: Callable[[Result, Sequence[str]], str]
@@ -35,7 +35,7 @@ class Form:
 
 
 def result_head(kind: str, journal: Journal, load: LoadOptions) -> dict[str, Any]:
-    """What every `result.json` begins with: what was asked, of which version, on which machine."""
+    """Return the common head of every `result.json`: settings, versions and machine."""
     busiest = max(each.load_before for each in journal.sittings)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -51,7 +51,7 @@ def result_head(kind: str, journal: Journal, load: LoadOptions) -> dict[str, Any
 
 
 def prompt_figures(journal: Journal) -> dict[str, Any]:
-    """Which prompts were taken."""
+    """Return figures about the chosen prompts."""
     chosen = journal.chosen
     return {
         "count": len(chosen.prompts),
@@ -76,19 +76,19 @@ def write_result(result: Result, form: Form, folder: Path, terminal: Terminal) -
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """The result at `path`, a file or its folder. Raises ConfigError where there is none, or no JSON object."""
+    """Read the result at `path`, a file or its folder. Raises ConfigError if it is missing or not a JSON object."""
     file = path / RESULT if path.is_dir() else path
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(str(path), None, f"it holds no result ({error})", f"Name a folder with {RESULT}.") from None
+        raise ConfigError(str(path), None, f"it has no result ({error})", f"Name a folder with {RESULT}.") from None
     if not isinstance(result, dict):
-        raise ConfigError(str(path), None, "it holds no result", f"Name a folder with {RESULT}.")
+        raise ConfigError(str(path), None, "it has no result", f"Name a folder with {RESULT}.")
     return result
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Put `content` at `path` in one step: a reader, or a crash, sees the old file or the new one whole."""
+    """Write `content` to `path` atomically: a reader sees either the old or the new file."""
     draft = path.with_name(f".{path.name}.draft")
     draft.write_bytes(content)
     os.replace(draft, path)
@@ -100,6 +100,6 @@ def _draw(result: Result, form: Form, terminal: Terminal) -> dict[str, bytes]:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        fix = "Install peagle[bench], then give the command again with --out."
+        fix = "Install peagle[bench], then run the command again with --out."
         terminal.say(f"No pictures: {error.name} is not installed. {fix}")
         return {}

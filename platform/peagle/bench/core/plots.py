@@ -1,4 +1,4 @@
-"""Figures as SVG pictures that can be read on a light and on a dark page: no background, colours between the two."""
+"""SVG figures that are readable on light and dark pages: no background, medium colours."""
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -19,7 +19,7 @@ STYLES = {
     "green": {"color": "#2f9e6e", "marker": "v", "linestyle": "-"},
     "purple": {"color": "#a45fd0", "marker": "D", "linestyle": "-."},
 }
-"""Colour, marker and line of a series: told apart without colour too."""
+"""Colour, marker and line of a series, distinguishable without colour."""
 SETTINGS: Any = {
     "font.size": 11,
     "text.color": INK,
@@ -31,7 +31,7 @@ SETTINGS: Any = {
     "ytick.color": INK,
     "grid.color": INK,
     "grid.alpha": 0.25,
-    # Without these, the same result would make another file each time.
+    # Without these, the same result would give a different file each time.
     "svg.hashsalt": "peagle",
 }
 
@@ -39,7 +39,7 @@ SETTINGS: Any = {
 def lines_by_concurrency(
     series: Mapping[str, Sequence[Row]], figure: str, label: str, styles: Mapping[str, str]
 ) -> bytes:
-    """A line of each name's `figure`, with its extremes; `styles` names that of each in `STYLES`."""
+    """Draw a line of `figure` per name, with its extremes; `styles` maps names to `STYLES`."""
     with rc_context(SETTINGS):
         canvas, axes = _new_axes("Requests at once", label)
         for name, rows in series.items():
@@ -60,7 +60,7 @@ def lines_by_concurrency(
 
 
 def lines_by_depth(points: Mapping[str, Sequence[tuple[int, float]]], label: str, styles: Mapping[str, str]) -> bytes:
-    """A line of each name's points, which are K and a value of 1 at least."""
+    """Draw a line per name through its points, which are K and a value of at least 1."""
     with rc_context(SETTINGS):
         canvas, axes = _new_axes("K", label)
         for name, line in points.items():
@@ -71,7 +71,7 @@ def lines_by_depth(points: Mapping[str, Sequence[tuple[int, float]]], label: str
 
 
 def stacked_bars(names: Sequence[str], parts: Mapping[str, Sequence[float]], label: str) -> bytes:
-    """A bar for each name, of the parts that lie on one another."""
+    """Draw a stacked bar per name."""
     with rc_context(SETTINGS):
         canvas, axes = _new_axes("", label)
         below = [0.0] * len(names)

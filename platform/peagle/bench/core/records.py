@@ -1,4 +1,4 @@
-"""What is measured of engines and servers alike: a run, and what names it. Pure."""
+"""Records of measurements of engines and servers: runs and their keys. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ from peagle.bench.core.statistics import NO_DRAFTS, DraftCounts
 
 NONE, EAGLE3, PEAGLE = "none", "eagle3", "p-eagle"
 FIXED = "p-eagle fixed"
-"""P-EAGLE in an engine whose K cannot change."""
+"""Name of P-EAGLE in an engine with a fixed K."""
 
 
 class Named(Protocol):
-    """What takes turns with others of its kind."""
+    """A variant with a name."""
 
     @property
     def name(self) -> str: ...
@@ -27,7 +27,7 @@ Answer = TypeVar("Answer", bound=Arrivals)
 
 @dataclass(frozen=True, slots=True)
 class PassKey:
-    """One measured pass: a prompt set through a variant (its name), at a concurrency, in a repeat; counted from 0."""
+    """Key of one measured pass: prompt set, variant name, concurrency and repeat; counted from 0."""
 
     repeat: int
     concurrency: int
@@ -37,10 +37,10 @@ class PassKey:
 
 @dataclass(frozen=True, slots=True)
 class Run(Generic[Answer]):
-    """What one pass came to, or all those of a repeat together: wall-clock seconds, and an answer for each prompt.
+    """Result of one pass, or of all passes of a repeat: wall-clock seconds, and an answer per prompt.
 
-    Of an engine also the steps that gave tokens, and the changes of K at the pass's concurrency, trials included. Of
-    servers started here also CPU seconds by role, the client's too.
+    For an engine, also the steps that generated tokens, and the changes of K at the pass's concurrency, including
+    trials. For servers started here, also CPU seconds by role, including the client's.
     """
 
     seconds: float
@@ -71,11 +71,11 @@ class Run(Generic[Answer]):
 
 
 Runs = Mapping[tuple[Variant, int], Sequence[Run[Answer]]]
-"""By cell, which is a variant at a concurrency, one run for each repeat."""
+"""One run per repeat, by cell, which is a variant at a concurrency."""
 
 
 def without(*fields: str) -> WrapSerializer:
-    """Annotate a record with this to leave `fields`, which its kind does not have, out of the journal."""
+    """Return an annotation that omits `fields`, which a record's kind does not have, from the journal."""
 
     def write(record: Any, plain: Any) -> dict[str, Any]:
         return {name: value for name, value in plain(record).items() if name not in fields}

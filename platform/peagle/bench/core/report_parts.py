@@ -1,4 +1,4 @@
-"""What reports have in common, from the values of `result.json`: cells, tables, and lines of Markdown. Pure."""
+"""Common parts of reports, from the values of `result.json`: cells, tables, and Markdown lines. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -11,24 +11,24 @@ from peagle.bench.core.rows import PERCENTILES, Row
 
 
 def spread_cell(spread: Mapping[str, Any] | None, form: str) -> str:
-    """A median and its extremes; empty where nothing was measured."""
+    """Format a median and its extremes; empty if nothing was measured."""
     if spread is None:
         return ""
     return f"{form.format(spread['median'])} ({form.format(spread['low'])} to {form.format(spread['high'])})"
 
 
 def median_cell(spread: Mapping[str, Any] | None, form: str) -> str:
-    """A median alone."""
+    """Format a median."""
     return "" if spread is None or spread["median"] is None else form.format(spread["median"])
 
 
 def number_cell(value: float | None, form: str) -> str:
-    """One number; empty where there is none."""
+    """Format one number; empty if there is none."""
     return "" if value is None else form.format(value)
 
 
 def percentile_headings(kind: str) -> list[str]:
-    """Those of the columns of `percentile_cells`; `kind` is TTFT or ITL."""
+    """Return the headings for `percentile_cells`; `kind` is TTFT or ITL."""
     return [f"{kind} ms p{each}" for each in PERCENTILES]
 
 
@@ -39,9 +39,9 @@ def percentile_cells(row: Row, kind: str, form: str = "{:.1f}") -> list[str]:
 def by_concurrency(
     headings: Sequence[str], rows: Sequence[Row], cells: Callable[[Row], Sequence[str]], caption: str
 ) -> Table:
-    """A terminal's table with a section for each concurrency; `cells` of a row stand below `headings`, a name first.
+    """Return a terminal table with a section per concurrency; a row's `cells` go below `headings`, a name first.
 
-    Where it is too wide, the names give way.
+    If it is too wide, the names are truncated.
     """
     table = Table(box=box.SIMPLE_HEAD, caption=caption)
     table.add_column("at once", justify="right", no_wrap=True)
@@ -58,13 +58,13 @@ def by_concurrency(
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table whose first two columns hold words."""
+    """Return the lines of a Markdown table whose first two columns hold text."""
     rule = "| --- | --- |" + " ---: |" * (len(headings) - 2)
     return [f"| {' | '.join(headings)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def cost_headings(rows: Sequence[Row]) -> list[str]:
-    """That of the column of `cost_cells`; none where no price is known."""
+    """Return the heading for `cost_cells`; empty without a price."""
     return ["cost of 1 M tokens"] if "cost_per_million_tokens" in rows[0] else []
 
 
@@ -73,7 +73,7 @@ def cost_cells(row: Row) -> list[str]:
 
 
 def machine_lines(result: Mapping[str, Any], subjects: str) -> list[str]:
-    """The machine and the versions; `subjects` were idle on it before the first pass."""
+    """Return lines about the machine and the versions; `subjects` were idle on it before the first pass."""
     machine = result["hardware"]
     versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
     gpus = f", {', '.join(machine['gpus'])}" if machine["gpus"] else ""
@@ -86,31 +86,31 @@ def machine_lines(result: Mapping[str, Any], subjects: str) -> list[str]:
 
 
 def prompts_line(result: Mapping[str, Any], answers: str = "greedy") -> str:
-    """The prompts, and how they were answered."""
+    """Return a line about the prompts and the answers."""
     prompts, mode = result["prompts"], ""
     if "eager" in result:
         mode = "; eager" if result["eager"] else "; compiled"
     return (
         f"- {prompts['count']} prompts of {prompts['tokens_median']} tokens in the median, {result['output_tokens']} "
         f"output tokens each, {answers}, end of text ignored; {result['repeats']} repeats{mode}. "
-        f"{prompts['examined']} prompts were looked at, {prompts['too_long']} were too long"
+        f"{prompts['examined']} prompts were examined, {prompts['too_long']} were too long"
     )
 
 
 def sittings_lines(result: Mapping[str, Any], subjects: str) -> list[str]:
-    """How often the `subjects` were started, where that was more than once."""
+    """Return a line with the number of starts of the `subjects`, if there was more than one."""
     if result["sittings"] == 1:
         return []
-    return [f"- The {subjects} were started {result['sittings']} times; like ones differ from start to start."]
+    return [f"- The {subjects} were started {result['sittings']} times; equal ones differ between starts."]
 
 
 def picture_lines(pictures: Sequence[str]) -> list[str]:
-    """Files beside the report, each shown in it."""
+    """Return lines that show the pictures next to the report."""
     return [*chain.from_iterable((f"![{name.partition('.')[0].replace('_', ' ')}]({name})", "") for name in pictures)]
 
 
 def acceptance_lines(rows: Sequence[Row]) -> list[str]:
-    """Lines that give the acceptance by position of every row that has one."""
+    """Return lines with the acceptance by position of every row that has it."""
     lines = [
         f"- {row['method']} K={row['depth']}, {row['concurrency']} at once: "
         + " ".join(f"{value:.3f}" for value in row["acceptance_by_position"])

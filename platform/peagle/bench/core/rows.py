@@ -1,4 +1,4 @@
-"""What every run came to, as the plain values of `result.json`. Pure."""
+"""Results of runs as the plain values of `result.json`. Pure."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -16,11 +16,11 @@ PERCENTILES = (50, 95, 99)
 
 Row = dict[str, Any]
 Cell = Sequence[Run[Any]]
-"""A run for each repeat."""
+"""One run per repeat."""
 
 
 def client_figures(cell: Cell) -> Row:
-    """What clients see: output tokens/s, and percentiles of TTFT and ITL."""
+    """Return the client's figures: output tokens/s, and percentiles of TTFT and ITL."""
     return {
         "output_tokens_per_s": asdict(speed(cell)) | {"repeats": [run.output_tokens_per_s for run in cell]},
         **{f"ttft_ms_p{each}": _milliseconds(cell, each, first_s) for each in PERCENTILES},
@@ -29,7 +29,7 @@ def client_figures(cell: Cell) -> Row:
 
 
 def draft_figures(cell: Cell) -> Row:
-    """What came of drafts; there is no acceptance length where nothing was drafted."""
+    """Return the draft figures; without drafts there is no acceptance length."""
     counts = sum((run.counts for run in cell), NO_DRAFTS)
     return {
         "acceptance_length": counts.acceptance_length,
@@ -42,7 +42,7 @@ def draft_figures(cell: Cell) -> Row:
 
 
 def cost_figures(cell: Cell, price_per_hour: float | None) -> Row:
-    """The cost of a million output tokens where the price of what serves them is known, else nothing."""
+    """Return the cost of a million output tokens if the price is known, else nothing."""
     if price_per_hour is None:
         return {}
     costs = [cost_per_million_tokens(price_per_hour, run.output_tokens_per_s) for run in cell]
@@ -54,31 +54,31 @@ def speed(cell: Cell) -> Spread:
 
 
 def speed_ratio(cell: Cell, rival: Cell) -> Row:
-    """Output tokens/s of one cell over those of another, taken within each repeat and then summarised."""
+    """Return the ratio of two cells' output tokens/s, taken within each repeat and then summarised."""
     return asdict(paired_ratio([run.output_tokens_per_s for run in cell], [run.output_tokens_per_s for run in rival]))
 
 
 def _milliseconds(cell: Cell, percent: int, pick: Callable[[Arrivals], list[float]]) -> Row | None:
-    """None where no run has such a time: answers that come in one piece have no ITL."""
+    """Return a percentile in milliseconds; None if no run has such a time: answers in one chunk have no ITL."""
     runs = [run for run in cell if any(map(pick, run.traces))]
     return asdict(Spread.of([percentile_ms(run.traces, percent, pick) for run in runs])) if runs else None
 
 
 def percentile_ms(traces: Iterable[Arrivals], percent: int, pick: Callable[[Arrivals], list[float]]) -> float:
-    """Of all times that `pick` takes of these requests."""
+    """Return the percentile of all times that `pick` takes from these requests."""
     return 1000 * float(np.percentile(list(chain.from_iterable(map(pick, traces))), percent))
 
 
 def first_s(trace: Arrivals) -> list[float]:
-    """The one TTFT of a request, for `percentile_ms`."""
+    """Return a request's TTFT, for `percentile_ms`."""
     return [trace.ttft_s]
 
 
 def gaps_s(trace: Arrivals) -> list[float]:
-    """Every ITL of a request, for `percentile_ms`."""
+    """Return a request's ITLs, for `percentile_ms`."""
     return trace.gaps_s
 
 
 def equal_share(answers: Sequence[Any], references: Sequence[Any]) -> float:
-    """The part of the answers that equal those of a reference."""
+    """Return the share of answers that equal those of a reference."""
     return fmean(one == other for one, other in zip(answers, references, strict=True))

@@ -1,4 +1,4 @@
-"""What every comparison does between its start and its report, whatever takes turns in it."""
+"""The session of every comparison, from start to report."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -20,14 +20,14 @@ from peagle.prompt_file import Prompt
 
 IDLE_SECONDS = 3.0
 IDLE_CORES_ALLOWED = 0.1
-"""More than this, used by engines that nothing is asked of, slows the engine that is being timed."""
+"""Cores used by idle engines above which they slow down the engine that is being timed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job(ABC):
-    """What takes turns, under which load, with prompts from which texts.
+    """A comparison: its variants, load and prompts.
 
-    Its journal has the lines `entries`, its result is shown in the `form`, and what is measured writes to the `log`.
+    Its journal has the lines `entries`, its result is shown in the `form`, and engines or servers write to the `log`.
     """
 
     entries: ClassVar[Sequence[type[Entry]]]
@@ -40,40 +40,40 @@ class Job(ABC):
     settings: Mapping[str, Any]
 
     def planned(self, journal: Journal) -> list[PassKey]:
-        """Every measured pass; none while the prompts have not been chosen."""
+        """Return every planned pass; empty until the prompts are chosen."""
         if journal.chosen is None:
             return []
         return planned_passes(self.variants, journal.chosen.prompts, self.concurrencies, self.load.repeats)
 
     def remaining(self, journal: Journal) -> list[Any]:
-        """What has not been made yet."""
+        """Return the passes that are not measured yet."""
         return [key for key in self.planned(journal) if key not in journal.made]
 
     def next(self, journal: Journal) -> list[Any]:
-        """What of that is made before all that is compared starts anew."""
+        """Return the remaining passes to measure before everything is restarted."""
         remaining = self.remaining(journal)
         repeats = self.load.next_repeats(key.repeat for key in remaining)
         return [key for key in remaining if key.repeat in repeats]
 
     @abstractmethod
     async def measure(self, journal: Journal, folder: Path, terminal: Terminal) -> None:
-        """Start what is compared, choose the prompts where they are not chosen yet, and make what is `next`."""
+        """Start engines or servers, choose the prompts if not yet chosen, and measure the `next` passes."""
 
     @abstractmethod
     def result(self, journal: Journal) -> dict[str, Any]:
-        """`result.json` of all that is planned."""
+        """Return `result.json` of all planned passes."""
 
 
 async def run_job(job: Job, folder: Path, terminal: Terminal) -> None:
-    """Measure what `folder` does not have yet, print the table and write the results beside it.
+    """Measure the passes that `folder` does not have yet, print the table and write the results.
 
     Raises:
-        ConfigError: The folder holds a run with other settings, or the options do not fit what is compared.
-        StartupError: What is compared does not start, or fails.
+        ConfigError: The folder has a run with other settings, or the options are inconsistent with the comparison.
+        StartupError: An engine or server does not start, or fails.
     """
     with Journal.open(folder, job.settings, job.entries) as journal:
         if journal.made:
-            terminal.say(f"Going on in {folder}: {len(journal.made)} measured passes are there.")
+            terminal.say(f"Resuming in {folder}: {len(journal.made)} measured passes exist.")
         try:
             while journal.chosen is None or job.remaining(journal):
                 await job.measure(journal, folder, terminal)
@@ -88,8 +88,8 @@ async def run_job(job: Job, folder: Path, terminal: Terminal) -> None:
             kept, remaining = len(journal.made), len(job.remaining(journal))
             if kept and remaining:
                 terminal.say(
-                    f"{kept} of {kept + remaining} measured passes are kept. "
-                    f"Give the same command with --out {folder} to go on."
+                    f"{kept} of {kept + remaining} measured passes are saved. "
+                    f"Run the same command with --out {folder} to resume."
                 )
         result = job.result(journal)
     write_result(result, job.form, folder, terminal)
@@ -102,7 +102,7 @@ async def time_passes(
     make: Callable[[Any, list[Any], int], Awaitable[Run[Answer]]],
     entry: Callable[[PassKey, Run[Answer]], Entry],
 ) -> None:
-    """Make the next passes `in_turn`, after a warm-up, with a bar; the journal keeps an `entry` for each."""
+    """Measure the next passes `in_turn`, after a warm-up, with a progress bar and a journal `entry` for each."""
     prompts = journal.chosen.prompts
     done, todo = ([key for key in keys if isinstance(key, PassKey)] for keys in (journal.made, job.next(journal)))
     warmup = warmup_passes(job.variants, prompts, todo, job.load.warmup)
@@ -116,7 +116,7 @@ async def time_passes(
 
 @contextmanager
 def progress_bar(terminal: Terminal, done: int, todo: int) -> Iterator[Callable[[str], None]]:
-    """A bar over all steps, `done` of them already; what it yields is called with each one's name as that begins."""
+    """Show a progress bar with `done` steps done; yield a function to call with each step's name when it begins."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=terminal.console) as progress:
         task = progress.add_task("", total=done + todo, completed=done)

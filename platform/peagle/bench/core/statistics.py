@@ -1,4 +1,4 @@
-"""The arithmetic of a measurement. Pure: numbers in, numbers out."""
+"""Statistics of a measurement. Pure: numbers in, numbers out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Raises ValueError where there are no values."""
+        """Summarise `values`. Raises ValueError if there are none."""
         return cls(median(values), min(values), max(values))
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """Drafts verified, and for position j+1 (0-based index) how many reached it and how many were accepted there."""
+    """Number of verified drafts, and for each position (index j is position j+1) tokens drafted and accepted."""
 
     drafts: int
     drafted: tuple[int, ...]
@@ -42,7 +42,7 @@ class DraftCounts:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens per verification of a draft, the bonus token included; None where nothing was drafted."""
+        """Tokens per verification, including the bonus token; None without drafts."""
         return 1 + sum(self.accepted) / self.drafts if self.drafts else None
 
     @property
@@ -52,7 +52,7 @@ class DraftCounts:
 
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
-        """Probability that the first j drafts are all accepted, for each j that was verified at all."""
+        """Probability that the first j draft tokens are all accepted, for each verified j."""
         return tuple(hit / tried for hit, tried in zip(self.accepted, self.drafted, strict=True) if tried)
 
 
@@ -60,17 +60,17 @@ NO_DRAFTS = DraftCounts(0, (), ())
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
-    """Spread of the ratios of values measured in the same repeat, which cancels what drifts between repeats."""
+    """Return the spread of ratios of values from the same repeat, which cancels drift between repeats."""
     return Spread.of([a / b for a, b in zip(numerators, denominators, strict=True)])
 
 
 def cost_per_million_tokens(price_per_hour: float, tokens_per_s: float) -> float:
-    """What a million tokens cost on a machine of this price that is never idle, in the price's currency."""
+    """Return the cost of a million tokens on a never idle machine of this price, in the price's currency."""
     return price_per_hour / 3600 / tokens_per_s * 1e6
 
 
 def distinct_share(tokens: Sequence[int], width: int = 1) -> float:
-    """Distinct n-grams of `width` tokens as a share of all of them: near 1 for text, near 0 for a loop."""
+    """Return the share of distinct n-grams of `width` tokens: near 1 for text, near 0 for a loop."""
     grams = [tuple(tokens[start : start + width]) for start in range(len(tokens) - width + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0
 

@@ -1,4 +1,4 @@
-"""The order of a comparison: interleaved passes over the same prompts, so that a drifting machine hits all alike."""
+"""Order of passes: interleaved over the same prompts, so that drift of the machine affects all variants equally."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import reduce
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def rotated(variants: Sequence[T], turn: int) -> list[T]:
-    """The variants in an order that starts one further each turn, so that none always goes first."""
+    """Return the variants rotated by `turn`, so that none is always first."""
     start = turn % len(variants)
     return [*variants[start:], *variants[:start]]
 
@@ -20,9 +20,9 @@ def rotated(variants: Sequence[T], turn: int) -> list[T]:
 def planned_passes(
     variants: Sequence[Named], prompts: Sequence[Any], concurrencies: Sequence[int], repeats: int
 ) -> list[PassKey]:
-    """Every measured pass in the order in which they are made.
+    """Return every measured pass in its order.
 
-    All variants run a prompt set before any runs the next, in an order that moves on by one each time.
+    All variants run a prompt set before any runs the next, in an order that rotates each time.
     """
     keys: list[PassKey] = []
     for repeat in range(repeats):
@@ -36,8 +36,9 @@ def planned_passes(
 def warmup_passes(
     variants: Sequence[Named], prompts: Sequence[Any], todo: Iterable[PassKey], sets: int
 ) -> list[PassKey]:
-    """`sets` prompt sets through every variant, at each concurrency that has passes to make; from the first one again
-    where there are fewer.
+    """Return warm-up passes: `sets` prompt sets per variant and pending concurrency.
+
+    The sets are repeated if there are fewer.
     """
     levels = dict.fromkeys(key.concurrency for key in todo)
     return [
@@ -58,9 +59,9 @@ async def in_turn(
     begin: Callable[[str], None],
     keep: Callable[[PassKey, Run[Answer]], None],
 ) -> None:
-    """Make the passes `warmup` for nothing, then `todo`, each handed to `keep` as soon as it is made.
+    """Run the passes `warmup` without recording, then `todo`, and pass each result to `keep` at once.
 
-    `begin` is called with the name of each pass as that begins, and `make` with its variant, prompts and concurrency.
+    `begin` is called with the name of each pass when it begins, `make` with its variant, prompts and concurrency.
     """
     named = {variant.name: variant for variant in variants}
 
@@ -78,9 +79,9 @@ async def in_turn(
 def assemble(
     variants: Sequence[Variant], planned: Sequence[PassKey], made: Mapping[PassKey, Run[Answer]]
 ) -> dict[tuple[Variant, int], list[Run[Answer]]]:
-    """The repeats of every cell, each with its passes in the order of the prompts, whenever they were made.
+    """Return the repeats of every cell, each with its passes in the order of the prompts.
 
-    Raises KeyError where a planned pass has not been made.
+    Raises KeyError if a planned pass is missing.
     """
     passes: dict[tuple[str, int, int], list[Run[Answer]]] = {}
     for key in planned:

@@ -1,4 +1,4 @@
-"""What `bench dispatch` can compare: every policy of the platform, Ray Serve's own and round robin."""
+"""Policies that `bench dispatch` can compare: the platform's, Ray Serve's default and round robin."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ COMPARED = (*ROUTING_POLICIES, ROUND_ROBIN)
 
 
 def compared(names: Iterable[str]) -> tuple[str, ...]:
-    """Return `names`, each once, or all where there are none. Raises ConfigError where one is not known."""
+    """Return `names` without duplicates, or all policies if empty. Raises ConfigError for an unknown name."""
     chosen = tuple(dict.fromkeys(names)) or COMPARED
     for name in chosen:
         if name not in COMPARED:

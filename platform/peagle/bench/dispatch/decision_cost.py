@@ -1,4 +1,4 @@
-"""What one dispatch decision costs: timed over a large fleet, with reports, sharing and requests in flight."""
+"""Cost of a dispatch decision, timed over a large fleet, with reports, prefix sharing and requests in flight."""
 
 import random
 import time
@@ -16,7 +16,7 @@ _WARM_UP = 500
 
 @dataclass(frozen=True, slots=True)
 class DecisionTimes:
-    """Processor time and elapsed time of single decisions; elapsed time holds what else the machine does meanwhile."""
+    """CPU time and elapsed time of single decisions; elapsed time includes other work on the machine."""
 
     replicas: int
     decisions: int
@@ -27,9 +27,9 @@ class DecisionTimes:
 
 
 def time_decisions(replicas: int = 1000, decisions: int = 20_000) -> DecisionTimes:
-    """Time `decisions` decisions of one dispatcher, one after another, over a fleet of `replicas`.
+    """Time `decisions` consecutive decisions of one dispatcher over a fleet of `replicas`.
 
-    Every second request shares one of a hundred prefixes, and as many requests as replicas are in flight.
+    Every second request shares one of a hundred prefixes, and there are as many requests in flight as replicas.
     """
     chance = random.Random(0)
     dispatcher = _dispatcher([f"replica-{number}" for number in range(replicas)], chance)

@@ -1,4 +1,4 @@
-"""What a comparison of dispatch policies came to: plain values, Markdown, and a table on the terminal. Pure."""
+"""Results of a comparison of dispatch policies: plain values, Markdown, and a terminal table. Pure."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -17,11 +17,11 @@ SCHEMA_VERSION = 1
 
 Row = dict[str, Any]
 Runs = Mapping[str, Sequence[Sequence[Sample]]]
-"""By policy, one list of samples for each repeat; the same arrivals for all policies of a repeat."""
+"""One list of samples per repeat, by policy; all policies of a repeat have the same arrivals."""
 
 
 def dispatch_rows(runs: Runs, ours: Collection[str]) -> list[Row]:
-    """One row for each policy; `ours` have their ratios to the best of the others by median, repeat by repeat."""
+    """Return one row per policy; `ours` have ratios to the best other policy by median, repeat by repeat."""
     rows = [_row(policy, repeats) for policy, repeats in runs.items()]
     others = {policy: repeats for policy, repeats in runs.items() if policy not in ours}
     for row in rows:
@@ -31,7 +31,7 @@ def dispatch_rows(runs: Runs, ours: Collection[str]) -> list[Row]:
 
 
 def dispatch_table(rows: Sequence[Row]) -> Table:
-    """The rows for a terminal of 80 columns; `report.md` has the other figures."""
+    """Return a table for a terminal of 80 columns; `report.md` has the other figures."""
     caption = "TTFT p95 in ms; medians over repeats, ratios to the best of the others with extremes"
     table = Table(box=box.SIMPLE_HEAD, caption=caption, pad_edge=False, collapse_padding=True)
     for heading in ("policy", "TTFT", "x", "tokens/s", "x"):
@@ -48,7 +48,7 @@ def dispatch_table(rows: Sequence[Row]) -> Table:
 
 
 def dispatch_markdown(result: Mapping[str, Any]) -> str:
-    """`report.md`, from the values of `result.json`."""
+    """Return `report.md` from the values of `result.json`."""
     machine = result["hardware"]
     lines = [
         "# Dispatch",
@@ -57,11 +57,11 @@ def dispatch_markdown(result: Mapping[str, Any]) -> str:
         "",
         f"- Machine: {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; "
         f"load {machine['load_before']} before the start. Commit {result['commit'] or 'unknown'}.",
-        f"- Real Ray Serve; each replica takes the time of an engine and computes nothing. Speeds: {result['speeds']}; "
+        f"- Real Ray Serve; each replica only simulates an engine's step times. Speeds: {result['speeds']}; "
         f"{result['callers']} processes dispatch.",
-        f"- {result['requests']} requests a run, {result['requests_per_s']} each second; {LONG_SHARE:.0%} are long, "
-        f"{SHARED_SHARE:.0%} have one of {PREFIXES} beginnings in common. {result['repeats']} repeats, in each of "
-        "which every policy gets the same requests.",
+        f"- {result['requests']} requests per run, {result['requests_per_s']} per second; {LONG_SHARE:.0%} are long, "
+        f"{SHARED_SHARE:.0%} share one of {PREFIXES} prefixes. {result['repeats']} repeats; in each, every policy "
+        "gets the same requests.",
         f"- {decision_line(result['decision'])}",
         "",
         "| " + " | ".join(HEADINGS) + " |",
@@ -72,9 +72,9 @@ def dispatch_markdown(result: Mapping[str, Any]) -> str:
 
 
 def decision_line(decision: Mapping[str, Any]) -> str:
-    """What one decision costs, by the values of `DecisionTimes`."""
+    """Return a line about the cost of a decision, from the values of `DecisionTimes`."""
     return (
-        f"One decision over {decision['replicas']:,} replicas: {decision['cpu_us_p50']:.0f} µs of processor time, 99th "
+        f"One decision over {decision['replicas']:,} replicas: {decision['cpu_us_p50']:.0f} µs of CPU time, 99th "
         f"percentile {decision['cpu_us_p99']:.0f} µs ({decision['elapsed_us_p99']:.0f} µs elapsed), of "
         f"{decision['decisions']:,}."
     )

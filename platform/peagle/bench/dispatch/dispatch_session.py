@@ -36,7 +36,7 @@ WARM_UP_REQUESTS = 60
 
 @dataclass(frozen=True, slots=True)
 class DispatchOptions:
-    """`slow` of the `replicas` run at half speed; `callers` processes dispatch."""
+    """Options: `slow` of the `replicas` run at half speed; `callers` processes dispatch."""
 
     replicas: int
     slow: int
@@ -52,13 +52,13 @@ class DispatchOptions:
 
 
 def compare_dispatch(options: DispatchOptions, folder: Path, terminal: Terminal) -> None:
-    """Run the comparison on a Ray cluster of its own, print its table and write `result.json` and `report.md`.
+    """Run the comparison on its own Ray cluster, print its table and write `result.json` and `report.md`.
 
-    Raises ConfigError where `folder` holds a result, or a run that goes on there.
+    Raises ConfigError if `folder` already has a result or an unfinished run.
     """
     for name in (RESULT, JOURNAL):
         if (folder / name).exists():
-            raise ConfigError("--out", str(folder), f"it holds another {name}", "Name a new folder.")
+            raise ConfigError("--out", str(folder), f"it already has a {name}", "Name a new folder.")
     context: dict[str, Any] = {"hardware": machine.hardware(), "commit": machine.commit()}
     with terminal.stage("Time decisions over a thousand replicas"):
         context["decision"] = asdict(time_decisions())
@@ -97,7 +97,7 @@ def compare_dispatch(options: DispatchOptions, folder: Path, terminal: Terminal)
 
 
 def _measure(options: DispatchOptions, callers: list[Any], terminal: Terminal) -> Runs:
-    """Let every policy have the same requests in each repeat, none always the first."""
+    """Run every policy on the same requests in each repeat, in rotating order."""
     with terminal.stage("Warm up"):
         for policy in options.policies:
             run(callers, policy, mixed_arrivals(WARM_UP_REQUESTS, options.requests_per_s, seed=-1))

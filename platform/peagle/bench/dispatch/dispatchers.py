@@ -1,4 +1,4 @@
-"""A fleet of timed replicas on real Ray Serve behind each of several request routers, and processes that call it."""
+"""Fleets of timed replicas on real Ray Serve, one per request router, and processes that call them."""
 
 import asyncio
 import time
@@ -46,7 +46,7 @@ class RoundRobinRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no typ
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """What to start: for each policy as many replicas as `speeds`, and `callers` processes that dispatch."""
+    """What to start: one replica per entry of `speeds` for each policy, and `callers` dispatching processes."""
 
     speeds: Sequence[float]
     callers: int
@@ -55,14 +55,14 @@ class FleetPlan:
 
 
 class Front:
-    """The application's ingress: it only holds the fleets, so that one application has them all."""
+    """The application's ingress, which only joins all fleets in one application."""
 
     def __init__(self, **fleets: DeploymentHandle) -> None:
         self._fleets = fleets
 
 
 class _Tried:
-    """Carries a request's tries to the request router of this process, and nothing to the replica."""
+    """Passes a request's tries to the request router in this process, and nothing to the replica."""
 
     def __init__(self, tries: Tries | None = None) -> None:
         self.tries = tries
@@ -73,13 +73,13 @@ class _Tried:
 
 @ray.remote(num_cpus=0)
 class Caller:
-    """A process that dispatches, as an ingress does, and counts what was decided."""
+    """A process that dispatches like an ingress and counts the decisions."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
 
     async def warm(self, policies: Sequence[str]) -> None:
-        """Make each policy's request router, and wait until it has replicas to choose from."""
+        """Create each policy's request router, and wait until it has replicas to choose from."""
         self._handles = {policy: serve.get_deployment_handle(policy, APP).options(stream=True) for policy in policies}
         for handle in self._handles.values():
             async for _ in handle.completions.remote(TimedRequest([0], 1)):
@@ -94,9 +94,9 @@ class Caller:
     async def _send(self, handle: DeploymentHandle, tries: Tries, arrival: Arrival, starts_at_s: float) -> Sample:
         body = TimedRequest(arrival.prompt, arrival.output_tokens, arrival.shared_tokens)
         await asyncio.sleep(max(0.0, starts_at_s + arrival.at_s - time.time()))
-        # From when it was due: a late sender must not make a slow answer look quick.
+        # Measured from the due time: a late sender must not make a slow answer look fast.
         due_s, came_s = starts_at_s + arrival.at_s, []
-        async for said in handle.completions.remote(body, _Tried(tries)):  # noqa: B007  # the last one is read after the loop
+        async for said in handle.completions.remote(body, _Tried(tries)):  # noqa: B007  # the last value is read after the loop
             came_s.append(time.time() - due_s)
         return Sample(arrival.at_s, came_s[0], came_s[-1], said["tokens"], said["replica"])
 
@@ -111,7 +111,7 @@ def start(plan: FleetPlan) -> list[Any]:
 
 
 def run(callers: Sequence[Any], policy: str, arrivals: Sequence[Arrival], lead_s: float = 0.5) -> list[Sample]:
-    """Deal the requests out to the callers in turn; return what became of them, in no order."""
+    """Distribute the requests over the callers in turn; return their samples in no particular order."""
     starts_at_s = time.time() + lead_s
     parts = [arrivals[place :: len(callers)] for place in range(len(callers))]
     answers = ray.get(

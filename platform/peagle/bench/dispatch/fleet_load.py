@@ -1,4 +1,4 @@
-"""Open-loop load for a fleet: short and long requests at random times, some with a beginning that others share."""
+"""Open-loop load for a fleet: short and long requests at random times, some with shared prefixes."""
 
 import random
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ PREFIXES, PREFIX_TOKENS = 24, 1000
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request to come: when, counted from the start, and what. `prefix` names its shared beginning, if it has one."""
+    """A planned request: its time from the start, and its size. `prefix` names its shared prefix, if any."""
 
     at_s: float
     prompt_tokens: int
@@ -20,7 +20,7 @@ class Arrival:
 
     @property
     def prompt(self) -> list[int]:
-        """Token ids; two prompts begin alike only if they share a prefix."""
+        """Return token ids; two prompts have the same beginning only if they share a prefix."""
         if self.prefix is None:
             return [hash((self.at_s, self.prompt_tokens))] * self.prompt_tokens
         return [self.prefix] * PREFIX_TOKENS + [-1] * self.prompt_tokens
@@ -32,7 +32,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request as its client saw it, timed from when it was due, `due_s` after the run's start."""
+    """One request as seen by its client, timed from its due time, `due_s` after the run's start."""
 
     due_s: float
     ttft_s: float
@@ -42,7 +42,7 @@ class Sample:
 
 
 def mixed_arrivals(number: int, per_s: float, seed: int) -> list[Arrival]:
-    """`number` requests, `per_s` of them each second on average, the same for the same seed."""
+    """Return `number` requests at a mean rate of `per_s` per second, fixed by `seed`."""
     chance, now_s, arrivals = random.Random(seed), 0.0, []
     for _ in range(number):
         now_s += chance.expovariate(per_s)
@@ -55,6 +55,6 @@ def mixed_arrivals(number: int, per_s: float, seed: int) -> list[Arrival]:
 
 
 def burst(number: int, seed: int) -> list[Arrival]:
-    """`number` short requests at one moment, none alike."""
+    """Return `number` distinct short requests at the same time."""
     chance = random.Random(seed)
     return [Arrival(0.0, chance.randint(*SHORT_PROMPT), chance.randint(*SHORT_OUTPUT)) for _ in range(number)]

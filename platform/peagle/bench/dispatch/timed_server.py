@@ -1,4 +1,4 @@
-"""A replica around a timed engine: it takes requests and reports to the Router as a model's own server does."""
+"""A replica around a timed engine: it serves requests and reports to the Router like a model's server."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -15,7 +15,7 @@ from peagle.simulator.timed_engine import TimedEngine, TimedModel
 
 @dataclass(frozen=True, slots=True)
 class TimedRequest:
-    """The fields of a completion request that matter here, and how much of the prompt others begin with, too."""
+    """The relevant fields of a completion request, and the length of the shared part of its prompt."""
 
     prompt: list[int]
     max_tokens: int
@@ -23,7 +23,7 @@ class TimedRequest:
 
 
 class TimedServer:
-    """The replica of `model` whose rank is r runs at `speeds[r]`; those beyond the last at 1."""
+    """A replica of `model`: rank r runs at `speeds[r]`, further ranks at 1."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it, on the loop that the requests run on
         self, model: str, timed: TimedModel, speeds: Sequence[float] = (), router: DeploymentHandle | None = None
@@ -37,7 +37,7 @@ class TimedServer:
             self._reporting = asyncio.create_task(keep_reporting(self._report), name="reports")
 
     async def completions(self, body: TimedRequest, info: Any = None) -> AsyncGenerator[dict[str, Any]]:
-        """Yield when the first token is there, and when all are: which replica, and how many tokens so far."""
+        """Yield the replica and the tokens so far, at the first token and at the last."""
         request = replace(route_request("", body), prefix_tokens=body.shared_tokens)
         async for tokens in self._engine.generate(request, body.max_tokens):
             yield {"replica": self._id, "tokens": tokens}

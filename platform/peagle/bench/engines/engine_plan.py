@@ -1,4 +1,4 @@
-"""What to measure: which engines a comparison needs, and which (engine, K) pairs it times. Pure."""
+"""Plan of a comparison: its engines, and the (engine, K) pairs to time. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +14,10 @@ GPU_MEMORY_RATIO = 0.9
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """One engine to start. With `live` it takes any K of `depths` while it runs, else it has exactly one.
+    """One engine to start. With `live` it can switch to any K of `depths` while it runs, else it has exactly one.
 
-    With `acceptance`, the probabilities that the first, the first two, … drafts are right, they are accepted by these,
-    whatever they are.
+    With `acceptance`, the probabilities that the first, the first two, … drafts are accepted, drafts are accepted with
+    these probabilities, whatever their tokens.
     """
 
     method: str
@@ -28,7 +28,7 @@ class EnginePlan:
 
     @property
     def drafted(self) -> int:
-        """Tokens that its drafter drafts."""
+        """Number of tokens that its drafter drafts."""
         return drafted_depth(self.deployment)
 
     @property
@@ -40,8 +40,8 @@ class EnginePlan:
 class Variant:
     """One engine at one K: a row of the result. `engine` indexes the list of plans; K is 0 without speculation.
 
-    An adaptive one has the K that the Router's rule chooses as it runs, `depth` at most. With a held one the rule runs
-    too, and an operator's pin keeps it at `depth`: it shows what running the rule costs.
+    An adaptive variant uses the K that the Router's rule chooses, at most `depth`. In a held variant the rule runs too,
+    but a pin keeps K at `depth`: it shows the cost of running the rule.
     """
 
     engine: int
@@ -52,7 +52,7 @@ class Variant:
 
     @property
     def ruled(self) -> bool:
-        """Whether the Router's rule runs beside the engine."""
+        """Whether the Router's rule runs with the engine."""
         return self.adaptive or self.held
 
     @property
@@ -77,25 +77,25 @@ def plan_engines(
     fixed: int | None = None,
     acceptance: tuple[float, ...] | None = None,
 ) -> list[EnginePlan]:
-    """Engines for `methods`, or for all that the two files offer where `methods` is empty; `adaptive` as replicas are.
+    """Return engines for `methods`, or for all methods of the two files if empty; `adaptive` engines run like replicas.
 
-    With `fixed`, also one of `deployment` that drafts so many tokens and has no live depth.
+    With `fixed`, there is also an engine of `deployment` that drafts this many tokens without live depth.
 
-    A P-EAGLE drafter drafts all positions in one pass, so one engine of the largest K serves every K by verifying
-    less. An EAGLE-3 drafter takes one pass a position: cutting its drafts would charge it for passes that a real
-    deployment of that K does not make, so it gets an engine for each K.
+    A P-EAGLE drafter drafts all positions in one pass, so one engine of the largest K measures every K by verifying
+    fewer tokens. An EAGLE-3 drafter needs one pass per position: truncating its drafts would charge it for passes that
+    a real deployment of that K does not make, so it gets an engine per K.
 
-    Raises ConfigError for a method that no file offers, a K above the trained depth, or above depth_max where depth
-    is adaptive, a fixed K above all others, files with different targets, or two files of one method.
+    Raises ConfigError for a method that no file has, a K above the trained depth, or above depth_max with adaptive
+    depth, a fixed K above all others, files with different targets, or two files of one method.
     """
     offered = {file.drafter.method: file for file in (baseline, deployment) if file is not None and file.drafter}
     if baseline is not None and baseline.target != deployment.target:
         raise ConfigError(
-            "--baseline", baseline.target.source, "its target is another", "Compare drafters of one target."
+            "--baseline", baseline.target.source, "it has a different target", "Compare drafters of the same target."
         )
     if baseline is not None and len(offered) < 2:
         raise ConfigError(
-            "--baseline", next(iter(offered), None), "it brings no other method", "Name a file with another drafter."
+            "--baseline", next(iter(offered), None), "it has the same method", "Name a file with another drafter."
         )
     wanted = list(methods) or [NONE, *sorted(offered)]
     plans = []
@@ -105,16 +105,16 @@ def plan_engines(
             continue
         if method not in offered:
             known = ", ".join([NONE, *sorted(offered)])
-            raise ConfigError("--methods", method, f"no file offers it (there are {known})", "Add one with --baseline.")
+            raise ConfigError("--methods", method, f"no file has it (available: {known})", "Add one with --baseline.")
         file = offered[method]
         if file.drafter and max(depths) > (trained := file.drafter.trained_depth):
             problem = f"the {method} head was trained to depth {trained}"
             raise ConfigError("--depths", max(depths), problem, f"Lower it to {trained}.")
         if method == PEAGLE and file.speculation.live_depth:
-            # Adaptive depth is measured on the engine that is served, whichever K it is held against.
+            # Adaptive depth is measured on the served engine, whichever K it is compared with.
             deepest = file.speculation.depth_max if adaptive else max(depths)
             if max(depths) > deepest:
-                problem = f"the engine that is served drafts {deepest} tokens at most"
+                problem = f"the served engine drafts at most {deepest} tokens"
                 raise ConfigError("--depths", max(depths), problem, "Lower it, or raise speculation.depth_max.")
             derived = _derive(file, deepest, eager, adaptive)
             plans.append(EnginePlan(method, derived, tuple(depths), live=True))
@@ -135,7 +135,7 @@ def plan_engines(
 
 
 def variants_of(plans: Sequence[EnginePlan], *, adaptive: bool = False, held: int | None = None) -> list[Variant]:
-    """Every engine at every K it can take, and each that may change it at the rule's K and with the rule held."""
+    """Return every engine at each of its K, and live engines also with the rule and with the rule held."""
     variants = []
     for index, plan in enumerate(plans):
         variants += [Variant(index, plan.method, depth) for depth in plan.depths]
@@ -147,7 +147,7 @@ def variants_of(plans: Sequence[EnginePlan], *, adaptive: bool = False, held: in
 
 
 def sharing_a_gpu(deployment: Deployment, engines: int) -> Deployment:
-    """`deployment` with its part of the GPU's memory, of which vLLM otherwise gives nearly all to one engine."""
+    """Return `deployment` with its share of the GPU's memory, because vLLM would give nearly all to one engine."""
     if deployment.resources.accelerator == "cpu" or engines == 1:
         return deployment
     engine = {**deployment.engine, "gpu_memory_utilization": round(GPU_MEMORY_RATIO / engines, 3)}
@@ -157,14 +157,14 @@ def sharing_a_gpu(deployment: Deployment, engines: int) -> Deployment:
 def _derive(
     deployment: Deployment, depth: int | None, eager: bool, adaptive: bool = False, live: bool = True
 ) -> Deployment:
-    """`deployment` at a fixed K, or without speculation where K is None; in one compile mode for all.
+    """Return `deployment` at a fixed K, or without speculation if K is None, in the common compile mode.
 
-    An adaptive one drafts up to K, and keeps what else the file says of it.
+    An adaptive deployment drafts up to K, and keeps the file's other settings.
     """
     raw: dict[str, Any] = deployment.model_dump()
     raw["engine"] = {**raw["engine"], "enforce_eager": eager}
     if depth is None:
-        # This argument is refused by an engine that does not speculate.
+        # An engine without speculation refuses this argument.
         raw["engine"].pop("per_request_spec_decode_metrics", None)
         raw |= {"drafter": None, "speculation": {"enabled": False}}
     else:

@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineJob(Job):
-    """A comparison of engines in this process, with `shifting` also while load and prompts shift; where it is `mixed`,
-    every second prompt is noise.
+    """A comparison of engines in this process, with `shifting` also under shifting load and prompts.
+
+    If it is `mixed`, every second prompt is noise.
     """
 
     entries = (Selected, EnginePass, Take, StepCosts)
@@ -80,14 +81,14 @@ class EngineJob(Job):
         acceptance: tuple[float, ...] | None = None,
         made_up: bool = False,
     ) -> Self:
-        """Compare `methods`, or all that the files offer where there are none.
+        """Compare `methods`, or all methods of the files if empty.
 
-        With `adaptive`, an engine whose K can change is also measured with the K that the Router's rule chooses; with
-        `shifting`, all of them once more while load and prompts shift; with `fixed`, also the rule held at that K, and
-        an engine of that K which cannot change it. With `acceptance`, drafts are accepted by that curve. Where the
-        weights are `made_up`, prompts are random tokens.
+        With `adaptive`, live engines are also measured with the K that the Router's rule chooses; with `shifting`, all
+        are measured again under shifting load and prompts; with `fixed`, also the rule held at that K, and an engine
+        with that fixed K. With `acceptance`, drafts are accepted by that curve. If the weights are `made_up`, prompts
+        are random tokens.
 
-        Raises ConfigError where the options do not fit the files or the prompts.
+        Raises ConfigError if the options are inconsistent with the files or the prompts.
         """
         load.check(concurrencies)
         if made_up:
@@ -97,7 +98,7 @@ class EngineJob(Job):
         for plan in plans:
             check_checkpoints(plan.deployment)
         if load.skip_loops is not None and all(plan.method != NONE for plan in plans):
-            raise ConfigError("--methods", ",".join(methods), "--skip-loops asks the engine none", "Add none.")
+            raise ConfigError("--methods", ",".join(methods), "--skip-loops needs the engine none", "Add none.")
         texts = [] if made_up else read_prompts(load.prompts_from, as_chat=load.chat)
         settings = {
             "engines": [plan.name for plan in plans],
@@ -134,7 +135,7 @@ class EngineJob(Job):
 
     @property
     def shifting_variants(self) -> list[Variant]:
-        """What running the rule costs shows under steady load."""
+        """Variants for shifting load, without held ones: the rule's cost is measured under steady load."""
         return [each for each in self.variants if not each.held]
 
     def remaining(self, journal: Journal) -> list[Any]:
@@ -153,8 +154,8 @@ class EngineJob(Job):
             idle_cores = await idle_cpu_ratio(IDLE_SECONDS)
             journal.keep(Sitting(load_before, idle_cores))
             if idle_cores > IDLE_CORES_ALLOWED:
-                terminal.say(f"Idle engines keep {idle_cores:.2f} cores busy, which slows the one that is timed.")
-            # Prompts that do not fit are said before the long part.
+                terminal.say(f"Idle engines keep {idle_cores:.2f} cores busy, which slows down the timed engine.")
+            # Prompts that do not fit are reported before the long part.
             phases = _phases(self, engines[0]) if self.shifting else []
             if journal.chosen is None:
                 await _choose_prompts(self, journal, engines, terminal)
@@ -169,7 +170,7 @@ class EngineJob(Job):
                 await _time_takes(self, journal, engines, phases, terminal)
         except ExceptionGroup as failures:
             problem = f"an engine failed under load ({failures.exceptions[0]!r})"
-            raise StartupError(problem, f"{terminal.log} says why.") from failures
+            raise StartupError(problem, f"See {terminal.log}.") from failures
         finally:
             for engine in engines:
                 engine.stop()
@@ -198,7 +199,7 @@ class EngineJob(Job):
 
 
 def _refuse_texts(load: LoadOptions, shifting: bool) -> None:
-    """Raises ConfigError where an option is about texts, of which a model with made-up weights has none."""
+    """Raise ConfigError for an option about texts, because a model with random weights has none."""
     asked = {
         "--prompts-from": load.prompts_from is not None,
         "--chat": load.chat,
@@ -206,18 +207,18 @@ def _refuse_texts(load: LoadOptions, shifting: bool) -> None:
         "--shifting": shifting,
     }
     for option in (name for name, given in asked.items() if given):
-        raise ConfigError(option, None, "a shape has random prompts, and no text", "Leave it out.")
+        raise ConfigError(option, None, "a shape has random prompts instead of text", "Omit it.")
 
 
 async def _keep_costs(journal: Journal, engines: "Sequence[Engine]", before: Sequence[Sequence[StepCell]]) -> None:
-    """Note what the steps took that were counted since `before`."""
+    """Record the times of steps counted since `before`."""
     for engine, earlier in zip(engines, before, strict=True):
         if times := times_since(await engine.step_cells(), earlier):
             journal.keep(StepCosts(times))
 
 
 def _start(job: EngineJob, engines: "list[Engine]", terminal: Terminal) -> None:
-    """Append an engine for each plan to `engines`, so that a failure leaves those that did start to be stopped."""
+    """Append an engine per plan to `engines`, so that after a failure the started engines can be stopped."""
     from peagle.bench.engines.vllm_engines import Engine
 
     for number, plan in enumerate(job.plans, start=1):
@@ -230,7 +231,7 @@ def _start(job: EngineJob, engines: "list[Engine]", terminal: Terminal) -> None:
                 "--shifting" if most > max(job.concurrencies) else "--concurrency",
                 most,
                 f"engine.max_num_seqs of {plan.deployment.name} is {engine.requests_at_once}",
-                "Lower the one or raise the other.",
+                "Lower --concurrency, or raise engine.max_num_seqs.",
             )
 
 
@@ -257,7 +258,7 @@ def _phases(job: EngineJob, engine: "Engine") -> list[Phase]:
 async def _time_takes(
     job: EngineJob, journal: Journal, engines: "Sequence[Engine]", phases: Sequence[Phase], terminal: Terminal
 ) -> None:
-    """Measure every variant while load and prompts shift."""
+    """Measure every variant under shifting load and prompts."""
     done, todo = ([key for key in keys if isinstance(key, TakeKey)] for keys in (journal.made, job.next(journal)))
     with progress_bar(terminal, len(done) * len(phases), len(todo) * len(phases)) as begin:
         await measure_shifting(engines, job.shifting_variants, phases, todo=todo, begin=begin, keep=journal.keep)

@@ -1,8 +1,8 @@
-"""A model of a real one's shape with made-up weights: what a step costs there, measured without a download.
+"""A model with a real model's shape and random weights, to measure step times without a download.
 
-The target is a `config.json`; a P-EAGLE and an EAGLE-3 head to match are made of its sizes. What they draft is worth
-nothing, so a comparison that is about more than step times names an acceptance curve, which vLLM then plays: its
-synthetic rejection sampling, on a GPU.
+The target is a `config.json`; matching P-EAGLE and EAGLE-3 heads are made from its sizes. Their drafts are random, so a
+comparison of more than step times needs an acceptance curve, which vLLM applies by synthetic rejection sampling, on a
+GPU.
 """
 
 import json
@@ -21,13 +21,13 @@ from peagle.config.schema import closest
 from peagle.errors import ConfigError
 
 PROMPT_TOKENS = 128
-# Heads as they are published: P-EAGLE's of four layers, EAGLE-3's of one.
+# Layers of published heads: four for P-EAGLE, one for EAGLE-3.
 _HEAD_LAYERS: Mapping[str, int] = {PEAGLE: 4, EAGLE3: 1}
 _HEAD_KEYS = (
     *("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "vocab_size"),
     *("max_position_embeddings", "rope_theta", "rope_scaling", "dtype"),
 )
-# A head's feed-forward part beside its width, where the target's own is one of many experts.
+# Feed-forward size of a head relative to its width, if the target's own is that of one of many experts.
 _HEAD_FEED_RATIO = 3
 _EXPERT_KEYS = ("num_experts", "num_local_experts")
 _DEPTH_MAX = 64
@@ -35,16 +35,16 @@ _TAPPED = 3
 
 
 def known_shapes() -> tuple[str, ...]:
-    """Names of the shapes that are shipped here."""
+    """Return the names of the bundled shapes."""
     folder = files("peagle.bench") / "data" / "shapes"
     return tuple(sorted(each.name.removesuffix(".json") for each in folder.iterdir() if each.name.endswith(".json")))
 
 
 def read_shape(shape: str) -> dict[str, Any]:
-    """The `config.json` of a target: one that is shipped here, by name, or a file.
+    """Return the `config.json` of a target: a bundled shape by name, or a file.
 
     Raises:
-        ConfigError: There is no such shape, or the file holds none.
+        ConfigError: There is no such shape, or the file is not a valid shape.
     """
     if shape in known_shapes():
         text = (files("peagle.bench") / "data" / "shapes" / f"{shape}.json").read_text(encoding="utf-8")
@@ -61,15 +61,15 @@ def read_shape(shape: str) -> dict[str, Any]:
         config = None
     needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     if not isinstance(config, dict) or not all(type(config.get(key)) is int for key in needed):
-        raise ConfigError("--shape", shape, f"it does not say {', '.join(needed)}", "Name a target's config.json.")
+        raise ConfigError("--shape", shape, f"it has no {', '.join(needed)}", "Name a target's config.json.")
     if config["num_hidden_layers"] < _TAPPED:
-        problem = f"it has {config['num_hidden_layers']} layers, and a head taps {_TAPPED}"
+        problem = f"it has {config['num_hidden_layers']} layers, but a head taps {_TAPPED}"
         raise ConfigError("--shape", shape, problem, "Name a deeper target.")
     return config
 
 
 def head_config(target: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """The `config.json` of a head for `target`, of its width, heads and vocabulary."""
+    """Return the `config.json` of a head for `target`, with its width, heads and vocabulary."""
     hidden = target["hidden_size"]
     dense = not any(target.get(key) for key in _EXPERT_KEYS)
     taps = _tapped(target["num_hidden_layers"])
@@ -92,19 +92,19 @@ def head_config(target: Mapping[str, Any], method: str) -> dict[str, Any]:
 
 
 def _tapped(layers: int) -> list[int]:
-    """Three layers that differ: near the first, in the middle, the last."""
+    """Return three distinct layers: near the first, in the middle, the last."""
     first, last = min(2, layers - 3), layers - 1
     return [first, min(max(first + 1, layers // 2), last - 1), last]
 
 
 @contextmanager
 def made_up(shape: str, like: Deployment | None, accelerator: str) -> Iterator[dict[str, Deployment]]:
-    """Deployments of a shape with made-up weights, one for each method of drafting.
+    """Yield deployments of a shape with random weights, one per drafting method.
 
     Args:
         shape: See `read_shape`.
-        like: What else holds of the engine: arguments, speculation, resources; None for the defaults.
-        accelerator: `cpu` or `gpu`, where `like` does not say.
+        like: Template for engine arguments, speculation and resources; None for the defaults.
+        accelerator: `cpu` or `gpu`, if `like` does not set it.
 
     Raises:
         ConfigError: There is no such shape.
@@ -129,7 +129,7 @@ def _deployment(shape: str, folder: Path, method: str, like: Deployment | None, 
     engine = {**raw.get("engine", {}), "load_format": "dummy", "skip_tokenizer_init": True}
     speculation = dict(raw.get("speculation", {}))
     if method == EAGLE3:
-        # One pass a position: a lower K would pay for the passes that it throws away.
+        # One pass per position: a lower K would waste passes.
         speculation |= {"adaptive": None, "by_request": None, "inter_token_s_max": None}
     return parse_deployment(
         {
@@ -145,10 +145,10 @@ def _deployment(shape: str, folder: Path, method: str, like: Deployment | None, 
 
 
 def read_acceptance(text: str | None, depth_max: int, accelerator: str) -> tuple[float, ...] | None:
-    """The probabilities that the first, the first two, … drafts are right, up to `depth_max`; None where none is asked.
+    """Parse the probabilities that the first, the first two, … drafts are accepted, up to `depth_max`; None if absent.
 
     Raises:
-        ConfigError: They are none, too few, or the engine cannot play them.
+        ConfigError: They are invalid, too few, or not supported by the engine.
     """
     if text is None:
         return None
@@ -158,23 +158,23 @@ def read_acceptance(text: str | None, depth_max: int, accelerator: str) -> tuple
         rates = ()
     falling = all(one >= other for one, other in pairwise(rates))
     if not rates or not falling or not 0.0 <= min(rates) <= max(rates) <= 1.0:
-        problem = "it is no falling list of probabilities"
-        raise ConfigError("--acceptance", text, problem, "Write them with commas, such as .8,.6,.45.")
+        problem = "it is not a decreasing list of probabilities"
+        raise ConfigError("--acceptance", text, problem, "Separate them with commas, such as .8,.6,.45.")
     if len(rates) < depth_max:
-        problem = f"it has {len(rates)} positions, and {depth_max} are drafted"
-        raise ConfigError("--acceptance", text, problem, "Write one for each.")
+        problem = f"it has {len(rates)} positions, but {depth_max} are drafted"
+        raise ConfigError("--acceptance", text, problem, "Write one probability per position.")
     if accelerator == "cpu":
-        problem = "vLLM accepts drafts by a curve on a GPU only"
-        raise ConfigError("--acceptance", text, problem, "Leave it out: step times do not depend on it.")
+        problem = "vLLM supports acceptance curves only on a GPU"
+        raise ConfigError("--acceptance", text, problem, "Omit it: step times do not depend on it.")
     return rates[:depth_max]
 
 
 def synthetic_acceptance(acceptance: Sequence[float]) -> dict[str, Any]:
-    """What vLLM's `speculative_config` says where drafts are accepted by a curve, whatever was drafted."""
+    """Return vLLM's `speculative_config` fields for acceptance by a curve."""
     return {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": list(acceptance)}
 
 
 def random_prompts(vocabulary: int, count: int, tokens: int = PROMPT_TOKENS) -> tuple[list[int], ...]:
-    """The same every time: prompts for a model whose text nobody reads."""
+    """Return reproducible random prompts, for a model with random weights."""
     numbers = Random(f"{vocabulary} {tokens}")
     return tuple([numbers.randrange(vocabulary) for _ in range(tokens)] for _ in range(count))

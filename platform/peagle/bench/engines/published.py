@@ -1,4 +1,4 @@
-"""Ratios that others published, from `data/published.json`, which names the source of each."""
+"""Published ratios, from `data/published.json`, which names their sources."""
 
 import json
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from peagle.bench.core.records import PEAGLE
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Output tokens/s of P-EAGLE over those of `rival` at each concurrency, each method at its best K."""
+    """Ratio of P-EAGLE's output tokens/s to those of `rival` at each concurrency, each method at its best K."""
 
     model: str
     gpu: str
@@ -27,7 +27,7 @@ class Published:
 
 @cache
 def published_ratios() -> tuple[Published, ...]:
-    """Every published ratio, as printed or taken from the printed tokens/s of the two methods."""
+    """Return every published ratio, as printed or computed from the printed tokens/s of the two methods."""
     entries = json.loads((files("peagle.bench") / "data" / "published.json").read_text(encoding="utf-8"))
     return tuple(
         Published(entry["model"], entry["gpu"], entry["workload"], entry["source"], rival, ratios)
@@ -37,7 +37,7 @@ def published_ratios() -> tuple[Published, ...]:
 
 
 def _ratios(entry: dict[str, Any]) -> dict[str, dict[int, float]]:
-    """By rival and concurrency."""
+    """Return the ratios by rival and concurrency."""
     found = {
         rival: {int(level): ratio for level, ratio in ratios.items()}
         for rival, ratios in entry.get("p_eagle_over", {}).items()

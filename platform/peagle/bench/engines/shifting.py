@@ -1,4 +1,4 @@
-"""A run whose load and prompts shift, the same for every K: where one K cannot be right throughout."""
+"""A run with shifting load and prompts, the same for every K, in which no single K is best throughout."""
 
 import random
 import time
@@ -29,7 +29,7 @@ PROSE_CHARS, NOISE_TOKENS = 400, 64
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of the run: what is asked, and how many requests at once."""
+    """A part of the run: kind of prompts, and concurrency."""
 
     kind: str
     concurrency: int
@@ -42,7 +42,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class PhaseRun:
-    """One variant's pass through one phase. `settled_s` is when K at the phase's concurrency last changed."""
+    """One variant's pass through one phase. `settled_s` is the time of the last change of K at its concurrency."""
 
     seconds: float
     tokens: int
@@ -51,7 +51,7 @@ class PhaseRun:
 
 @dataclass(frozen=True, slots=True)
 class TakeKey:
-    """One variant (its name) through all phases, in a repeat counted from 0."""
+    """Key of one variant's run through all phases, in a repeat counted from 0."""
 
     repeat: int
     variant: str
@@ -59,7 +59,7 @@ class TakeKey:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """The line of a journal that holds one."""
+    """The journal line of one take."""
 
     key: TakeKey
     phases: tuple[PhaseRun, ...]
@@ -70,22 +70,22 @@ class Take:
 
 
 Takes = Mapping[Variant, Sequence[Sequence[PhaseRun]]]
-"""By variant, one list of phases for each repeat."""
+"""One list of phases per repeat, by variant."""
 
 
 def make_phases(
     code: Sequence[Prompt], encode: Callable[[Prompt], list[int]], vocabulary: int, tokens_max: int
 ) -> list[Phase]:
-    """Prompts of up to `tokens_max` for every phase, none twice while they last; the same every time.
+    """Return reproducible prompts of up to `tokens_max` tokens for every phase, without repetition while they last.
 
-    Raises ConfigError where none is so short.
+    Raises ConfigError if no prompt is short enough.
     """
     texts = {
         kind: [tokens for text in of_kind if len(tokens := encode(text)) <= tokens_max]
         for kind, of_kind in ((CODE, code), (PROSE, _prose()))
     }
     if not all(texts.values()) or tokens_max < NOISE_TOKENS:
-        raise ConfigError("--shifting", True, f"prompts have to fit {tokens_max} tokens", "Lower --tokens.")
+        raise ConfigError("--shifting", True, f"prompts have to fit into {tokens_max} tokens", "Lower --tokens.")
     sources: dict[str, Iterator[list[int]]] = {
         CODE: cycle(texts[CODE]),
         PROSE: cycle(texts[PROSE]),
@@ -95,19 +95,19 @@ def make_phases(
 
 
 def noise(vocabulary: int) -> Iterator[list[int]]:
-    """Prompts of random tokens, without end; the same every time."""
+    """Yield an endless, reproducible sequence of random token prompts."""
     chance = random.Random(0)
     while True:
         yield [chance.randrange(2, vocabulary) for _ in range(NOISE_TOKENS)]
 
 
 def _requests(concurrency: int) -> int:
-    """For a phase in which K has time to settle: of 48 tokens each, the shortest take four seconds on two cores."""
+    """Return enough requests for K to settle in a phase: with 48 tokens each, at least four seconds on two cores."""
     return 32 + 12 * concurrency
 
 
 def planned_takes(variants: Sequence[Variant], repeats: int) -> list[TakeKey]:
-    """Every variant through all phases, `repeats` times, in an order that moves on each time."""
+    """Return every variant through all phases, `repeats` times, in rotating order."""
     return [TakeKey(repeat, variant.name) for repeat in range(repeats) for variant in rotated(variants, repeat)]
 
 
@@ -120,9 +120,10 @@ async def measure_shifting(
     begin: Callable[[str], None],
     keep: Callable[[Take], None],
 ) -> None:
-    """Make the takes `todo`, those of one repeat phase by phase in turn, and hand them to `keep` when it ends.
+    """Run the takes `todo`, those of one repeat phase by phase in turn, and pass them to `keep` at its end.
 
-    So a machine that drifts hits all alike. Adaptive depth notices nothing of the others' turns, see `Engine.adapting`.
+    So drift of the machine affects all equally. Other variants' turns do not affect adaptive depth, see
+    `Engine.adapting`.
     """
     named = {variant.name: variant for variant in variants}
     for _, keys in groupby(todo, key=lambda key: key.repeat):
@@ -149,7 +150,7 @@ async def _run(engine: "Engine", variant: Variant, phase: Phase) -> PhaseRun:
 def assemble_takes(
     variants: Sequence[Variant], planned: Sequence[TakeKey], made: Mapping[TakeKey, tuple[PhaseRun, ...]]
 ) -> Takes:
-    """The takes of every variant, in the order of the repeats. Raises KeyError where one has not been made."""
+    """Return the takes of every variant, in the order of the repeats. Raises KeyError if one is missing."""
     return {
         variant: [made[key] for key in sorted(planned, key=lambda key: key.repeat) if key.variant == variant.name]
         for variant in variants
@@ -157,7 +158,7 @@ def assemble_takes(
 
 
 def shifting_rows(takes: Takes) -> list[dict[str, Any]]:
-    """One row for each variant; adaptive depth has its ratios to the best single static K and to no speculation."""
+    """Return one row per variant; adaptive depth has ratios to the best static K and to no speculation."""
     speeds = {variant: [_tokens_per_s(phases) for phases in repeats] for variant, repeats in takes.items()}
     static = {each: speed for each, speed in speeds.items() if not each.adaptive and each.method != NONE}
     none = next((speed for each, speed in speeds.items() if each.method == NONE), None)
@@ -188,6 +189,6 @@ def _tokens_per_s(phases: Sequence[PhaseRun]) -> float:
 
 
 def _prose() -> list[str]:
-    """Paragraphs of Python's own documentation, which every Python has."""
+    """Return paragraphs of Python's own documentation, which is always available."""
     parts = (part.strip() for text in topics.values() for part in text.split("\n\n"))
     return [part[:PROSE_CHARS] for part in parts if len(part) >= PROSE_CHARS]

@@ -1,4 +1,4 @@
-"""Passes over engines: the prompts that they are made with, and each pass with its statistics."""
+"""Passes over engines: selection of prompts, and each pass with its statistics."""
 
 import time
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ LOOP_GRAM_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Prompts that were chosen, as tokens, and how many had to be looked at for them."""
+    """The chosen prompts, as tokens, and the number of examined prompts."""
 
     prompts: tuple[list[int], ...]
     examined: int
@@ -32,13 +32,13 @@ class Selection:
 
     @property
     def tokens(self) -> list[int]:
-        """Tokens of each prompt."""
+        """Number of tokens of each prompt."""
         return [len(prompt) for prompt in self.prompts]
 
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The line of a journal that holds the selection."""
+    """The journal line of the selection."""
 
     selection: Selection
     kind: Literal["selection"] = "selection"
@@ -49,7 +49,7 @@ class Selected:
 
 @dataclass(frozen=True, slots=True)
 class EnginePass:
-    """The line of a journal that holds one pass."""
+    """The journal line of one pass."""
 
     key: PassKey
     made: Annotated[Run[Trace], without("cpu_s")]
@@ -62,11 +62,11 @@ class EnginePass:
 async def select_prompts(
     texts: Sequence[Prompt], wanted: int, output_tokens: int, engine: "Engine", min_distinct_share: float | None
 ) -> Selection:
-    """Take the first `wanted` prompts that fit the context and, with a limit, whose output does not loop.
+    """Choose the first `wanted` prompts that fit the context and, with a limit, whose output does not loop.
 
-    Whether an output loops is asked of `engine`, which must not speculate, before anything is measured.
+    Outputs for the loop check come from `engine`, which must not speculate, before anything is measured.
 
-    Raises ConfigError where there are not enough of them.
+    Raises ConfigError if there are not enough.
     """
     chosen: list[list[int]] = []
     examined = too_long = looping = 0
@@ -85,8 +85,8 @@ async def select_prompts(
                 continue
         chosen.append(tokens)
     if len(chosen) < wanted:
-        problem = f"only {len(chosen)} of {examined} prompts do: {too_long} are too long, {looping} lead to a loop"
-        raise ConfigError("--prompts", wanted, problem, "Ask for fewer, for fewer --tokens, or add prompts.")
+        problem = f"only {len(chosen)} of {examined} prompts qualify: {too_long} are too long, {looping} lead to a loop"
+        raise ConfigError("--prompts", wanted, problem, "Lower it, lower --tokens, or add prompts.")
     return Selection(tuple(chosen), examined, too_long, looping)
 
 

@@ -19,7 +19,7 @@ STYLES = {NONE: "grey", EAGLE3: "orange", PEAGLE: "blue", FIXED: "green", ADAPTI
 
 
 def result_table(rows: Sequence[Row]) -> Table:
-    """The rows for a terminal of 80 columns; `report.md` has the other figures."""
+    """Return a table for a terminal of 80 columns; `report.md` has the other figures."""
     caption = "medians over repeats, tokens/s with its extremes; AL: tokens per verification step; ITL in ms"
     ratios = {"x none": "ratio_to_none", "x eagle3": "ratio_to_eagle3"}
     ratios = {heading: name for heading, name in ratios.items() if any(name in row for row in rows)}
@@ -37,7 +37,7 @@ def result_table(rows: Sequence[Row]) -> Table:
 
 
 def markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -> str:
-    """`report.md`, from the values of `result.json`; `pictures` are files beside it."""
+    """Return `report.md` from the values of `result.json`; `pictures` are files next to it."""
     rows, price, shifting = result["rows"], result["price_per_hour"], result.get("shifting")
     lines = [
         f"# Speculation on {result['model']}",
@@ -100,7 +100,7 @@ def _acceptance_line(result: Mapping[str, Any]) -> list[str]:
 
 
 def fastest_line(row: Row) -> str:
-    """One row of `fastest_rows` in words."""
+    """Describe one row of `fastest_rows`."""
     speed = parts.spread_cell(row["output_tokens_per_s"], "{:.0f}")
     line = f"{row['concurrency']} at once: {row['variant']}, {speed} tokens/s"
     if "next" not in row:
@@ -110,7 +110,7 @@ def fastest_line(row: Row) -> str:
 
 
 def best_line(row: Row) -> str:
-    """One row of `best_rows` in words."""
+    """Describe one row of `best_rows`."""
     name = row["method"] if row["method"] == NONE else f"{row['method']} K={row['depth']}"
     ratios = [
         f"{parts.spread_cell(row[key], '{:.2f}')} times {words}"
@@ -129,7 +129,7 @@ def best_line(row: Row) -> str:
 
 
 def shifting_line(row: Row) -> str:
-    """One row of `shifting_rows` in words."""
+    """Describe one row of `shifting_rows`."""
     said = [f"{row['variant']}: {parts.spread_cell(row['output_tokens_per_s'], '{:.0f}')} tokens/s"]
     if "ratio_to_best_static" in row:
         said.append(f"{parts.spread_cell(row['ratio_to_best_static'], '{:.2f}')} times {row['best_static']}")
@@ -164,7 +164,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def published_lines(best: Sequence[Row]) -> list[str]:
-    """Rows of `best_rows` that something published can stand beside, each with it, in words."""
+    """Describe the rows of `best_rows` that have a published counterpart, with both figures."""
     return [
         f"{row['concurrency']} at once, P-EAGLE over {rival}: {parts.spread_cell(row[key], '{:.2f}')} here; published: "
         + ", ".join(f"{each.ratios[row['concurrency']]:.2f} {each.name}" for each in published)
@@ -175,7 +175,7 @@ def published_lines(best: Sequence[Row]) -> list[str]:
 
 
 def _over_rivals(best: Sequence[Row]) -> list[tuple[str, str, list[Row]]]:
-    """P-EAGLE's static rows that hold a ratio to a rival: the rival, the ratio's name, and the rows."""
+    """Return P-EAGLE's static rows with a ratio to a rival: the rival, the ratio's name, and the rows."""
     ours = [row for row in best if row["method"] == PEAGLE and isinstance(row["depth"], int)]
     rivals = ((EAGLE3, "ratio_to_best_eagle3"), (NONE, "ratio_to_none"))
     return [(rival, key, [row for row in ours if key in row]) for rival, key in rivals]
@@ -186,7 +186,7 @@ def _published(rival: str) -> list[Published]:
 
 
 def _beside_published(best: Sequence[Row]) -> list[str]:
-    """P-EAGLE over EAGLE-3 and over none, here and as published; nothing where P-EAGLE was not measured with them."""
+    """Return lines on P-EAGLE over EAGLE-3 and over none, here and as published; empty if not measured."""
     lines = []
     for rival, key, rows in _over_rivals(best):
         published = _published(rival)
@@ -199,7 +199,7 @@ def _beside_published(best: Sequence[Row]) -> list[str]:
             for row in rows
         ]
         if rows:
-            lines += [f"P-EAGLE over {rival}, each at its fastest K, beside what is published:", ""]
+            lines += [f"P-EAGLE over {rival}, each at its fastest K, next to published ratios:", ""]
             lines += [*parts.markdown_table(["at once", "here", *(each.name for each in published)], cells), ""]
     if lines:
         sources = dict.fromkeys(f"{each.model} on {each.gpu} ({each.source})" for each in published_ratios())
@@ -217,7 +217,7 @@ def _looping(prompts: Mapping[str, Any]) -> str:
 
 
 def summary(result: Mapping[str, Any]) -> list[str]:
-    """What is said below the table."""
+    """Return the lines below the table."""
     return [
         *map(fastest_line, result["fastest"]),
         *map(best_line, result["best"]),
@@ -227,7 +227,7 @@ def summary(result: Mapping[str, Any]) -> list[str]:
 
 
 def draw(result: Mapping[str, Any]) -> dict[str, bytes]:
-    """Throughput, acceptance length where drafts were made, and cost where a price is known."""
+    """Draw throughput, acceptance length if there were drafts, and cost if a price is known."""
     from peagle.bench.core.plots import lines_by_concurrency, lines_by_depth  # optional: it needs matplotlib
 
     rows, fastest, note = result["rows"], fastest_by_concurrency(result["rows"]), "(each method at its fastest K)"
@@ -242,7 +242,7 @@ def draw(result: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def fastest_by_concurrency(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Each method's fastest K at each concurrency, adaptive depth as a method of its own; a held one is none."""
+    """Return each method's fastest K at each concurrency, with adaptive depth as a method, without held variants."""
     series: dict[str, dict[int, Row]] = {}
     for row in rows:
         if row["depth"] == "adaptive" or isinstance(row["depth"], int):
@@ -254,7 +254,7 @@ def fastest_by_concurrency(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def acceptance_by_depth(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
-    """For each method, K and its acceptance length over the drafts of all concurrencies."""
+    """Return K and its acceptance length over the drafts of all concurrencies, by method."""
     sums: dict[str, dict[int, tuple[int, int]]] = {}
     for row in rows:
         if row["drafts"] and isinstance(row["depth"], int):

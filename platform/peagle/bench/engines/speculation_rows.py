@@ -1,4 +1,4 @@
-"""What the runs of a comparison of engines came to, as the plain values of `result.json`. Pure."""
+"""Results of a comparison of engines as the plain values of `result.json`. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -24,9 +24,9 @@ DISTINCT = f"distinct_{LOOP_GRAM_TOKENS}gram_ratio"
 
 
 def result_rows(runs: Runs[Variant, Trace], price_per_hour: float | None = None) -> list[Row]:
-    """One row for each variant and concurrency, in the order measured.
+    """Return one row per variant and concurrency, in the order measured.
 
-    With the price of one engine's machine for an hour, also `cost_per_million_tokens` of output, in its currency.
+    With the hourly price of one engine's machine, rows have `cost_per_million_tokens` of output, in its currency.
 
     Ratios are taken within each repeat and then summarised: `ratio_to_none` against no speculation, and
     `ratio_to_eagle3` against EAGLE-3 at the same K, each at the same concurrency, absent if that was not measured.
@@ -48,7 +48,7 @@ def result_rows(runs: Runs[Variant, Trace], price_per_hour: float | None = None)
 
 
 def best_rows(runs: Runs[Variant, Trace]) -> list[Row]:
-    """At each concurrency, each method at its fastest K (by median), against no speculation and EAGLE-3's fastest."""
+    """Return each method's fastest K (by median) per concurrency, against no speculation and EAGLE-3's fastest."""
     rows = []
     for level in dict.fromkeys(level for _, level in runs):
         fastest: dict[str, tuple[Variant, Cell]] = {}
@@ -70,7 +70,7 @@ def best_rows(runs: Runs[Variant, Trace]) -> list[Row]:
 
 
 def fastest_rows(runs: Runs[Variant, Trace]) -> list[Row]:
-    """At each concurrency the fastest cell of all (by median), and its ratio to the next."""
+    """Return the fastest cell (by median) per concurrency, with its ratio to the next."""
     rows = []
     for level in dict.fromkeys(level for _, level in runs):
         here = [(variant, cell) for (variant, at), cell in runs.items() if at == level and not variant.held]
@@ -83,7 +83,7 @@ def fastest_rows(runs: Runs[Variant, Trace]) -> list[Row]:
 
 
 def _adaptive_row(variant: Variant, level: int, cell: Cell, fastest: Mapping[str, tuple[Variant, Cell]]) -> Row:
-    """Adaptive depth against no speculation and its method's fastest static K."""
+    """Return adaptive depth against no speculation and its method's fastest static K."""
     row: Row = {"concurrency": level, "method": variant.method, "depth": variant.depth_name}
     if NONE in fastest:
         row["ratio_to_none"] = speed_ratio(cell, fastest[NONE][1])
@@ -94,7 +94,7 @@ def _adaptive_row(variant: Variant, level: int, cell: Cell, fastest: Mapping[str
 
 
 def _held_row(variant: Variant, level: int, cell: Cell, fixed: Cell) -> Row:
-    """The rule, held at one K, against an engine of that K which cannot change it."""
+    """Return the rule held at one K against an engine with that fixed K."""
     row: Row = {"concurrency": level, "method": variant.method, "depth": variant.depth_name}
     return row | {"ratio_to_fixed": speed_ratio(cell, fixed)}
 
@@ -114,5 +114,5 @@ def _figures(variant: Variant, level: int, cell: Cell) -> Row:
 
 
 def _tokens(cell: Cell) -> list[tuple[int, ...]]:
-    """The outputs of its first repeat."""
+    """Return the outputs of the first repeat."""
     return [trace.tokens for trace in cell[0].traces]

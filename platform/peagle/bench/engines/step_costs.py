@@ -1,4 +1,4 @@
-"""What the steps of a comparison's engines took, by batch size and K: kept in its journal, and a part of its result."""
+"""Step times of a comparison's engines by batch size and K, kept in the journal and in the result."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from peagle.router.depth.cost_table import CostTable
 from peagle.router.snapshot import StepCell, StepTime
 
 STEPS_MIN = 3
-"""Fewer say little."""
+"""Fewest steps for a meaningful time."""
 _COLUMNS_MAX = 12
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """The line of a journal that holds what one start of an engine came to."""
+    """The journal line with the step times of one start of an engine."""
 
     times: tuple[StepTime, ...]
     kind: Literal["step_costs"] = "step_costs"
@@ -26,7 +26,7 @@ class StepCosts:
 
 
 def times_since(now: Sequence[StepCell], before: Sequence[StepCell]) -> tuple[StepTime, ...]:
-    """What an engine's sums gained between two looks."""
+    """Return the step times between two readings of an engine's sums."""
     known = {(cell.batch_size, cell.depth): (cell.steps, cell.seconds) for cell in before}
     added = []
     for cell in now:
@@ -36,13 +36,13 @@ def times_since(now: Sequence[StepCell], before: Sequence[StepCell]) -> tuple[St
 
 
 def cost_rows(journal: Journal) -> list[dict[str, Any]]:
-    """`cost_table` of a result: decode-only steps of the engine whose K can change; read it with `CostTable`."""
+    """Return a result's `cost_table`: decode-only steps of the live engine; read it with `CostTable`."""
     times = [each for note in journal.notes if isinstance(note, StepCosts) for each in note.times]
     return CostTable.of(times, STEPS_MIN).plain()
 
 
 def cost_lines(result: Mapping[str, Any]) -> list[str]:
-    """The table in Markdown: milliseconds of a step, a line for each batch size that was held for long."""
+    """Return the table in Markdown: milliseconds per step, a line per frequent batch size."""
     rows: Sequence[Mapping[str, Any]] = result.get("cost_table") or ()
     if not rows:
         return []

@@ -1,4 +1,4 @@
-"""Real vLLM engines to measure, each with its core and worker in processes of their own."""
+"""Real vLLM engines to measure, each with its core and worker in separate processes."""
 
 import asyncio
 import itertools
@@ -35,19 +35,19 @@ from peagle.serve.depth_settings import calibration_points, depth_settings
 from peagle.serve.launch.serving_arguments import engine_settings
 from peagle.serve.reporting import DepthReporter, keep_reporting
 
-# vLLM's defaults for what a step may hold differ by context, and what is measured is what is served.
+# vLLM's default step limits depend on the usage context; measured engines use those of served engines.
 _SERVED = UsageContext.OPENAI_API_SERVER
 
 
 class StepCounter(StatLoggerBase):  # type: ignore[misc]
-    """Counts the steps that gave tokens, and sums vLLM's statistics of verified drafts."""
+    """Counts the steps that generated tokens, and sums vLLM's statistics of verified drafts."""
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
         self.counts = NO_DRAFTS
         self.steps = 0
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
-        # vLLM makes these only for a step that has outputs.
+        # vLLM creates these only for a step that has outputs.
         if iteration_stats is not None:
             self.steps += 1
         stats = scheduler_stats.spec_decoding_stats if scheduler_stats else None
@@ -62,7 +62,7 @@ class StepCounter(StatLoggerBase):  # type: ignore[misc]
 
 @dataclass(slots=True)
 class _Rule:
-    """The Router's rule for one engine: when it had its last turn, and how long it waited for all its turns."""
+    """The Router's rule for one engine, the end of its last turn, and its total waiting time between turns."""
 
     depths: ModelDepths
     reporter: DepthReporter = field(init=False)
@@ -89,13 +89,13 @@ class Engine:
         self._calibration: tuple[StepTime, ...] | None = None
         self._version = 0
         self._step_stats = live_depth.StepStatsReader(llm)
-        # What was applied, and of that what counts as a change: trials only if they are kept, from then on.
+        # Applied tables, and those that count as changes: trials count only if they are kept, from then on.
         self._applied: list[tuple[float, DepthTable]] = []
         self._tables: list[tuple[float, DepthTable]] = []
 
     @classmethod
     def start(cls, plan: EnginePlan, output_tokens: int, log: Path) -> "Engine":
-        """Raises StartupError where vLLM does not start; what it printed is in `log`."""
+        """Start an engine. Raises StartupError if vLLM does not start; its output is in `log`."""
         counters: list[StepCounter] = []
 
         def new_counter(vllm_config: VllmConfig, engine_index: int = 0) -> StepCounter:
@@ -114,14 +114,12 @@ class Engine:
                 )
         except (RuntimeError, ValueError, OSError) as error:
             first_line = str(error).strip().partition("\n")[0]
-            raise StartupError(
-                f"the engine for {plan.name} did not start ({first_line})", f"{log} says why."
-            ) from error
+            raise StartupError(f"the engine for {plan.name} did not start ({first_line})", f"See {log}.") from error
         return cls(plan, llm, counters, output_tokens)
 
     @property
     def context_tokens(self) -> int:
-        """Longest prompt and answer together."""
+        """Maximum tokens of prompt and answer together."""
         return int(self._llm.model_config.max_model_len)
 
     @property
@@ -133,7 +131,7 @@ class Engine:
         return int(self._llm.model_config.get_vocab_size())
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Raises ConfigError for a chat where the target has no chat template."""
+        """Return the prompt's tokens. Raises ConfigError for a chat if the target has no chat template."""
         return encode_prompt(prompt, self._llm.get_tokenizer())
 
     def counts(self) -> DraftCounts:
@@ -141,36 +139,36 @@ class Engine:
         return sum((counter.counts for counter in self._counters), NO_DRAFTS)
 
     def steps(self) -> int:
-        """Steps that gave tokens since the engine started."""
+        """Steps that generated tokens since the engine started."""
         return sum(counter.steps for counter in self._counters)
 
     async def warm_up(self) -> None:
-        """Run all that compiles at first use, as a replica does before it is ready."""
+        """Run everything that compiles at first use, as a replica does before it is ready."""
         await warm_up(self._llm, self.plan.deployment, lambda _done, _of: None)
         if self.plan.live:
             self._version = (await self._step_stats.read()).table.version
 
     async def step_stats(self) -> StepStats | None:
-        """All that it has summed over its steps; None where it sums nothing."""
+        """Return the sums over its steps; None if it keeps none."""
         return await self._step_stats.read() if self.plan.live else None
 
     async def step_cells(self) -> tuple[StepCell, ...]:
-        """Its decode-only steps so far, by batch size and K."""
+        """Return its decode-only steps so far, by batch size and K."""
         stats = await self.step_stats()
         return stats.cells if stats is not None else ()
 
     async def prepare(self, depth: int) -> None:
-        """Set K and forget cached prompts, so that every pass starts alike and all its statistics have arrived."""
+        """Set K and clear the prefix cache, so that passes start equal and all earlier statistics have arrived."""
         if self.plan.live:
             await self._apply(DepthTable(self._version + 1, (depth,)))
         await self.settle()
 
     @asynccontextmanager
     async def adapting(self, held: int | None = None) -> AsyncIterator[None]:
-        """Let the Router's rule choose K meanwhile, as a replica does; what it learns is kept for the next time.
+        """Let the Router's rule choose K while entered, as for a replica; it keeps its estimates for the next time.
 
-        With `held` it is a rule of its own, which an operator has pinned to that K. A rule's clock stands still between
-        two times, in which others have the engine.
+        With `held`, it is a separate rule that is pinned to that K. A rule's clock stops between two uses, while other
+        variants use the engine.
         """
         assert self.plan.live, "this engine has one K"
         await self._calibrate()
@@ -188,7 +186,7 @@ class Engine:
             rule.left_s = time.monotonic()
 
     async def _calibrate(self) -> None:
-        """As a replica does before its first request; only once."""
+        """Time steps once, as a replica does before its first request."""
         if self._calibration is None:
             deployment = self.plan.deployment
             seconds = deployment.speculation.calibration_s
@@ -205,15 +203,15 @@ class Engine:
         return self._rules[depth]
 
     def _rule_of(self, depths: ModelDepths) -> "_Rule":
-        """With a reporter of its own: its trials end neither by another rule nor while others have the engine."""
+        """Return a rule with its own reporter, so that no other rule and no other variant's turn ends its trials."""
         rule = _Rule(depths)
         rule.reporter = DepthReporter(self._step_stats.read, self._apply, self._ask, now_s=lambda: rule.now_s)
         return rule
 
     def settled_s(self, concurrency: int, since_s: float) -> float:
-        """Seconds from `since_s`, on the monotonic clock, to the last change of K at this concurrency; 0 for none.
+        """Return the seconds from `since_s`, on the monotonic clock, to the last change of K at this concurrency, or 0.
 
-        A trial of another K is no change, unless it is kept.
+        A trial of another K counts only if it is kept.
         """
         settled, depth = 0.0, None
         for at_s, table in self._tables:
@@ -223,13 +221,13 @@ class Engine:
         return settled
 
     def depth_changes(self, concurrency: int, since_s: float) -> int:
-        """How often K at this concurrency changed from `since_s` on, with both changes that a trial makes."""
+        """Count the changes of K at this concurrency since `since_s`, including both changes of a trial."""
         before = [table.depth_at(concurrency) for at_s, table in self._applied if at_s <= since_s]
         after = [table.depth_at(concurrency) for at_s, table in self._applied if at_s > since_s]
         return sum(one != other for one, other in pairwise([*before[-1:], *after]))
 
     async def _apply(self, table: DepthTable) -> None:
-        # Before it is sent: cancelled on the way, it may have been applied all the same.
+        # Before it is sent, because a cancelled call may still be applied.
         self._version = table.version
         await live_depth.set_depths(self._llm, table)
         self._applied.append((time.monotonic(), table))
@@ -239,7 +237,7 @@ class Engine:
         self._tables.append((time.monotonic(), table))
 
     async def _ask(self, report: StepReport, _standing: StandingLimits | None) -> DepthPlan:
-        # What the last plan was made under may be another rule's pin; no rule is lost here and has to recall its own.
+        # The last plan's limits may be another rule's pin; rules are not lost here, so none has to recover its limits.
         rule = self._rule
         assert rule is not None, "only `adapting` reports"
         report = replace(report, calibration=self._calibration or ())
@@ -250,19 +248,19 @@ class Engine:
             and rule.plan.table.version == self._version
             and rule.plan.table != counted
         ):
-            # A trial that is kept: what it applied counts from now on.
+            # A kept trial: its table counts as a change from now on.
             self._tables.append((time.monotonic(), rule.plan.table))
         return rule.plan
 
     async def settle(self) -> None:
-        """Clear the prefix cache. The answer comes back behind every earlier output and its statistics."""
+        """Clear the prefix cache. The answer arrives after every earlier output and its statistics."""
         if not await self._llm.reset_prefix_cache():
             raise RuntimeError("the prefix cache is in use between two passes")
 
     async def stream(self, prompt: list[int]) -> AsyncIterator[Sequence[int]]:
-        """Generate greedily to the fixed length, end-of-text tokens included.
+        """Generate greedily to the fixed length, ignoring end-of-text tokens.
 
-        Raises RuntimeError where the engine ended the request early, as one does that is told to stop.
+        Raises RuntimeError if the engine ends the request early, for example while it is stopping.
         """
         parameters = SamplingParams(
             temperature=0.0,
@@ -286,7 +284,7 @@ class Engine:
 
 
 async def idle_cpu_ratio(seconds: float) -> float:
-    """CPU time that this process's children use while nothing is asked of them, in cores."""
+    """Return the CPU use of this process's children while they are idle, in cores."""
     before = _children_cpu_s()
     await asyncio.sleep(seconds)
     return max(0.0, _children_cpu_s() - before) / seconds

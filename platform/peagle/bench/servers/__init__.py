@@ -1,1 +1,1 @@
-"""Servers over HTTP: running ones, and peagle beside vLLM's own."""
+"""Servers over HTTP: running servers, and peagle compared with vLLM's own."""

@@ -1,4 +1,4 @@
-"""The servers that `peagle bench overhead` holds against each other, each with all its processes below one."""
+"""Servers that `peagle bench overhead` compares, each with all its processes below one."""
 
 import asyncio
 import json
@@ -39,27 +39,27 @@ class Side:
 
     @property
     def server(self) -> str:
-        """Whose server it is; with metrics and without the same, since like ones differ by more than those cost."""
+        """Name of its server; the same with and without metrics, as equal servers differ by more than metrics cost."""
         return VLLM if self.name == VLLM else PEAGLE
 
     @property
     def is_counted(self) -> bool:
-        """Whether it counts, and its `/metrics` is scraped."""
+        """Whether it counts requests, and its `/metrics` is scraped."""
         return self.name != UNMETERED
 
 
 def sides_of(names: Sequence[str]) -> list[Side]:
-    """Raises ConfigError where there is none, or no such side."""
+    """Return the sides by name. Raises ConfigError if there are none, or for an unknown name."""
     for name in names:
         if name not in SIDES:
             raise ConfigError("--sides", name, "there is no such side", f"Name some of {','.join(SIDES)}.")
     if not names:
-        raise ConfigError("--sides", "", "it names none", f"Name some of {','.join(SIDES)}.")
+        raise ConfigError("--sides", "", "it is empty", f"Name some of {','.join(SIDES)}.")
     return [Side(name) for name in dict.fromkeys(names)]
 
 
 def side_deployment(deployment: Deployment, servers: int, *, eager: bool) -> Deployment:
-    """What every side serves: one replica, at one K throughout, with its part of a GPU where servers share one."""
+    """Return the deployment of every side: one replica at a fixed K, with its share of a GPU if servers share one."""
     raw: dict[str, Any] = deployment.model_dump()
     raw["engine"] = {**raw["engine"], "enforce_eager": eager}
     raw["replicas"] = {"min": 1, "max": 1}
@@ -68,7 +68,7 @@ def side_deployment(deployment: Deployment, servers: int, *, eager: bool) -> Dep
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
-    """vLLM's keyword arguments as those of its command line."""
+    """Return vLLM's keyword arguments as command line arguments."""
     given: list[str] = []
     for name, value in arguments.items():
         flag = f"--{name.replace('_', '-')}"
@@ -80,15 +80,15 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def environment(deployment: Deployment, cores: Sequence[int]) -> dict[str, str]:
-    """What every side's processes find in theirs, so that every engine computes on the same cores in as many threads.
+    """Return the environment of every side's processes, so that all engines use the same cores and thread counts.
 
-    They are those that a replica claims on a machine without others; who has set them keeps them.
+    The cores are those that a replica claims on an otherwise idle machine; existing settings are kept.
     """
     given = {"VLLM_NO_USAGE_STATS": "1", **os.environ}
     if deployment.resources.accelerator == "cpu":
         count = max(1, int(deployment.resources.cpus))
         given.setdefault(CORES, ",".join(map(str, sorted(cores)[:count])))
-        # Ray sets this for its workers, vLLM's server for nobody.
+        # Ray sets this for its workers, vLLM's server does not.
         given.setdefault(THREADS, str(count))
     return given | deployment.environment
 
@@ -102,24 +102,24 @@ class Server:
 
     @classmethod
     def start(cls, name: str, deployment: Deployment, folder: Path) -> Self:
-        """Start vLLM's or peagle's; it stays with this process, and what it says goes to a log in `folder`."""
+        """Start vLLM's or peagle's server, which ends with this process; its output goes to a log in `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         (port,) = free_ports(1)
         log = folder / f"{name}.log"
         given = environment(deployment, list(os.sched_getaffinity(0)))
         if name == VLLM:
             arguments = engine_settings(deployment)
-            del arguments["disable_log_stats"]  # off is how the server starts, and it has no flag that says so
+            del arguments["disable_log_stats"]  # false is the server's default, and it has no flag for it
             command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags(arguments)]
             command += ["--host", HOST, "--port", str(port)]
         else:
             file = folder / "deployment.yaml"
-            file.touch(mode=0o600)  # its environment may hold a secret
+            file.touch(mode=0o600)  # its environment may contain a secret
             file.write_text(yaml.safe_dump(deployment.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8")
             command = [sys.executable, "-m", "peagle.cli", "serve", str(file), "--port", str(port)]
             given["XDG_STATE_HOME"] = str(folder.resolve())
         with log.open("wb") as sink:
-            # In a session of its own, Ctrl-C reaches the measurement alone, which then ends its servers in order.
+            # In its own session: Ctrl-C reaches only the measurement, which then stops its servers in order.
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -132,11 +132,11 @@ class Server:
         return cls(name, process, f"http://{HOST}:{port}", log)
 
     async def wait_until_ready(self) -> None:
-        """Raises StartupError where it ends, or does not answer in time."""
+        """Wait until it answers. Raises StartupError if it ends or does not answer in time."""
         deadline = time.monotonic() + START_S
         while not self._is_well():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise StartupError(f"{self.name} did not start ({self._last_word()})", f"{self.log} says more.")
+                raise StartupError(f"{self.name} did not start ({self._last_word()})", f"See {self.log}.")
             await asyncio.sleep(POLL_S)
 
     def _is_well(self) -> bool:
@@ -147,14 +147,14 @@ class Server:
 
     def _last_word(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return root_cause_in(self.log) or (lines[-1].removeprefix("peagle: ") if lines else "it says nothing")
+        return root_cause_in(self.log) or (lines[-1].removeprefix("peagle: ") if lines else "it printed nothing")
 
     def cpu(self) -> Reading:
-        """What its processes have used so far."""
+        """Return the CPU time of its processes so far."""
         return read_tree(self._process.pid)
 
     def stop(self) -> None:
-        """Ask it to end, and wait; whatever is left then is for the caller to end."""
+        """Ask it to stop, and wait; the caller ends remaining processes."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:

@@ -1,4 +1,4 @@
-"""A client of a served model that costs little: it notes when bytes came, and reads them once the request has ended."""
+"""A low-overhead client of a served model: it records arrival times, and parses answers after the request."""
 
 import json
 import time
@@ -13,18 +13,18 @@ from peagle.errors import StartupError
 from peagle.prompt_file import Prompt
 
 TIMEOUT_S = 300.0
-"""Longest wait for the next bytes of an answer."""
+"""Longest wait for the next bytes of an answer, in seconds."""
 
 KEEP_ALIVE_S = 1.0
-"""How long a connection may idle: less than at any server, or a request would be sent as the server closes it."""
+"""Longest idle time of a connection, in seconds: less than any server's, or a request could meet a closing one."""
 
 Chunk = tuple[float, bytes]
-"""Seconds from the request's start, and what came then."""
+"""Seconds from the request's start, and the bytes that arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply(Arrivals):
-    """One streamed completion as its client saw it; `tokens` are those that the server says it made."""
+    """One streamed completion as seen by its client; `tokens` is the server's count."""
 
     text: str
     tokens: int
@@ -37,7 +37,7 @@ class Reply(Arrivals):
 
 @dataclass(frozen=True, slots=True)
 class Completions:
-    """Greedy completions of a fixed length, end-of-text tokens included, from the server at `url`."""
+    """Client for greedy completions of a fixed length, ignoring end-of-text tokens, from the server at `url`."""
 
     http: aiohttp.ClientSession
     url: str
@@ -45,11 +45,11 @@ class Completions:
     output_tokens: int
 
     async def ask(self, prompt: Prompt, cache_salt: str) -> Reply:
-        """Stream one, a chat's as a chat completion.
+        """Stream one completion, or a chat completion for a chat.
 
-        Prompts are looked up in the server's cache among those of the same `cache_salt` only.
+        The server's prefix cache is shared only among prompts with the same `cache_salt`.
 
-        Raises StartupError where the server answers with an error, ends early, or is gone.
+        Raises StartupError if the server answers with an error, ends early, or is down.
         """
         body = {
             "model": self.model,
@@ -78,7 +78,7 @@ class Completions:
         return reply
 
     async def count_tokens(self, prompt: Prompt) -> tuple[int, int]:
-        """Tokens of `prompt`, and of prompt and answer at most. Raises StartupError where the server does not say."""
+        """Return the tokens of `prompt` and the context length. Raises StartupError if they are not reported."""
         counted = await self._call("POST", "tokenize", {"model": self.model, **_asked(prompt)})
         try:
             return int(counted["count"]), int(counted["max_model_len"])
@@ -86,17 +86,17 @@ class Completions:
             raise _failed(self.url, repr(error)) from error
 
     async def scrape(self) -> None:
-        """Read `/metrics`, as Prometheus does. Raises StartupError where there are none."""
+        """Read `/metrics`, as Prometheus does. Raises StartupError if it is missing."""
         await self._call("GET", "metrics")
 
     async def count(self, counting: bool) -> None:
-        """Have a peagle server count from now on, or not. Raises StartupError where a process has not heard of it."""
+        """Start or pause counting on a peagle server. Raises StartupError if a process was not reached."""
         told = await self._call("PUT", "fleet/metrics", {"counting": counting})
         if not told["replicas"].get(self.model):
             raise _failed(self.url, f"no replica was told whether to count: {told}")
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The answer, which is JSON to what has a body."""
+        """Return the answer; it is JSON for calls with a body."""
         try:
             async with self.http.request(method, f"{self.url}/{path}", json=body) as answer:
                 answer.raise_for_status()
@@ -106,7 +106,7 @@ class Completions:
 
 
 def client_session(headers: Mapping[str, str] | None = None, *, trust_env: bool = False) -> aiohttp.ClientSession:
-    """Connections to the servers, as many as are needed; close it. `trust_env` heeds the environment's proxies."""
+    """Return a session without a connection limit; close it. `trust_env` uses the environment's proxies."""
     timeout = aiohttp.ClientTimeout(total=None, sock_read=TIMEOUT_S)
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
@@ -117,9 +117,9 @@ def client_session(headers: Mapping[str, str] | None = None, *, trust_env: bool 
 
 
 def read_reply(chunks: Sequence[Chunk]) -> Reply | None:
-    """The answer in the bytes of a stream of events; None where it is not whole.
+    """Parse the answer from the bytes of an event stream; None if it is incomplete.
 
-    What arrives at once is one output, as it is for a reader. Events that carry no part of the answer are none.
+    Bytes that arrive together are one output, as for a reader. Events without content do not count.
     """
     text: list[str] = []
     arrivals: list[float] = []
@@ -150,7 +150,7 @@ def _route(prompt: Prompt) -> str:
 
 
 def _said(choice: Mapping[str, Any]) -> str | None:
-    """What a part of an answer says; None of a chat's that says only who speaks, or why it ends."""
+    """Return the text of a choice; None if a chat's choice has only a role or a finish reason."""
     delta = choice.get("delta")
     if delta is None:
         return str(choice["text"])
@@ -163,4 +163,4 @@ def _text(chunks: Sequence[Chunk]) -> str:
 
 
 def _failed(url: str, why: str) -> StartupError:
-    return StartupError(f"the server at {url} failed under load ({why})", "Its log says why.")
+    return StartupError(f"the server at {url} failed under load ({why})", "See its log.")

@@ -1,4 +1,4 @@
-"""A measurement of running servers as `result.json`'s rows; of these as Markdown, a table and pictures."""
+"""Results of running servers as rows of `result.json`, and as Markdown, a table and pictures."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -15,10 +15,10 @@ from peagle.bench.servers.endpoints import EndpointVariant
 
 
 def endpoint_rows(runs: Runs[EndpointVariant, Reply], price_per_hour: float | None = None) -> list[Row]:
-    """One row for each variant and concurrency, in the order measured.
+    """Return one row per variant and concurrency, in the order measured.
 
-    `ratio_to_first` holds output tokens/s against those of the first variant at the same concurrency, within each
-    repeat. With the price of a whole endpoint for an hour, also `cost_per_million_tokens` of output, in its currency.
+    `ratio_to_first` is the ratio of output tokens/s to the first variant at the same concurrency, within each repeat.
+    With the hourly price of a whole endpoint, rows have `cost_per_million_tokens` of output, in its currency.
     """
     first, _ = next(iter(runs))
     rows = []
@@ -38,7 +38,7 @@ def endpoint_rows(runs: Runs[EndpointVariant, Reply], price_per_hour: float | No
 
 
 def endpoint_table(rows: Sequence[Row]) -> Table:
-    """The rows for a terminal of 80 columns; `report.md` has the other figures."""
+    """Return a table for a terminal of 80 columns; `report.md` has the other figures."""
     caption = "medians over repeats, tokens/s with its extremes; AL: tokens per verification step; TTFT and ITL in ms"
     several = len({row["method"] for row in rows}) > 1
 
@@ -56,7 +56,7 @@ def endpoint_table(rows: Sequence[Row]) -> Table:
 
 
 def endpoint_markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -> str:
-    """`report.md`, from the values of `result.json`; `pictures` are files beside it."""
+    """Return `report.md` from the values of `result.json`; `pictures` are files next to it."""
     rows = result["rows"]
     lines = [
         f"# {result['model']} as it is served",
@@ -83,7 +83,7 @@ def _circumstances(result: Mapping[str, Any]) -> list[str]:
         "- Every endpoint runs a set of prompts before any runs the next; ratios to the first row pair what the same "
         "repeat measured. No prompt is in a cache. Figures are medians with extremes over repeats.",
         "- ITL is the time between two outputs of one request, and one output may carry several tokens. AL is tokens "
-        "per verification step, the bonus token included; it counts what others asked meanwhile, too.",
+        "per verification step, including the bonus token; it also counts other clients' requests.",
         *([f"- Cost at {price:g} an hour for an endpoint that is never idle."] if price is not None else []),
     ]
 
@@ -113,7 +113,7 @@ def _depth(row: Row) -> str:
 
 
 def draw(result: Mapping[str, Any]) -> dict[str, bytes]:
-    """Throughput, and its cost where a price is known."""
+    """Draw throughput, and its cost if a price is known."""
     from peagle.bench.core.plots import STYLES, lines_by_concurrency  # optional: it needs matplotlib
 
     series: dict[str, list[Row]] = {}

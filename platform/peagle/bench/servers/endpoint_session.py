@@ -35,7 +35,7 @@ ENDPOINTS = "endpoints"
 
 @dataclass(frozen=True, slots=True)
 class EndpointJob(Job):
-    """A measurement of servers that run already. The first is what the others are held against."""
+    """A measurement of running servers; the first is the reference."""
 
     entries = (ChosenTexts, ServedPass)
     form = FORM
@@ -54,10 +54,10 @@ class EndpointJob(Job):
         load: LoadOptions,
         price_per_hour: float | None = None,
     ) -> Self:
-        """Ask every server for its model, which is also held at each of `depths`.
+        """Read every server's model, which is also measured at each pinned K of `depths`.
 
         Raises:
-            ConfigError: The options do not fit each other.
+            ConfigError: The options are inconsistent.
             StartupError: A server does not answer, or does not serve the model.
         """
         load.check(concurrencies)
@@ -76,7 +76,7 @@ class EndpointJob(Job):
 
     async def measure(self, journal: Journal, folder: Path, terminal: Terminal) -> None:
         if journal.made:
-            terminal.say("If these are not the servers that it began with, stop, and name a new folder with --out.")
+            terminal.say("If the run was started with other servers, stop, and name a new folder with --out.")
         journal.keep(Sitting(machine.load(), idle_cores=0.0))
         async with AsyncExitStack() as stack:
             clients = {}
@@ -90,7 +90,7 @@ class EndpointJob(Job):
 
             async def make(variant: EndpointVariant, prompts: Sequence[Prompt], concurrency: int) -> Run[Reply]:
                 client = clients[variant.endpoint.name]
-                salt = uuid4().hex  # what was asked earlier may still be in a server's cache
+                salt = uuid4().hex  # earlier prompts may still be in a server's cache
                 async with client.pinned(variant.depth) if variant.depth is not None else nullcontext():
                     before = await client.counts()
                     seconds, replies = await closed_loop(
@@ -116,15 +116,15 @@ class EndpointJob(Job):
 
 
 def _named(addresses: Sequence[str]) -> dict[str, str]:
-    """Addresses by name: the one before `=`, else host and port."""
+    """Return the URLs by name: the name before `=`, or else host and port."""
     named: dict[str, str] = {}
     for text in addresses:
         before, equals, behind = text.partition("=")
-        is_named = bool(equals) and "://" not in before  # an address may hold one itself
+        is_named = bool(equals) and "://" not in before  # a URL may contain = itself
         url = base_url(behind if is_named else text)
         name = before if is_named else httpx.URL(url).netloc.decode()
         if not name or name in named:
-            raise ConfigError("URL", text, "another one has that name", "Write NAME=URL, each name once.")
+            raise ConfigError("URL", text, "another server has that name", "Write NAME=URL, each name once.")
         named[name] = url
     return named
 

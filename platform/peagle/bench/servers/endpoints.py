@@ -1,4 +1,4 @@
-"""Running servers to measure: what their drafts come to, and their K, where they let it be set."""
+"""Running servers to measure: their draft counts, and pinning of their K, if supported."""
 
 import asyncio
 import time
@@ -18,10 +18,10 @@ from peagle.errors import ConfigError, PeagleError, StartupError
 AS_SERVED = "as served"
 PIN_S, POLL_S = 20.0, 0.1
 LAST_STEPS_S = 0.3
-"""After a pass: an engine counts its last step behind the answer that the step gave."""
+"""Pause after a pass in seconds, because an engine counts its last step after that step's answer."""
 
 _DRAFTS, _DRAFTED, _ACCEPTED = "drafts", "drafted", "accepted"
-# The platform's series count positions from 1, vLLM's from 0; vLLM counts what was drafted by no position.
+# The platform's series count positions from 1, vLLM's from 0; vLLM has no drafted counts by position.
 _SERIES = {
     "peagle_replica_drafts_total": (_DRAFTS, 1),
     "peagle_replica_position_draft_tokens_total": (_DRAFTED, 1),
@@ -33,7 +33,7 @@ _SERIES = {
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server, as the command line names it, and the model asked there."""
+    """A server from the command line, and its measured model."""
 
     name: str
     url: str
@@ -42,7 +42,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class EndpointVariant:
-    """An endpoint at a K that it is held at, or where `depth` is None as it serves by itself: a row of the result."""
+    """An endpoint at a pinned K, or unpinned if `depth` is None: a row of the result."""
 
     endpoint: Endpoint
     depth: int | None
@@ -65,7 +65,7 @@ class EndpointClient:
     completions: Completions
 
     async def counts(self) -> DraftCounts:
-        """Drafts verified since its replicas started, if it tells of any. Raises StartupError without an answer."""
+        """Return its verified drafts since its replicas started, if reported. Raises StartupError without an answer."""
         try:
             async with self.http.get(f"{self.endpoint.url}/metrics") as answer:
                 said, status = await answer.text(), answer.status
@@ -73,37 +73,37 @@ class EndpointClient:
             raise self._silent(error) from error
         try:
             return read_counts(said, self.endpoint.model) if status == 200 else NO_DRAFTS
-        except ValueError:  # something else is at that address
+        except ValueError:  # another kind of server is at that URL
             return NO_DRAFTS
 
     async def check_pins(self) -> None:
-        """Raises ConfigError where its K cannot be set from here, or an operator has decided it already."""
+        """Raise ConfigError if its K cannot be set from here, or an operator has already limited it."""
         for replica in await self._replicas():
             shown = await self._fleet("GET", f"replicas/{replica['id']}/depth")
             limits = shown["limits"]
             if limits["pin"] is not None or limits["paused"] or limits["floor"] or limits["ceiling"] is not None:
-                problem = f"an operator has decided the depth of {self.endpoint.model} at {self.endpoint.url}"
+                problem = f"an operator has limited the depth of {self.endpoint.model} at {self.endpoint.url}"
                 raise ConfigError("--depths", limits, problem, "DELETE that first, or measure without --depths.")
 
     @asynccontextmanager
     async def pinned(self, depth: int) -> AsyncIterator[None]:
-        """Hold every replica at K = `depth` meanwhile; afterwards their Router chooses again.
+        """Pin every replica to K = `depth` while entered; afterwards the Router chooses again.
 
         Raises:
-            ConfigError: The model is not served with so deep a K.
-            StartupError: Some replica does not follow.
+            ConfigError: The model's K cannot be this large.
+            StartupError: A replica does not apply it.
         """
         path = f"models/{self.endpoint.model}/depth"
         try:
             await self._fleet("PUT", path, {"pin": depth})
-        except BaseException as error:  # Ctrl-C, too: whether it was heard is not known
+        except BaseException as error:  # including Ctrl-C: the pin may have been applied
             try:
                 async with asyncio.timeout(PIN_S):
                     await self._fleet("DELETE", path)
             except (PeagleError, TimeoutError, ValueError):
-                if not isinstance(error, ConfigError):  # which says that it was refused
+                if not isinstance(error, ConfigError):  # a ConfigError means that it was refused
                     problem = f"{self.endpoint.url} may still hold {self.endpoint.model} at K = {depth}"
-                    raise StartupError(problem, f"DELETE {self.endpoint.url}/fleet/{path} gives it back.") from error
+                    raise StartupError(problem, f"DELETE {self.endpoint.url}/fleet/{path} releases it.") from error
             raise
         try:
             await self._wait(lambda mode, depths: mode == "pinned" and set(depths) == {depth}, f"K = {depth}")
@@ -116,8 +116,8 @@ class EndpointClient:
         deadline = time.monotonic() + PIN_S
         while not all(follows(each.get("depth_mode"), each.get("depths") or ()) for each in await self._replicas()):
             if time.monotonic() > deadline:
-                problem = f"{self.endpoint.name} did not come to {what} within {PIN_S:g} s"
-                raise StartupError(problem, "Its log and `peagle status` say more.")
+                problem = f"{self.endpoint.name} did not reach {what} within {PIN_S:g} s"
+                raise StartupError(problem, "See its log and `peagle status`.")
             await asyncio.sleep(POLL_S)
 
     async def _replicas(self) -> list[dict[str, Any]]:
@@ -134,17 +134,17 @@ class EndpointClient:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._silent(error) from error
         problem = f"K cannot be set at {url}: {answer.status} {said}"
-        fix = "Run this where the server runs, on a model with speculation.adaptive, and no K above its depth_max."
+        fix = "Run this on the server's machine, for a model with speculation.adaptive, with K up to its depth_max."
         raise ConfigError("--depths", body and body["pin"], problem, fix)
 
     def _silent(self, error: Exception) -> StartupError:
-        return StartupError(f"{self.endpoint.name} does not answer ({error!r})", "Its log says why.")
+        return StartupError(f"{self.endpoint.name} does not answer ({error!r})", "See its log.")
 
 
 def read_counts(exposition: str, model: str) -> DraftCounts:
-    """Drafts of all replicas of a model, in what the `/metrics` of the platform or of vLLM's own server says.
+    """Parse the drafts of all replicas of a model from `/metrics` of the platform or of vLLM's own server.
 
-    vLLM does not say how many drafts reached a position: all are taken to, as they do at a K that stays the same.
+    vLLM does not report how many drafts reached a position: all are assumed to, which holds at a constant K.
     """
     counted: dict[str, Counter[int]] = {field: Counter() for field in (_DRAFTS, _DRAFTED, _ACCEPTED)}
     for family in text_string_to_metric_families(exposition):

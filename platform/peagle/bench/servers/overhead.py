@@ -1,4 +1,4 @@
-"""What lies between an engine and its clients: the same closed-loop load on servers that take turns, pass by pass."""
+"""Overhead between an engine and its clients: the same closed-loop load on servers that take turns."""
 
 import asyncio
 import itertools
@@ -21,21 +21,21 @@ SCRAPE_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A side of the comparison with its server and the client of that."""
+    """A side of the comparison with its server and client."""
 
     side: Side
     server: Server
     client: Completions
 
     async def prepare(self) -> None:
-        """Make its server that side."""
+        """Switch its server to this side."""
         if self.side.server == PEAGLE:
             await self.client.count(self.side.is_counted)
 
 
 @dataclass(slots=True)
 class Passes:
-    """Makes passes over the `subjects`, by name. No prompt finds itself in a cache."""
+    """Runs passes over the `subjects`, by name. No prompt is in a cache."""
 
     subjects: Mapping[str, Subject]
     _salts: "itertools.count[int]" = field(default_factory=itertools.count)
@@ -52,7 +52,7 @@ class Passes:
 
     @asynccontextmanager
     async def _scraping(self, name: str) -> AsyncIterator[None]:
-        """Read the server's metrics every few seconds of the time that it is asked something."""
+        """Read the server's metrics every few seconds during a pass."""
         subject, started, due_s = self.subjects[name], time.monotonic(), self._scrape_in_s.get(name, 0.0)
 
         async def scrape() -> None:

@@ -1,4 +1,4 @@
-"""A comparison of servers as `result.json`'s rows and promises; of these as Markdown, a table, lines and pictures."""
+"""Results of a comparison of servers as rows and promises of `result.json`, Markdown, table, lines and pictures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -19,19 +19,19 @@ from peagle.bench.servers.overhead import SCRAPE_EVERY_S
 from peagle.bench.servers.served import CLIENT
 
 THROUGHPUT_RATIO_MIN = 0.95
-"""Of `vllm serve`'s output tokens/s, the part that the platform keeps at least."""
+"""Minimum ratio of the platform's output tokens/s to those of `vllm serve`."""
 TTFT_ADDED_MS_MAX = 5.0
-"""The most that the platform adds to `vllm serve`'s median TTFT."""
+"""Most milliseconds that the platform adds to `vllm serve`'s median TTFT."""
 ITL_ADDED_MS_MAX = 1.0
-"""The most that the platform adds to `vllm serve`'s median ITL."""
+"""Most milliseconds that the platform adds to `vllm serve`'s median ITL."""
 METRICS_RATIO_MIN = 0.99
-"""Of the output tokens/s without metrics, the part that the platform keeps with them: they cost 1 % at most."""
+"""Minimum ratio of output tokens/s with metrics to those without: metrics cost at most 1 %."""
 
 STYLES = {VLLM: "grey", PEAGLE: "blue", UNMETERED: "purple"}
 ROLES_MAX = 6
-"""Roles that have a colour of their own in the picture of CPU; all others are one."""
+"""Roles with their own colour in the CPU picture; all others share one."""
 BUSY_LOAD_RATIO = 0.25
-"""Load for each core, before the start, above which others decide what is measured."""
+"""Load per core before the start above which other processes distort the measurement."""
 
 _PROMISES = {
     "throughput_ratio": ("{} of vllm's output tokens/s", "{:.3f}"),
@@ -39,14 +39,14 @@ _PROMISES = {
     "itl_added_ms": ("{} ms added to the median ITL", "{:.2f}"),
     "metrics_ratio": (f"{{}} of {UNMETERED}'s output tokens/s with metrics", "{:.3f}"),
 }
-"""What each promise is about, and how its figures are written."""
+"""Description of each promise, and the format of its figures."""
 
 
 def overhead_rows(runs: Runs[Side, Reply], depth: int) -> list[Row]:
-    """One row for each side and concurrency, in the order measured; `depth` is K on all sides.
+    """Return one row per side and concurrency, in the order measured; `depth` is K on all sides.
 
-    What is held against `vllm` is taken within each repeat and then summarised: the ratio of output tokens/s, and what
-    is added to the medians of TTFT and ITL. Absent if that side was not measured.
+    Comparisons with `vllm` are made within each repeat and then summarised: the ratio of output tokens/s, and the time
+    added to the medians of TTFT and ITL. They are absent if that side was not measured.
     """
     rows = []
     for (side, level), cell in runs.items():
@@ -63,7 +63,7 @@ def overhead_rows(runs: Runs[Side, Reply], depth: int) -> list[Row]:
 
 
 def verdict_rows(runs: Runs[Side, Reply]) -> list[Row]:
-    """At each concurrency, each promise whose sides were measured: figure, bound, and whether the median keeps it."""
+    """Return each measured promise per concurrency: figure, bound, and whether the median keeps it."""
     rows: list[Row] = []
     for level in dict.fromkeys(level for _, level in runs):
         ours, plain, unmetered = (runs.get((Side(name), level)) for name in (PEAGLE, VLLM, UNMETERED))
@@ -99,7 +99,7 @@ def _figures(side: str, depth: int, level: int, cell: Cell) -> Row:
 
 
 def _added(cell: Cell, rival: Cell, pick: Callable[[Arrivals], list[float]]) -> Row:
-    """Milliseconds between the medians of one repeat."""
+    """Return the difference of the medians within each repeat, in milliseconds."""
     pairs = zip(cell, rival, strict=True)
     return asdict(
         Spread.of([percentile_ms(one.traces, 50, pick) - percentile_ms(other.traces, 50, pick) for one, other in pairs])
@@ -107,12 +107,12 @@ def _added(cell: Cell, rival: Cell, pick: Callable[[Arrivals], list[float]]) -> 
 
 
 def _texts(cell: Cell) -> list[str]:
-    """The answers of its first repeat."""
+    """Return the answers of the first repeat."""
     return [reply.text for reply in cell[0].traces]
 
 
 def overhead_table(rows: Sequence[Row]) -> Table:
-    """The rows for a terminal of 80 columns; `report.md` has the other figures."""
+    """Return a table for a terminal of 80 columns; `report.md` has the other figures."""
     caption = "medians over repeats, tokens/s with its extremes; TTFT and ITL in ms, CPU in s for 1,000 tokens"
 
     def cells(row: Row) -> list[str]:
@@ -129,18 +129,18 @@ def overhead_table(rows: Sequence[Row]) -> Table:
 
 
 def busy_line(hardware: Mapping[str, Any]) -> str | None:
-    """What a reader has to know of a machine that had other work; None of one that had none."""
+    """Return a warning about a machine with other load; None for an idle machine."""
     load, cores = hardware["load_before"], hardware["cores"]
     if load <= BUSY_LOAD_RATIO * cores:
         return None
     return (
-        f"The machine was busy (load {load} on {cores} cores): how its scheduler shares cores out between processes, "
-        "of which the platform has more, weighs as much as what a side needs of them. Measure on an idle one."
+        f"The machine was busy (load {load} on {cores} cores): CPU scheduling between processes, of which the platform "
+        "has more, affects the result as much as the servers themselves. Measure on an idle machine."
     )
 
 
 def verdict_line(row: Row) -> str:
-    """One row of `verdict_rows` in words."""
+    """Describe one row of `verdict_rows`."""
     words, form = _PROMISES[row["promise"]]
     bound = f"at least {row['least']:g}" if row["most"] is None else f"at most {row['most']:g}"
     return (
@@ -150,7 +150,7 @@ def verdict_line(row: Row) -> str:
 
 
 def overhead_markdown(result: Mapping[str, Any], pictures: Sequence[str] = ()) -> str:
-    """`report.md`, from the values of `result.json`; `pictures` are files beside it."""
+    """Return `report.md` from the values of `result.json`; `pictures` are files next to it."""
     lines = [
         f"# What the platform costs on {result['model']}",
         "",
@@ -180,10 +180,10 @@ def _circumstances(result: Mapping[str, Any]) -> list[str]:
         *parts.machine_lines(result, "servers"),
         f"{parts.prompts_line(result)}.",
         f"- Sides: `{VLLM}` is vLLM's own OpenAI server, `peagle` is `peagle serve`, `{UNMETERED}` the same "
-        "server while it counts nothing and nobody reads its metrics. All have the same engine arguments, "
+        "server with counting paused and no scrapes. All have the same engine arguments, "
         f"K = {result['depth']}, and one replica, whose engine computes on the same cores.",
-        "- Every side runs a set of prompts before any runs the next; ratios and what is added pair what the same "
-        "repeat measured. No prompt is in a cache. Figures are medians with extremes over repeats.",
+        "- Every side runs a set of prompts before any runs the next; ratios and added times pair values of the same "
+        "repeat. No prompt is in a cache. Figures are medians with extremes over repeats.",
         "- ITL is the time between two outputs of one request, and one output may carry several tokens.",
         "- The client streams completions from this machine, and its own CPU time is taken from all sides alike. "
         f"Where there are metrics it reads `/metrics` every {SCRAPE_EVERY_S:g} s, as Prometheus does.",
@@ -213,7 +213,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _cpu_table(level: int, rows: Sequence[Row]) -> list[str]:
-    """A line for each role, a column for each side."""
+    """Return a table with a line per role and a column per side."""
     shares = [row["cpu_s_per_1000_tokens_by_process"] for row in rows]
     roles = sorted(
         {role for share in shares for role in share}, key=lambda role: -max(s.get(role, 0.0) for s in shares)
@@ -224,12 +224,12 @@ def _cpu_table(level: int, rows: Sequence[Row]) -> list[str]:
 
 
 def summary(result: Mapping[str, Any]) -> list[str]:
-    """What is said below the table."""
+    """Return the lines below the table."""
     return [*map(verdict_line, result["verdicts"]), *filter(None, [busy_line(result["hardware"])])]
 
 
 def draw(result: Mapping[str, Any]) -> dict[str, bytes]:
-    """Throughput, and where the CPU's time goes."""
+    """Draw throughput, and CPU time by role."""
     from peagle.bench.core.plots import lines_by_concurrency, stacked_bars  # optional: it needs matplotlib
 
     rows = result["rows"]
@@ -242,7 +242,7 @@ def draw(result: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _cpu_parts(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """What each role uses, most first, by row."""
+    """Return each role's CPU use by row, largest first."""
     shares = [row["cpu_s_per_1000_tokens_by_process"] for row in rows]
     total: dict[str, float] = {}
     for share in shares:

@@ -36,7 +36,7 @@ PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class OverheadJob(Job):
-    """A comparison of servers that are started for it, all with one deployment."""
+    """A comparison of servers started for it, all with the same deployment."""
 
     entries = (ChosenTexts, ServedPass)
     form = FORM
@@ -46,7 +46,7 @@ class OverheadJob(Job):
 
     @classmethod
     def of(cls, deployment: Deployment, names: Sequence[str], concurrencies: Sequence[int], load: LoadOptions) -> Self:
-        """Raises ConfigError where the options do not fit each other or the file."""
+        """Make the job. Raises ConfigError if the options are inconsistent with each other or the file."""
         sides, most = sides_of(names), max(concurrencies)
         served = side_deployment(deployment, len({side.server for side in sides}), eager=load.eager)
         load.check(concurrencies)
@@ -57,7 +57,7 @@ class OverheadJob(Job):
         ):
             if isinstance(limit, int) and limit < most:
                 problem = f"{name} of {served.name} is {limit}"
-                raise ConfigError("--concurrency", most, problem, "Lower the one or raise the other.")
+                raise ConfigError("--concurrency", most, problem, "Lower it, or raise the setting.")
         texts = read_prompts(load.prompts_from, as_chat=load.chat)
         settings = {
             "kind": OVERHEAD,
@@ -75,7 +75,7 @@ class OverheadJob(Job):
         processes.adopt_orphans()
         servers: list[Server] = []
         try:
-            # None is always the first, or the last, to find its place in the machine's memory.
+            # In rotating order, so that no server always allocates its memory first or last.
             number = len(journal.sittings)
             names = list(dict.fromkeys(side.server for side in rotated(self.variants, number)))
             await _start(names, self.deployment, servers, folder / LOGS / str(number + 1), terminal)
@@ -114,7 +114,7 @@ class OverheadJob(Job):
 async def _start(
     names: Sequence[str], deployment: Deployment, servers: list[Server], logs: Path, terminal: Terminal
 ) -> None:
-    """Append each server to `servers`, so that a failure leaves those that did start to be stopped."""
+    """Append each server to `servers`, so that after a failure the started servers can be stopped."""
     for number, name in enumerate(names, start=1):
         with terminal.stage(f"Start server {number} of {len(names)}: {name}"):
             server = Server.start(name, deployment, logs)
@@ -123,7 +123,7 @@ async def _start(
 
 
 async def _idle_cores(servers: Sequence[Server], terminal: Terminal) -> float:
-    """CPU time that the servers use while nothing is asked of them, in cores; said where it is much."""
+    """Return the CPU use of the idle servers in cores, and warn if it is high."""
     before = [server.cpu() for server in servers]
     await asyncio.sleep(IDLE_SECONDS)
     cores = {
@@ -132,7 +132,7 @@ async def _idle_cores(servers: Sequence[Server], terminal: Terminal) -> float:
     }
     if sum(cores.values()) > IDLE_CORES_ALLOWED:
         each = ", ".join(f"{name} {busy:.2f}" for name, busy in cores.items())
-        terminal.say(f"Idle servers keep cores busy, which slows the one that is timed: {each}.")
+        terminal.say(f"Idle servers keep cores busy, which slows down the timed server: {each}.")
     return sum(cores.values())
 
 

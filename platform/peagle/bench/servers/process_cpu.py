@@ -1,4 +1,4 @@
-"""What the processes of a server use of the CPU, by what each is for."""
+"""CPU time of a server's processes by role."""
 
 import re
 from collections import defaultdict
@@ -8,7 +8,7 @@ from contextlib import suppress
 import psutil  # type: ignore[import-untyped]
 
 Reading = Mapping[tuple[int, float], tuple[str, float]]
-"""By process number and start, which together name a process: its role and its CPU seconds so far."""
+"""Role and CPU seconds so far of each process, by process id and start time."""
 
 OTHER = "other"
 _ROLES = tuple(
@@ -30,17 +30,17 @@ _ROLES = tuple(
         (r"-m peagle\.cli serve ", "launcher"),
     )
 )
-"""The first that is found in a command line, from the left."""
+"""Patterns and roles; the leftmost match in a command line decides."""
 
 
 def role_of(command: Sequence[str]) -> str:
-    """What a process with this command line, or the title that it has given itself, is for."""
+    """Return the role of a process from its command line or process title."""
     line = " ".join(command)
     return next((role for pattern, role in _ROLES if pattern.search(line)), OTHER)
 
 
 def read_tree(root: int) -> Reading:
-    """The process with this number and all below it; those that end meanwhile are left out."""
+    """Read the process `root` and all its descendants, without those that end meanwhile."""
     found = {}
     with suppress(psutil.NoSuchProcess):
         top = psutil.Process(root)
@@ -53,7 +53,7 @@ def read_tree(root: int) -> Reading:
 
 
 def used_s(before: Reading, after: Reading) -> dict[str, float]:
-    """CPU seconds between two readings by role, most first; those of a process that has ended are not known."""
+    """Return the CPU seconds between two readings by role, largest first, without ended processes."""
     seconds: dict[str, float] = defaultdict(float)
     for key, (role, total) in after.items():
         seconds[role] += total - (before[key][1] if key in before else 0.0)

@@ -1,4 +1,4 @@
-"""Passes over servers, as their clients see them: the prompts they are made with, and what they come to."""
+"""Passes over servers from the client's side: selection of prompts, and results."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ CLIENT = "client"
 
 @dataclass(frozen=True, slots=True)
 class PromptTexts:
-    """Prompts that were chosen, the tokens of each, and how many had to be looked at for them."""
+    """The chosen prompts, their token counts, and the number of examined prompts."""
 
     prompts: tuple[Prompt, ...]
     tokens: tuple[int, ...]
@@ -27,7 +27,7 @@ class PromptTexts:
 
 @dataclass(frozen=True, slots=True)
 class ChosenTexts:
-    """The line of a journal that holds the prompts."""
+    """The journal line of the prompts."""
 
     texts: PromptTexts
     kind: Literal["texts"] = "texts"
@@ -38,7 +38,7 @@ class ChosenTexts:
 
 @dataclass(frozen=True, slots=True)
 class ServedPass:
-    """The line of a journal that holds one pass."""
+    """The journal line of one pass."""
 
     key: PassKey
     made: Annotated[Run[Reply], without("steps", "depth_changes")]
@@ -51,9 +51,9 @@ class ServedPass:
 async def select_texts(
     texts: Sequence[Prompt], wanted: int, output_tokens: int, count: Callable[[Prompt], Awaitable[tuple[int, int]]]
 ) -> PromptTexts:
-    """Take the first `wanted` prompts that fit the context; `count` says a prompt's tokens, and how many fit.
+    """Choose the first `wanted` prompts that fit the context; `count` returns a prompt's tokens and the context length.
 
-    Raises ConfigError where there are not enough of them.
+    Raises ConfigError if there are not enough.
     """
     chosen: list[Prompt] = []
     lengths: list[int] = []
@@ -69,15 +69,15 @@ async def select_texts(
             chosen.append(text)
             lengths.append(tokens)
     if len(chosen) < wanted:
-        problem = f"only {len(chosen)} of {examined} different prompts do: {too_long} are too long"
-        raise ConfigError("--prompts", wanted, problem, "Ask for fewer, for fewer --tokens, or add prompts.")
+        problem = f"only {len(chosen)} of {examined} different prompts qualify: {too_long} are too long"
+        raise ConfigError("--prompts", wanted, problem, "Lower it, lower --tokens, or add prompts.")
     return PromptTexts(tuple(chosen), tuple(lengths), examined, too_long)
 
 
 async def choose_texts(
     job: Job, journal: Journal, terminal: Terminal, count: Callable[[Prompt], Awaitable[tuple[int, int]]]
 ) -> None:
-    """Have the journal keep the prompts that fit the context, where it has none, see `select_texts`."""
+    """Record the prompts that fit the context in the journal, if it has none; see `select_texts`."""
     if journal.chosen is None:
         with terminal.stage("Choose prompts"):
             chosen = await select_texts(job.texts, job.load.prompts, job.load.tokens, count)

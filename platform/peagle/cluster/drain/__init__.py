@@ -1,1 +1,1 @@
-"""Nodes that leave without losing a request."""
+"""Draining of nodes without losing a request."""

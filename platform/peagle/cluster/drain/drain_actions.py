@@ -1,20 +1,20 @@
-"""Which Ray workers leave and how many there should be, and what to do about it. Pure: snapshots in, actions out.
+"""Decides how Ray workers leave nodes, and the sizes of worker groups. Pure: snapshots in, actions out.
 
-A node is left in steps, each taken again until the cluster shows that it has happened:
+A node is drained in steps, each repeated until the cluster shows its effect:
 
-1. Its worker pods' Ray nodes are marked as draining. From then on request routers pass by their replicas as long as the
+1. The Ray nodes of its worker pods are marked as draining. From then on request routers avoid their replicas while the
    model runs elsewhere, and Ray Serve starts a replacement for each; an old replica stops once its replacement runs, or
-   when the deadline nears, and finishes its requests first.
-2. KubeRay is told to delete the pods. It makes others at once, which Kubernetes places on nodes that stay, and the old
-   ones serve on until they have nothing left to do (`peagle.cluster.leave`). The same is done for a pod that ends for
-   any other reason: by itself KubeRay makes no other before it is gone.
-3. Where Ray's autoscaler sizes the cluster, it adds the pods. Ray ends by itself on a draining node that has nothing
-   left to do, and then the pod is evicted.
+   when the deadline approaches, and finishes its requests first.
+2. KubeRay is told to delete the pods. It creates new pods at once, which Kubernetes places on other nodes, and the old
+   pods keep serving until they are idle (`peagle.cluster.leave`). The same is done for a pod that ends for any other
+   reason: by itself KubeRay creates no replacement before the pod is gone.
+3. If Ray's autoscaler sizes the cluster, it adds the pods. Ray ends by itself on a draining node that is idle, and then
+   the pod is evicted.
 
-Ray keeps the first deadline that it is told, and cannot take a drain back: a node that is made schedulable again is
-still emptied, and its pods come back as new Ray nodes.
+Ray keeps the first deadline that it receives, and cannot cancel a drain: a node that is made schedulable again is still
+drained, and its pods come back as new Ray nodes.
 
-Apart from that, groups get the sizes that their RayService asks for: KubeRay gives them to new clusters only.
+Apart from that, groups get the sizes in their RayService, which KubeRay applies only to new clusters.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ NODE_TYPE, RAY_CLUSTER, GROUP = "ray.io/node-type", "ray.io/cluster", "ray.io/gr
 MADE_FOR = "ray.io/originated-from-cr-name"
 INSTANCE = "app.kubernetes.io/instance"
 
-# Set by what is about to take the node away; each of them waits for pods to leave, but not for long.
+# Taints set by whatever is about to remove the node; each waits for pods to leave, but not for long.
 TERMINATION_TAINTS = (
     "ToBeDeletedByClusterAutoscaler",
     "karpenter.sh/disrupted",
@@ -41,7 +41,7 @@ TERMINATION_TAINTS = (
 
 @dataclass(frozen=True, slots=True)
 class KubeNode:
-    """A node of the cluster: whether new pods may come, and the keys of its taints."""
+    """A node: whether it is cordoned, and the keys of its taints."""
 
     name: str
     is_cordoned: bool
@@ -50,7 +50,7 @@ class KubeNode:
 
 @dataclass(frozen=True, slots=True)
 class RayPod:
-    """A pod in which Ray runs. `node` and `ip` are None until Kubernetes has placed and started it."""
+    """A Ray pod. `node` and `ip` are None until Kubernetes has placed and started it."""
 
     name: str
     namespace: str
@@ -66,7 +66,7 @@ class RayPod:
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
-    """A living Ray node. `pod` is the pod it runs in; `deadline_ms`, in Unix time, is set while it drains."""
+    """A live Ray node. `pod` is the pod it runs in; `deadline_ms`, in Unix time, is set while it drains."""
 
     id: str
     pod: str
@@ -75,7 +75,7 @@ class RayNode:
 
 @dataclass(frozen=True, slots=True)
 class GroupSize:
-    """How many pods a group should have, and between which bounds Ray's autoscaler may move that number."""
+    """Desired number of pods of a group, and the bounds for Ray's autoscaler."""
 
     replicas: int
     least: int
@@ -84,7 +84,7 @@ class GroupSize:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """A group of a Ray cluster, and the pods of it that KubeRay is told to delete."""
+    """A worker group of a Ray cluster, and those of its pods that KubeRay is told to delete."""
 
     name: str
     size: GroupSize
@@ -93,7 +93,7 @@ class WorkerGroup:
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """What KubeRay is asked for. `service` is the RayService that it was made for."""
+    """A RayCluster's specification. `service` is the RayService that it belongs to."""
 
     name: str
     service: str
@@ -104,7 +104,7 @@ class RayCluster:
 
 @dataclass(frozen=True, slots=True)
 class RayService:
-    """The sizes that a RayService asks for, by group. It is settled once KubeRay wants no other cluster for it."""
+    """Group sizes of a RayService. It is settled once KubeRay has no pending cluster for it."""
 
     name: str
     is_settled: bool
@@ -113,7 +113,7 @@ class RayService:
 
 @dataclass(frozen=True, slots=True)
 class DrainPolicy:
-    """How long a cordoned node goes on serving models that run nowhere else, and how long last requests may take."""
+    """How long a cordoned node keeps serving models that run nowhere else, and how long last requests may take."""
 
     patience_s: float = 900.0
     finish_s: float = 600.0
@@ -122,7 +122,7 @@ class DrainPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Tell Ray that a node leaves, and by when."""
+    """Mark a Ray node as draining, with its deadline."""
 
     pod: RayPod
     ray_node: str
@@ -132,7 +132,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Evict a pod whose work is done."""
+    """Evict a pod that is idle."""
 
     pod: RayPod
     reason: str
@@ -140,7 +140,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Let KubeRay delete pods of a group and make others. `deleted` is its whole list, with those that still end."""
+    """Make KubeRay replace pods of a group. `deleted` is its whole list, including pods that are still ending."""
 
     ray_cluster: str
     group: str
@@ -151,7 +151,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Give a group of a Ray cluster another size."""
+    """Change the size of a worker group."""
 
     ray_cluster: str
     group: str
@@ -161,7 +161,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """A head on a node that leaves: only an operator knows when it may restart."""
+    """Keep a head on a leaving node: only an operator knows when it may restart."""
 
     pod: RayPod
     reason: str
@@ -171,14 +171,14 @@ Action = Drain | Replace | Resize | Release | Stay
 
 
 def parse_node(item: Mapping[str, Any]) -> KubeNode:
-    """Read a node as the API gives it."""
+    """Parse a node from the API."""
     spec = item.get("spec") or {}
     taints = tuple(taint["key"] for taint in spec.get("taints") or ())
     return KubeNode(item["metadata"]["name"], bool(spec.get("unschedulable")), taints)
 
 
 def parse_pod(item: Mapping[str, Any]) -> RayPod | None:
-    """Read a pod as the API gives it; None where Ray does not run in it, or no longer."""
+    """Parse a pod from the API; None if Ray does not, or no longer, run in it."""
     metadata, status = item["metadata"], item.get("status") or {}
     labels = metadata.get("labels") or {}
     if NODE_TYPE not in labels or RAY_CLUSTER not in labels or status.get("phase") in ("Succeeded", "Failed"):
@@ -198,7 +198,7 @@ def parse_pod(item: Mapping[str, Any]) -> RayPod | None:
 
 
 def parse_ray_cluster(item: Mapping[str, Any]) -> RayCluster:
-    """Read a RayCluster as the API gives it."""
+    """Parse a RayCluster from the API."""
     metadata, spec = item["metadata"], item.get("spec") or {}
     groups = tuple(
         WorkerGroup(
@@ -218,7 +218,7 @@ def parse_ray_cluster(item: Mapping[str, Any]) -> RayCluster:
 
 
 def parse_ray_service(item: Mapping[str, Any]) -> RayService:
-    """Read a RayService as the API gives it."""
+    """Parse a RayService from the API."""
     metadata, status = item["metadata"], item.get("status") or {}
     groups = ((item.get("spec") or {}).get("rayClusterConfig") or {}).get("workerGroupSpecs") or ()
     is_pending = bool((status.get("pendingServiceStatus") or {}).get("rayClusterName"))
@@ -234,7 +234,7 @@ def _group_size(group: Mapping[str, Any]) -> GroupSize:
 
 
 def why_leaving(node: KubeNode, policy: DrainPolicy) -> str | None:
-    """Say why a node leaves, or None where it stays."""
+    """Return the reason why a node leaves, or None if it stays."""
     announced = _termination(node, policy)
     if announced is not None:
         return f"node {node.name} has the taint {announced}"
@@ -242,15 +242,15 @@ def why_leaving(node: KubeNode, policy: DrainPolicy) -> str | None:
 
 
 def leaving_pods(nodes: Mapping[str, KubeNode], pods: Iterable[RayPod], policy: DrainPolicy) -> list[RayPod]:
-    """The pods on nodes that leave."""
+    """Return the pods on leaving nodes."""
     return [pod for pod in pods if (node := nodes.get(pod.node or "")) and why_leaving(node, policy)]
 
 
 def may_leave(nodes: Mapping[str, KubeNode], pods: Sequence[RayPod], policy: DrainPolicy) -> list[RayPod]:
-    """The pods on nodes that leave, but for those that have to wait for others.
+    """Return the pods on leaving nodes, except those that have to wait for others.
 
-    A worker that leaves takes no new connections. Where all workers of a Ray cluster are on cordoned nodes, one leaves,
-    and the others stay until the next worker is ready: somebody has to be behind the Service.
+    A leaving worker accepts no new connections. If all workers of a Ray cluster are on cordoned nodes, one leaves, and
+    the others stay until the next worker is ready: the Service needs at least one endpoint.
     """
     leaving = leaving_pods(nodes, pods, policy)
     served = {pod.ray_cluster for pod in pods if pod.is_ready and not (pod.is_head or pod.is_ending or pod in leaving)}
@@ -273,9 +273,9 @@ def decide(
     now_ms: int,
     policy: DrainPolicy,
 ) -> list[Action]:
-    """Choose what to do now.
+    """Choose the next actions.
 
-    A Ray cluster that is missing in `ray_nodes`, which are its living ones, did not answer, and is left alone.
+    `ray_nodes` holds live nodes; a Ray cluster that is missing there did not answer, and its workers are left alone.
     """
     actions: list[Action] = []
     for pod in may_leave(nodes, pods, policy):
@@ -301,10 +301,10 @@ def decide(
 def replacements(
     nodes: Mapping[str, KubeNode], pods: Sequence[RayPod], clusters: Iterable[RayCluster], policy: DrainPolicy
 ) -> list[Replace]:
-    """Choose the groups that need other pods before those that leave or end are gone.
+    """Choose the groups that need replacement pods before their leaving or ending pods are gone.
 
-    KubeRay deletes the pods of `workersToDelete` and no longer counts them, so that it makes others in the same moment.
-    A name has to stay in the list until the pod is gone: it would count again, and another pod would be one too many.
+    KubeRay deletes the pods in `workersToDelete` and no longer counts them, so it creates replacements at once. A name
+    has to stay in the list until the pod is gone; otherwise it would count again, and there would be one pod too many.
     """
     chosen = []
     leaving = may_leave(nodes, pods, policy)
@@ -315,7 +315,7 @@ def replacements(
             own = [pod for pod in pods if (pod.ray_cluster, pod.group) == (cluster.name, group.name)]
             counted = [pod for pod in own if pod.name not in group.deleted]
             new = tuple(pod.name for pod in counted if pod.is_ending or pod in leaving)
-            # Where there are too many, KubeRay itself ends those that are not wanted any more.
+            # If there are too many pods, KubeRay itself ends the surplus.
             if new and len(counted) <= group.size.replicas:
                 ending = tuple(pod.name for pod in own if pod.name in group.deleted)
                 chosen.append(Replace(cluster.name, group.name, place, ending + new, new))
@@ -323,9 +323,9 @@ def replacements(
 
 
 def resizes(services: Iterable[RayService], clusters: Iterable[RayCluster]) -> list[Resize]:
-    """Choose the groups whose size is not what their RayService asks for.
+    """Choose the groups whose size differs from their RayService.
 
-    While a new cluster takes over, the old one keeps its size. What lies between the bounds is the autoscaler's.
+    While a new cluster takes over, the old one keeps its size. Between the bounds, the autoscaler chooses the size.
     """
     wanted = {service.name: service.sizes for service in services if service.is_settled}
     chosen = []
@@ -345,5 +345,5 @@ def _termination(node: KubeNode, policy: DrainPolicy) -> str | None:
 
 
 def _allowance_s(node: KubeNode, policy: DrainPolicy) -> float:
-    """How far off the deadline is. Serve stops a replica `finish_s` before it, replaced or not."""
+    """Return the time to the deadline. Serve stops a replica `finish_s` before it, replaced or not."""
     return policy.finish_s + (0.0 if _termination(node, policy) else policy.patience_s)

@@ -1,4 +1,4 @@
-"""Watches nodes and Ray pods of one release, and carries out what `peagle.cluster.drain.drain_actions` decides."""
+"""Watches nodes and Ray pods of one release, and applies the actions of `peagle.cluster.drain.drain_actions`."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ TICK_S = 1.0
 
 
 class Drainer:
-    """Empties what leaves, until it is cancelled. `connect` reaches the Ray cluster whose GCS is at an address."""
+    """Drains leaving nodes until cancelled. `connect` connects to the Ray cluster with its GCS at an address."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class Drainer:
         self._said: set[str] = set()
 
     async def run(self) -> None:
-        """Work until cancelled.
+        """Run until cancelled.
 
-        Raises ClusterError where nodes, pods, Ray clusters or their RayServices could not be listed at the start; later
-        failures are waited out.
+        Raises ClusterError if nodes, pods, Ray clusters or RayServices cannot be listed at the start; later failures
+        are retried.
         """
         watches = (self._nodes, self._pods, self._clusters, self._services)
         for watch in watches:
@@ -83,12 +83,12 @@ class Drainer:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            # While something leaves, Ray changes too, and says so to nobody here.
+            # While a pod leaves, Ray's state changes too, without an event here.
             while await self._step():  # noqa: ASYNC110
                 await asyncio.sleep(TICK_S)
 
     async def _step(self) -> bool:
-        """Look, decide and act once; return whether anything is leaving."""
+        """Read, decide and act once; return whether anything is leaving."""
         nodes = {node.name: node for node in self._nodes.objects.values()}
         pods = tuple(self._pods.objects.values())
         leaving = leaving_pods(nodes, pods, self._policy)
@@ -106,7 +106,7 @@ class Drainer:
         return not all(pod.is_head for pod in leaving)
 
     async def _ray_nodes(self, clusters: set[str], pods: Sequence[RayPod]) -> Mapping[str, Sequence[RayNode]]:
-        """Ask the head of each Ray cluster; one that does not answer is left out."""
+        """Return the nodes of each Ray cluster from its head, without clusters that do not answer."""
         heads = {pod.ray_cluster: pod.ip for pod in pods if pod.is_head and pod.ip and not pod.is_ending}
         answers: dict[str, Sequence[RayNode]] = {}
         for cluster in sorted(clusters):
@@ -123,7 +123,7 @@ class Drainer:
         return answers
 
     async def _act(self, action: Action) -> None:
-        """Take one action. A failure is only told: the next step decides anew."""
+        """Apply one action. A failure is only logged: the next step decides again."""
         try:
             match action:
                 case Drain(pod, ray_node, deadline_ms, reason):
@@ -134,22 +134,26 @@ class Drainer:
                     )
                 case Replace(cluster, group, _, deleted, new):
                     await self._patch(action, {"scaleStrategy": {"workersToDelete": list(deleted)}})
-                    logger.info("%s: KubeRay makes other pods of group %s for %s", cluster, group, ", ".join(new))
+                    logger.info("%s: KubeRay replaces pods of group %s: %s", cluster, group, ", ".join(new))
                 case Resize(cluster, group, _, size):
                     bounds = {"minReplicas": size.least, "maxReplicas": size.most}
                     await self._patch(action, {"replicas": size.replicas, **bounds})
-                    logger.info("%s: group %s gets %d pods, as its RayService asks for", cluster, group, size.replicas)
+                    logger.info(
+                        "%s: group %s is resized to %d pods, as in its RayService", cluster, group, size.replicas
+                    )
                 case Release(pod, reason):
                     await self._evict(pod)
                     logger.info("%s: %s is evicted", reason, pod.name)
                 case Stay(pod, reason):
-                    self._say(f"{reason}: the Ray head {pod.name} stays there; delete it when clients can wait")
+                    self._say(
+                        f"{reason}: the Ray head {pod.name} stays there; delete it when an interruption is acceptable"
+                    )
         except (ClusterError, RayUnreachable) as error:
             self._say(str(error))
 
     async def _patch(self, action: Replace | Resize, fields: Json) -> None:
         group = f"/spec/workerGroupSpecs/{action.place}"
-        # Groups may have moved since.
+        # The order of groups may have changed.
         patch: list[Json] = [{"op": "test", "path": f"{group}/groupName", "value": action.group}]
         patch += [{"op": "add", "path": f"{group}/{name}", "value": value} for name, value in fields.items()]
         path = f"/apis/ray.io/v1/namespaces/{self._api.namespace}/rayclusters/{action.ray_cluster}"
@@ -161,7 +165,7 @@ class Drainer:
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": metadata,
-            # Another pod of that name may have come in the meantime.
+            # There may be another pod with this name by now.
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
         try:
@@ -170,11 +174,11 @@ class Drainer:
         except ClusterError as error:
             if error.status == 429:
                 raise ClusterError(429, f"evict pod {pod.name} yet", error.reason) from None
-            if error.status not in (404, 409):  # it is gone, or another one
+            if error.status not in (404, 409):  # the pod is gone, or is another one
                 raise
 
     def _say(self, text: str) -> None:
-        """Warn once for as long as something leaves."""
+        """Log a warning once while something leaves."""
         if text not in self._said:
             self._said.add(text)
             logger.warning("%s", text)

@@ -1,4 +1,4 @@
-"""Ray's own node draining, asked of the GCS of a Ray cluster."""
+"""Ray's own node draining, through the GCS of a Ray cluster."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -12,23 +12,23 @@ TIMEOUT_S = 3.0
 
 
 class RayControl(Protocol):
-    """What draining needs of one Ray cluster. Calls block for a few seconds at most."""
+    """Node draining of one Ray cluster. Calls block for a few seconds at most."""
 
     def nodes(self) -> Sequence[RayNode]:
-        """The living nodes. Raises RayUnreachable where the cluster does not answer."""
+        """Return the live nodes. Raises RayUnreachable if the cluster does not answer."""
 
     def drain(self, node_id: str, deadline_ms: int, reason: str) -> None:
         """Mark a node as draining: Ray places nothing new there, and Serve moves its replicas. Raises as `nodes`."""
 
 
-class RayUnreachable(Exception):  # noqa: N818 - a state that passes, caught where it arises
+class RayUnreachable(Exception):  # noqa: N818 - a temporary state, caught by the caller
     """The GCS of a Ray cluster does not answer now."""
 
 
 class Gcs:
-    """A `RayControl` over the GCS at `address` (host:port). KubeRay names each node's instance after its pod.
+    """A `RayControl` through the GCS at `address` (host:port). KubeRay names each node's instance after its pod.
 
-    `connect` makes a client of the GCS at an address; Ray's own by default.
+    `connect` creates a GCS client for an address; Ray's own by default.
     """
 
     def __init__(self, address: str, connect: Callable[..., Any] | None = None) -> None:
@@ -46,7 +46,7 @@ class Gcs:
     def drain(self, node_id: str, deadline_ms: int, reason: str) -> None:
         from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
-        # The other reason, idle termination, is refused by a node that has work.
+        # A node with work refuses the other reason, idle termination.
         preemption = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
         self._ask(lambda client: client.drain_node(node_id, preemption, reason, deadline_ms, timeout=TIMEOUT_S))
 
@@ -56,16 +56,16 @@ class Gcs:
             from ray.exceptions import AuthenticationError, RaySystemError, RpcError
         except ImportError as error:
             raise StartupError(
-                f"Ray 2.60's node draining is not there ({error})", "Install ray[serve]==2.60.0."
+                f"Ray 2.60's node draining is missing ({error})", "Install ray[serve]==2.60.0."
             ) from None
         try:
             if self._client is None:
-                # Ray's client would wait 40 s for one that is not there, in which its node's other replicas wait, too.
+                # Ray's client would wait 40 s for a missing GCS, and the other replicas of its node with it.
                 host, _, port = self._address.rpartition(":")
                 socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S).close()
                 self._client = (self._connect or GcsClient)(address=self._address)
             return question(self._client)
         except (AuthenticationError, RpcError, RaySystemError, OSError) as error:
-            # A head that restarts has another GCS behind the same address.
+            # A restarted head has a new GCS at the same address.
             self._client = None
             raise RayUnreachable(f"{self._address}: {str(error).partition(chr(10))[0]}") from None

@@ -1,1 +1,1 @@
-"""Whether a Kubernetes cluster has what a release needs."""
+"""Checks whether a Kubernetes cluster meets a release's requirements."""

@@ -1,4 +1,4 @@
-"""Do the pods fit? Places the head and every worker group onto what the nodes have left, largest pods first."""
+"""Capacity check: places the head and every worker group into the nodes' free resources, largest pods first."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class PodKind:
-    """Pods that are alike: how many there must be and may be, what each asks for, and where it may go."""
+    """A kind of pod: minimum and maximum number, resource requests, and placement constraints."""
 
     name: str
     least: int
@@ -28,7 +28,7 @@ class PodKind:
 
 
 def check_capacity(values: Values, facts: Facts, scale_up: bool) -> Iterator[Check]:
-    """Nodes and their GPUs, and room for each kind of pod."""
+    """Check nodes, GPUs, and capacity for each kind of pod."""
     yield from _replicas_fit_groups(values)
     if isinstance(facts.nodes, ClusterError):
         yield unknown("nodes", facts.nodes)
@@ -38,7 +38,7 @@ def check_capacity(values: Values, facts: Facts, scale_up: bool) -> Iterator[Che
         pod_kinds(values), key=lambda kind: -max((kind.asks.get(name, 0) for name in _gpus(values)), default=0)
     )
     suitable = {kind.name: [node for node in facts.nodes if _admits(node, kind)] for kind in kinds}
-    # What there must be comes before what there may be, whichever kind it is of.
+    # Required pods of all kinds are placed before optional ones.
     least = {kind.name: _place(kind, kind.least, suitable[kind.name], free) for kind in kinds}
     for kind in kinds:
         group = values.groups.get(kind.name)
@@ -53,7 +53,7 @@ def check_capacity(values: Values, facts: Facts, scale_up: bool) -> Iterator[Che
 
 
 def pod_kinds(values: Values) -> list[PodKind]:
-    """The head and the worker groups."""
+    """Return the head and the worker groups."""
     requests = values.head.resources.requests
     head = {"cpu": quantity(requests.cpu), "memory": quantity(requests.memory)}
     kinds = [PodKind("head", 1, 1, head, values.head.node_selector, values.head.tolerations)]
@@ -69,7 +69,7 @@ def pod_kinds(values: Values) -> list[PodKind]:
 
 
 def tolerates(tolerations: Sequence[Mapping[str, Any]], taint: Mapping[str, str]) -> bool:
-    """Whether a pod may be placed in spite of `taint`, by Kubernetes' own rule."""
+    """Whether `tolerations` tolerate `taint`, by Kubernetes' rule."""
     if taint.get("effect") == "PreferNoSchedule":
         return True
     for each in tolerations:
@@ -89,13 +89,13 @@ def _admits(node: NodeFacts, kind: PodKind) -> bool:
 
 
 def _place(kind: PodKind, most: int, nodes: Sequence[NodeFacts], free: dict[str, dict[str, Decimal]]) -> int:
-    """Take room for `most` pods, or as many as there is room for; return how many."""
+    """Place up to `most` pods; return the number placed."""
     placed = 0
     while placed < most:
         fitting = [node.name for node in nodes if _fits(kind.asks, free[node.name])]
         if not fitting:
             break
-        # The fullest node first: large pods then still find an empty one.
+        # The fullest node first, so that empty nodes are left for large pods.
         name = min(
             fitting, key=lambda each: [free[each].get(asked, Decimal(0)) for asked in sorted(kind.asks, reverse=True)]
         )
@@ -126,16 +126,16 @@ def _room(
 
 
 def _room_beside(kinds: Sequence[PodKind], nodes: Sequence[NodeFacts]) -> Check:
-    """Whether a second cluster fits beside the one that runs, as long as an upgrade takes."""
+    """Check whether a second cluster fits next to the running one during an upgrade."""
     subject = "room for an upgrade"
     free = {node.name: {name: amount - node.own.get(name, 0) for name, amount in node.free.items()} for node in nodes}
     for kind in kinds:
         placed = _place(kind, kind.least, [node for node in nodes if _admits(node, kind)], free)
         if placed < kind.least:
-            detail = f"beside the running cluster {placed} of {kind.least} pods of {kind.name} fit"
-            fix = "For an upgrade that changes pods add nodes, or set ray.upgradeStrategy: None and reinstall."
+            detail = f"next to the running cluster {placed} of {kind.least} pods of {kind.name} fit"
+            fix = "For an upgrade that changes pods, add nodes, or set ray.upgradeStrategy: None and reinstall."
             return warned(subject, detail, fix)
-    return passed(subject, "a second cluster fits beside the one that runs")
+    return passed(subject, "a second cluster fits next to the running one")
 
 
 def _lacking(kind: PodKind, suitable: Sequence[NodeFacts], free: Mapping[str, Amounts]) -> Iterator[str]:
@@ -149,7 +149,7 @@ def _lacking(kind: PodKind, suitable: Sequence[NodeFacts], free: Mapping[str, Am
 
 
 def _products(kind: PodKind, group: WorkerGroup, suitable: Sequence[NodeFacts], nodes: Sequence[NodeFacts]) -> Check:
-    """GPU nodes by their product label, against the accelerator type that Ray will find."""
+    """Compare the product labels of GPU nodes with the accelerator type that Ray will detect."""
     subject = f"GPUs for {kind.name}"
     with_gpus = [node for node in suitable if node.capacity.get(group.gpu_resource, Decimal(0)) > 0]
     if not with_gpus:
@@ -159,7 +159,7 @@ def _products(kind: PodKind, group: WorkerGroup, suitable: Sequence[NodeFacts], 
         have = ", ".join(f"{product} on {count}" for product, count in there.items()) or "none on any node"
         wanted = ", ".join(f"{key}={value}" for key, value in kind.node_selector.items()) or "any label"
         fix = (
-            f"Set workerGroups.{kind.name}.nodeSelector and tolerations for the nodes that there are."
+            f"Set workerGroups.{kind.name}.nodeSelector and tolerations for the existing nodes."
             if there
             else "Add GPU nodes with NVIDIA's device plugin (the GPU operator brings it)."
         )
@@ -175,7 +175,7 @@ def _products(kind: PodKind, group: WorkerGroup, suitable: Sequence[NodeFacts], 
 
 
 def _replicas_fit_groups(values: Values) -> Iterator[Check]:
-    """Ray places each replica's ranks on GPUs of the groups: there must be enough of each type."""
+    """Check that the groups have enough GPUs of each type for the replicas' ranks."""
     asked: Counter[str] = Counter()
     for deployment in values.deployments:
         if deployment.resources.accelerator == "gpu":
@@ -197,7 +197,7 @@ def _gpus(values: Values) -> set[str]:
 
 
 def shown(amounts: Amounts) -> str:
-    """Amounts as people write them: `8 nvidia.com/gpu, 96 cpu, 768 GiB memory`."""
+    """Format amounts such as `8 nvidia.com/gpu, 96 cpu, 768 GiB memory`."""
     return ", ".join(
         f"{float(amount) / 2**30:.0f} GiB {name}" if name == "memory" else f"{float(amount):g} {name}"
         for name, amount in sorted(amounts.items(), reverse=True)

@@ -1,4 +1,4 @@
-"""What a cluster is and has, as frozen values: all that preflight judges, read once and changing nothing."""
+"""Facts about a cluster for preflight, as frozen values, read once without changing anything."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -14,7 +14,7 @@ from peagle.cluster.preflight.values import Values
 from peagle.errors import ClusterError
 
 T = TypeVar("T")
-# A fact, or why this account may not know it.
+# A fact, or the reason why this account may not read it.
 Known: TypeAlias = T | ClusterError
 Amounts = Mapping[str, Decimal]
 
@@ -23,7 +23,7 @@ RAY_KINDS = ("rayservices", "rayclusters")
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node: `capacity` is what pods may ask for in all, `free` what others than this release's leave, `own` its."""
+    """A node's resources: `capacity` is the total, `free` is not used by others, `own` is used by this release."""
 
     name: str
     labels: Mapping[str, str]
@@ -45,7 +45,7 @@ class OperatorFacts:
 
 @dataclass(frozen=True, slots=True)
 class CrdFacts:
-    """A custom resource: the versions that are served, and the fields of its `spec` in `v1`."""
+    """A custom resource: its served versions, and the fields of its `spec` in `v1`."""
 
     versions: tuple[str, ...]
     fields: frozenset[str]
@@ -53,7 +53,7 @@ class CrdFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was found. A name that is looked up and not there maps to None."""
+    """All facts. A name that does not exist maps to None."""
 
     version: str
     namespace: str
@@ -70,7 +70,7 @@ class Facts:
     rights: Mapping[str, bool]
 
 
-# What `helm install` creates, as (group, resource) by how it is named to people.
+# Objects that `helm install` creates, as (group, resource) by display name.
 INSTALLED: Mapping[str, tuple[str, str]] = {
     "RayServices": ("ray.io", "rayservices"),
     "Services": ("", "services"),
@@ -81,7 +81,7 @@ INSTALLED: Mapping[str, tuple[str, str]] = {
 
 
 def crds_needed(values: Values) -> list[str]:
-    """The custom resources that the chart's objects are of."""
+    """Return the custom resources that the chart uses."""
     needed = [f"{kind}.ray.io" for kind in RAY_KINDS]
     if values.monitoring.pod_monitors.enabled:
         needed.append("podmonitors.monitoring.coreos.com")
@@ -93,7 +93,7 @@ def crds_needed(values: Values) -> list[str]:
 
 
 def secrets_needed(values: Values) -> dict[str, set[str]]:
-    """Existing secrets that the values name, and the keys that have to be in each."""
+    """Return the existing secrets named in the values, with the keys that each must have."""
     store = values.gcs.external if values.gcs.store == "external" else values.gcs.bundled
     needed: dict[str, set[str]] = {name: set() for name in values.env_from_secrets}
     for name, key in (
@@ -109,7 +109,7 @@ def secrets_needed(values: Values) -> dict[str, set[str]]:
 
 
 async def gather(api: KubeApi, values: Values, release: str) -> Facts:
-    """Ask the cluster. Raises ClusterError where it does not answer, or does not know this account."""
+    """Read all facts. Raises ClusterError if the cluster does not answer or rejects the credentials."""
     version = await api.read("/version", "read the version")
     space = f"/api/v1/namespaces/{api.namespace}"
     groups = values.groups.values()
@@ -141,7 +141,7 @@ async def gather(api: KubeApi, values: Values, release: str) -> Facts:
 
 
 async def _known(reading: Awaitable[T]) -> Known[T]:
-    """A fact, or the refusal; a cluster that does not answer at all is nothing to judge."""
+    """Return a fact or the refusal. Raises ClusterError if the cluster does not answer."""
     try:
         return await reading
     except ClusterError as error:
@@ -156,7 +156,7 @@ async def _each(names: Iterable[str], read: Callable[[str], Awaitable[T]]) -> di
 
 
 async def _found(api: KubeApi, path: str) -> Json | None:
-    """An object, or None where there is none."""
+    """Return an object, or None if it does not exist."""
     try:
         return await api.read(path, f"read {path.rpartition('/')[0].rpartition('/')[2]}")
     except ClusterError as error:
@@ -243,18 +243,18 @@ def _node(item: Json, others: Amounts, own: Amounts) -> NodeFacts:
 
 
 def quantity(amount: str | float) -> Decimal:
-    """Read an amount as Kubernetes writes it, such as `500m` or `8Gi`."""
+    """Parse a Kubernetes quantity such as `500m` or `8Gi`."""
     parsed: Decimal = parse_quantity(amount)  # type: ignore[no-untyped-call]
     return parsed
 
 
 def pod_requests(spec: Json) -> dict[str, Decimal]:
-    """What the scheduler counts for a pod: all that run together, or what an init container needs before, if more."""
+    """Return a pod's requests as the scheduler counts them: all containers together, or an init container if more."""
     together: dict[str, Decimal] = {}
     peak: dict[str, Decimal] = {}
     for container in spec.get("initContainers") or []:
         own = _requests(container)
-        if container.get("restartPolicy") == "Always":  # a sidecar: it stays
+        if container.get("restartPolicy") == "Always":  # a sidecar: it keeps running
             _add(together, own)
         else:
             _add(own, together)
@@ -276,7 +276,7 @@ def _add(total: dict[str, Decimal], more: Amounts) -> None:
 
 
 async def _storage_classes(api: KubeApi) -> Mapping[str, bool]:
-    """Storage classes, and which of them is the default."""
+    """Return the storage classes, and whether each is the default."""
     found, _ = await api.list("/apis/storage.k8s.io/v1/storageclasses", "list storage classes")
     default = "storageclass.kubernetes.io/is-default-class"
     return {
@@ -285,13 +285,13 @@ async def _storage_classes(api: KubeApi) -> Mapping[str, bool]:
 
 
 async def _claim(api: KubeApi, path: str) -> tuple[str, ...] | None:
-    """Access modes of a claim."""
+    """Return the access modes of a claim."""
     claim = await _found(api, path)
     return None if claim is None else tuple(claim["spec"].get("accessModes") or ())
 
 
 async def _secret(api: KubeApi, path: str) -> frozenset[str] | None:
-    """Keys of a secret; its values are dropped here."""
+    """Return the keys of a secret, without its values."""
     secret = await _found(api, path)
     return None if secret is None else frozenset(secret.get("data") or ())
 
@@ -309,5 +309,5 @@ async def _may_create(api: KubeApi, group: str, resource: str) -> bool:
         "spec": {"resourceAttributes": attributes},
     }
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    answer = await api.create(path, "ask what it may do", body)
+    answer = await api.create(path, "read its permissions", body)
     return bool(answer["status"]["allowed"])

@@ -1,4 +1,4 @@
-"""The outcome of one check, and how it reads."""
+"""Outcome of one check."""
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -7,7 +7,7 @@ from peagle.errors import ClusterError
 
 
 class Outcome(StrEnum):
-    """How a check ended: a failure stops the release from running, a warning may."""
+    """Result of a check: with a failure the release cannot run, with a warning it may not."""
 
     PASS = "pass"
     WARN = "warn"
@@ -16,7 +16,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at, how it is, and what to do where it does not pass."""
+    """Subject, outcome and detail of a check, with the fix if it does not pass."""
 
     subject: str
     outcome: Outcome
@@ -40,6 +40,6 @@ def failed(subject: str, detail: str, fix: str) -> Check:
 
 
 def unknown(subject: str, error: ClusterError) -> Check:
-    """What this account may not see cannot be judged."""
-    fix = f"Have an account look that may {error.action}." if error.status == 403 else "Look into the cluster's logs."
+    """Return a warning for a fact that this account may not read."""
+    fix = f"Use an account that may {error.action}." if error.status == 403 else "Read the cluster's logs."
     return Check(subject, Outcome.WARN, f"cannot be checked: {error.reason}", fix)

@@ -1,4 +1,4 @@
-"""Judges a cluster against what a release needs. Pure: values and facts in, checks out."""
+"""Checks a cluster against a release's requirements. Pure: values and facts in, checks out."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,14 +11,14 @@ from peagle.errors import ClusterError
 
 __all__ = ["Check", "Outcome", "check_all"]
 
-# Fields of a RayService that the chart sets. An older KubeRay would drop them without a word.
+# RayService fields that the chart sets. An older KubeRay would drop them silently.
 RAYSERVICE_FIELDS = (
     "rayClusterDeletionDelaySeconds",
     "excludeHeadPodFromServeSvc",
     "upgradeStrategy",
     "rayClusterConfig.gcsFaultToleranceOptions",
 )
-# With a token of the release's own, which KubeRay takes from this version on.
+# First KubeRay version that accepts a release's own token.
 TOKEN_FIELD = "rayClusterConfig.authOptions.secretName"
 TOKEN_VERSION = (1, 6)
 TOKEN_FIX = "or set ray.auth.mode: disabled"
@@ -27,7 +27,7 @@ LEVEL = "pod-security.kubernetes.io/enforce"
 
 
 def check_all(values: Values, facts: Facts, scale_up: bool = False) -> list[Check]:
-    """Every check, in the order in which an operator would mend things. With `scale_up` a lack of room only warns."""
+    """Run every check, in the order in which to fix problems. With `scale_up`, missing capacity only warns."""
     return [
         *_version(values, facts),
         *_rights(facts),
@@ -59,7 +59,7 @@ def _numbers(version: str) -> tuple[int, int]:
 def _rights(facts: Facts) -> Iterator[Check]:
     lacking = [name for name, allowed in facts.rights.items() if not allowed]
     if lacking:
-        fix = "Have an administrator install it, or grant the right; ClusterRoles are for drain.watcher.enabled only."
+        fix = "Have an administrator install it or grant the permission; only drain.watcher.enabled needs ClusterRoles."
         yield failed("rights", f"this account may not create {', '.join(lacking)} in {facts.namespace}", fix)
     else:
         yield passed("rights", f"this account may create what the chart installs in {facts.namespace}")
@@ -77,11 +77,13 @@ def _crds(values: Values, facts: Facts) -> Iterator[Check]:
             fix = (
                 f"Run: {INSTALL_OPERATOR}"
                 if is_ray
-                else "Install what brings it, or switch off the value that asks for it."
+                else "Install the operator that provides it, or disable the value that needs it."
             )
-            yield failed(name, "the cluster does not know this kind", fix)
+            yield failed(name, "the cluster does not have this resource", fix)
         elif "v1" not in found.versions:
-            yield failed(name, f"v1 is not served, only {', '.join(found.versions)}", "Upgrade what brings it.")
+            yield failed(
+                name, f"v1 is not served, only {', '.join(found.versions)}", "Upgrade the operator that provides it."
+            )
         else:
             yield _fields(values, name, found) if name.startswith("rayservices.") else passed(name, "v1 is served")
 
@@ -106,25 +108,25 @@ def _operator(values: Values, facts: Facts) -> Iterator[Check]:
     namespace = values.network_policy.operator_namespace or facts.namespace
     homes = {facts.namespace} if values.operator.enabled else {each.namespace for each in others}
     if values.operator.enabled and others:
-        detail = f"runs already ({images}), and this release brings one more"
+        detail = f"already running ({images}), and this release would install another"
         yield failed(subject, detail, "Set kuberay-operator.enabled: false.")
     elif not homes:
-        yield failed(subject, "none runs in the cluster", f"Run: {INSTALL_OPERATOR}")
+        yield failed(subject, "not running in the cluster", f"Run: {INSTALL_OPERATOR}")
     elif values.network_policy.enabled and namespace not in homes:
-        detail = f"it is in {', '.join(sorted(homes))}, and the network policy lets it in from {namespace} only"
+        detail = f"it is in {', '.join(sorted(homes))}, but the network policy admits it only from {namespace}"
         yield failed(subject, detail, f"Set networkPolicy.operatorNamespace: {min(homes)}.")
     elif values.ray.auth.mode == "token" and (old := _without_tokens(others, namespace)):
-        detail = f"{old} runs, and ray.auth.mode token needs 1.6 or newer"
+        detail = f"{old} is running, but ray.auth.mode token needs 1.6 or newer"
         yield failed(subject, detail, f"Upgrade the operator, {TOKEN_FIX}.")
     else:
         yield passed(subject, "comes with this release" if values.operator.enabled else images)
 
 
 def _without_tokens(operators: Sequence[OperatorFacts], namespace: str) -> str:
-    """The image of an operator that is too old for Ray's token; of several, those in `namespace` are asked."""
+    """Return the image of an operator too old for Ray's token; if there are several, those in `namespace` count."""
     near = [each for each in operators if each.namespace == namespace] or operators
     tags = {each.image: each.image.partition("@")[0].rpartition("/")[2].partition(":")[2] for each in near}
-    # A tag that is no version, such as nightly, tells nothing.
+    # A tag that is not a version, such as nightly, says nothing about its age.
     return next((image for image, tag in tags.items() if (0, 0) < _numbers(tag) < TOKEN_VERSION), "")
 
 
@@ -133,14 +135,14 @@ def _namespace(values: Values, facts: Facts) -> Iterator[Check]:
     if isinstance(labels, ClusterError):
         yield unknown(subject, labels)
     elif labels is None:
-        yield warned(subject, "it is not there yet", "Pass --create-namespace to helm install.")
+        yield warned(subject, "it does not exist yet", "Pass --create-namespace to helm install.")
     else:
         yield from _pod_security(values, subject, labels)
     if isinstance(facts.quotas, ClusterError):
         yield unknown("quotas", facts.quotas)
     elif facts.quotas:
         yield warned(
-            "quotas", f"{', '.join(facts.quotas)} may refuse pods", "Compare them with the room checked below."
+            "quotas", f"{', '.join(facts.quotas)} may refuse pods", "Compare them with the capacity checks below."
         )
 
 
@@ -151,7 +153,7 @@ def _pod_security(values: Values, subject: str, labels: Mapping[str, str]) -> It
         fix = "Choose another modelCache.type, or another namespace."
         yield failed(subject, f"pod security {level} refuses modelCache.type hostPath", fix)
     elif rdma and level in ("baseline", "restricted"):
-        fix = "Take RDMA away there, or use another namespace."
+        fix = "Disable RDMA there, or use another namespace."
         yield failed(subject, f"pod security {level} refuses IPC_LOCK, which RDMA of {', '.join(rdma)} needs", fix)
     else:
         yield passed(subject, f"pod security {level}")
@@ -166,10 +168,10 @@ def _storage(values: Values, facts: Facts) -> Iterator[Check]:
         if isinstance(modes, ClusterError):
             yield unknown(subject, modes)
         elif modes is None:
-            yield failed(subject, "it is not there", "Make it, or leave modelCache.existingClaim empty.")
+            yield failed(subject, "it does not exist", "Create it, or leave modelCache.existingClaim empty.")
         elif pods > 1 and not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
             yield warned(
-                subject, f"{pods} pods share it, and it is {', '.join(modes)}", "Use a claim with ReadWriteMany."
+                subject, f"{pods} pods share it, but it is {', '.join(modes)}", "Use a claim with ReadWriteMany."
             )
         else:
             yield passed(subject, ", ".join(modes))
@@ -185,9 +187,9 @@ def _class(field: str, name: str, facts: Facts) -> Check:
         return unknown(subject, classes)
     there = ", ".join(classes) or "none"
     if name and name not in classes:
-        return failed(subject, f"it is not there; there is {there}", f"Set {field} to one of these.")
+        return failed(subject, f"it does not exist; available: {there}", f"Set {field} to one of these.")
     if not name and not any(classes.values()):
-        return failed(subject, f"the cluster has no default; there is {there}", f"Set {field}.")
+        return failed(subject, f"the cluster has no default; available: {there}", f"Set {field}.")
     return passed(subject, name or next(each for each, is_default in classes.items() if is_default))
 
 
@@ -216,4 +218,4 @@ def _classes(facts: Facts) -> Iterator[Check]:
             elif exists:
                 yield passed(subject, "it is there")
             else:
-                yield failed(subject, "it is not there", "Make it, or leave the value empty.")
+                yield failed(subject, "it does not exist", "Create it, or leave the value empty.")

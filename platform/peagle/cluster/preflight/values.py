@@ -1,4 +1,4 @@
-"""What a release will need, read from Helm values: the chart's defaults with the operator's files laid over them."""
+"""Helm values of a release: the chart's defaults, overridden by the operator's files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +14,11 @@ from peagle.config.yaml_file import read_mapping
 from peagle.errors import CombinedConfigError, ConfigError
 
 EMBEDDED = Path("values/embedded-cpu.yaml")
-"""What the chart serves where neither `models` nor `workerGroups` names anything."""
+"""Values that the chart uses if both `models` and `workerGroups` are empty."""
 
 
 class _Part(BaseModel):
-    """A part of the values; what `peagle cluster` does not look at is the chart's own affair."""
+    """A part of the values. Fields that `peagle cluster` does not use are checked by the chart only."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True)
 
@@ -60,7 +60,7 @@ def _amount(value: str | float) -> str | float:
     try:
         parse_quantity(value)  # type: ignore[no-untyped-call]
     except ValueError:
-        raise ValueError("it is no amount as Kubernetes writes them, such as 500m or 8Gi") from None
+        raise ValueError("it is not a Kubernetes quantity, such as 500m or 8Gi") from None
     return value
 
 
@@ -84,7 +84,7 @@ class Head(_Part):
 
 
 class WorkerGroup(_Part):
-    """One kind of worker pod. It asks for `memory` and, unless `cpu_request` says another number, for `cpus`."""
+    """One worker group. Each pod requests `memory` and, unless `cpu_request` is set, `cpus`."""
 
     min_replicas: int = 1
     max_replicas: int = 1
@@ -130,7 +130,7 @@ class Ray(_Part):
 
 
 class Values(_Part):
-    """Everything that `peagle cluster` looks at."""
+    """All values that `peagle cluster` uses."""
 
     deployments: tuple[Deployment, ...]
     groups: dict[str, WorkerGroup]
@@ -152,9 +152,9 @@ class Values(_Part):
 
 
 def load_values(chart: Path, files: Sequence[Path]) -> Values:
-    """Read the chart's default values and lay `files` over them, in order, as Helm does.
+    """Read the chart's default values and merge `files` into them, in order, as Helm does.
 
-    Raises ConfigError where a file is missing or is no YAML, or a field is wrong.
+    Raises ConfigError if a file is missing or is not YAML, or a field is invalid.
     """
     if not (chart / "Chart.yaml").is_file():
         raise ConfigError("--chart", str(chart), "there is no chart", "Name the folder helm/peagle of this project.")
@@ -171,7 +171,7 @@ def load_values(chart: Path, files: Sequence[Path]) -> Values:
 def parse_values(raw: Mapping[str, Any], origin: str, minimum_kubernetes: str = "") -> Values:
     """Validate merged values; `minimum_kubernetes` is a chart's `kubeVersion`.
 
-    Raises ConfigError where a field is wrong, or no model is enabled.
+    Raises ConfigError if a field is invalid, or no model is enabled.
     """
     models = _mapping(raw, "models", origin)
     deployments = tuple(
@@ -198,7 +198,7 @@ def parse_values(raw: Mapping[str, Any], origin: str, minimum_kubernetes: str = 
                 f"{origin}: " + ".".join(map(str, details["loc"])).replace("groups.", "workerGroups.", 1),
                 details["input"],
                 details["msg"].lower(),
-                "Correct it; helm lint says more.",
+                "Correct it; helm lint shows details.",
             )
             for details in error.errors()
         ]
@@ -208,12 +208,12 @@ def parse_values(raw: Mapping[str, Any], origin: str, minimum_kubernetes: str = 
 def _mapping(raw: Mapping[str, Any], key: str, origin: str) -> dict[str, Any]:
     value = raw.get(key) or {}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{origin}: {key}", value, "it must hold fields", "Write fields under it.")
+        raise ConfigError(f"{origin}: {key}", value, "it must be a map", "Write fields under it.")
     return dict(value)
 
 
 def _laid_over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Helm's merge: maps join, anything else replaces, null takes away."""
+    """Merge values as Helm does: maps merge, null removes, any other value replaces."""
     merged = dict(base)
     for key, value in changes.items():
         if value is None:

@@ -1,6 +1,6 @@
-"""Notices at once when a process of Ray's that nothing can go on without has ended.
+"""Detects at once the end of a Ray process that the cluster cannot run without.
 
-Ray itself goes on for a minute without its GCS, and then ends the process that started it without a word.
+Ray itself continues for a minute without its GCS, and then ends the process that started it without a message.
 """
 
 import contextlib
@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from peagle.host import processes
 
 VITAL: Mapping[str, str] = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
-"""By the names of their processes."""
+"""Ray's vital processes, by process name."""
 
 
 def watch_ray(lost: Callable[[str], None]) -> None:
-    """Call `lost` with what has ended, in a thread of its own, as soon as it has (Linux).
+    """Call `lost` with the name of a vital process as soon as it ends, in a separate thread (Linux).
 
-    Of all below this process only its own children are watched: Ray's are.
+    Only direct children of this process are watched, which Ray's processes are.
     """
     for process in processes.descendants():
         if process.ppid() == os.getpid() and (what := VITAL.get(process.name())) is not None:

@@ -1,22 +1,22 @@
-"""Finds the one line that says why an engine did not start, in a log of many processes and nested tracebacks."""
+"""Finds the line with the root cause of a failed start, in a log of many processes and nested tracebacks."""
 
 import re
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
-# The end of a traceback: an exception's name and its message, whatever process, time and level lead the line.
+# The end of a traceback: an exception's name and message, after any process, time and level prefix.
 _RAISED = re.compile(r"\b((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)): (\S.*)$")
-# What other processes raise because an engine died; the cause stands before it.
+# Exceptions that other processes raise because an engine died; the cause comes before them.
 _CONSEQUENCES = (
     "Engine core initialization failed",
     "WorkerProc initialization failed",
     "failed to start",
     "RayTaskError",
-    # An exception whose message is another's traceback, which follows.
+    # An exception whose message is another traceback, which follows.
     "Error: Traceback (most recent call last)",
 )
-# pydantic says what is wrong in a later line, which ends so.
+# pydantic describes the problem in a later line, which ends like this.
 _INVALID, _TYPE = re.compile(r"\d+ validation errors? for \w+$"), " [type="
 _PROCESS = re.compile(r"^\([^)]*\)\s*")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -24,7 +24,7 @@ LONGEST_CAUSE = 400
 
 
 def root_cause(text: str) -> str | None:
-    """The first exception in `text` that is no consequence of another; None where there is none."""
+    """Return the first exception in `text` that is not a consequence of another; None if there is none."""
     lines = _COLOUR.sub("", text).splitlines()
     for number, line in enumerate(lines):
         found = _RAISED.search(line)
@@ -35,7 +35,7 @@ def root_cause(text: str) -> str | None:
 
 
 def _invalid(lines: Iterable[str]) -> str | None:
-    """The first of pydantic's complaints in the lines after its headline."""
+    """Return the first of pydantic's errors in the lines after its headline."""
     complaint = next((line for line in islice(lines, 5) if _TYPE in line), None)
     if complaint is None:
         return None

@@ -1,4 +1,4 @@
-"""The Ray cluster under `peagle serve`: started here or joined, and what Serve says about the application."""
+"""The Ray cluster under `peagle serve`, started here or joined, and the state of the Serve application."""
 
 import json
 import math
@@ -20,50 +20,50 @@ from peagle.import_paths import EDGE_MIDDLEWARES
 APP_NAME = "peagle"
 OBJECT_STORE_BYTES = 128 << 20
 
-# Read by Ray and vLLM as they are imported; what the operator has set stays.
+# Read by Ray and vLLM on import; the operator's own settings are kept.
 ENVIRONMENT: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "VLLM_NO_USAGE_STATS": "1",
-    # One file takes every process's log: whole, and without colours.
+    # One file takes the logs of all processes: complete, and without colours.
     "RAY_DEDUP_LOGS": "0",
     "RAY_COLOR_PREFIX": "0",
-    # Idle workers that Ray would start at once; replicas have an environment of their own and cannot use them.
+    # Idle workers that Ray would start in advance; replicas have their own environment and cannot use them.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # Ray lowers its workers' priority by 15 steps, which on a busy machine starves the engine itself.
+    # Ray lowers its workers' priority by 15 steps, which starves the engine on a busy machine.
     "RAY_worker_niceness": "0",
-    # Serve's own proxy answers in OpenAI's form, too.
+    # Serve's own proxy also answers in OpenAI's form.
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": EDGE_MIDDLEWARES,
-    # A busy machine takes longer than the 5 s that Serve gives its proxy to answer; after three it is started anew.
+    # On a busy machine the proxy needs longer than Serve's 5 s to answer; after three misses it is restarted.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
     # Interval of the controller's loop, and of copying counters that are exported every 10 s. At their defaults, 0.1 s,
     # the two use a tenth of a core of an idle platform.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
-    # Of each log of Ray's own and of its workers, two parts are kept; its workers' would grow without bound.
+    # Keep two parts of each log of Ray and its workers; otherwise worker logs grow without bound.
     "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES_MAX),
     "RAY_ROTATION_BACKUP_COUNT": "1",
-    # A first start that fails is told at once; a replica that has run is restarted for ever all the same.
+    # A failed first start is reported at once; a replica that was running is still restarted without limit.
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
 }
 
-# How requests pass through processes and between them. All of a cluster have to agree: one that is joined has its own.
+# How requests pass within and between processes. All of a cluster have to agree; a joined cluster has its own settings.
 TRANSPORT: Mapping[str, str] = {
-    # On one event loop, not by way of two threads with loops of their own.
+    # On one event loop instead of two extra threads with their own loops.
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-    # By gRPC, not as tasks of Ray's with an object for each piece of an answer.
+    # By gRPC, not as Ray tasks with one object per chunk of an answer.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-    # Bodies and answers are bounded at the edge; 4 MiB, the default, is less than a body may have.
+    # Bodies and answers are bounded at the edge; the default of 4 MiB is less than a body may have.
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),
-    # Else gRPC would send them to a proxy that is meant for downloads.
+    # Otherwise gRPC would use a proxy that is meant for downloads.
     "grpc_proxy": "",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """How far the application is. `replicas` counts running and wanted replicas of all models."""
+    """Progress of the application. `replicas` holds the running and wanted replicas of all models."""
 
     is_running: bool
     problem: str | None
@@ -71,26 +71,26 @@ class Rollout:
 
 
 def prepare_environment(*, joins: bool = False) -> None:
-    """Set what is not set; `joins` where the cluster runs already, and decides for itself how requests pass."""
+    """Set unset variables; with `joins`, the running cluster keeps its own request transport settings."""
     for name, value in (ENVIRONMENT if joins else {**ENVIRONMENT, **TRANSPORT}).items():
         os.environ.setdefault(name, value)
 
 
 def keep_private(folder: Path) -> None:
-    """Have the cluster that is started next be used by this user on this machine alone: Ray runs any code it is sent.
+    """Restrict the next started cluster to this user on this machine, because Ray runs any code it receives.
 
-    Its ports listen on loopback, and whoever connects to one has to know a token, which lies in `folder`. Where the
-    operator has set either, it stays.
+    Its ports listen on loopback, and connections need a token, which is stored in `folder`. The operator's own settings
+    are kept.
 
     Args:
-        folder: That no other user may enter.
+        folder: A folder that no other user may enter.
     """
     os.environ.setdefault(ONE_MACHINE, YES)
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     if os.environ["RAY_AUTH_MODE"].lower() == "token" and not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(
         os.environ
     ):
-        # Ray itself would write one into the user's home, for others to read.
+        # Ray itself would write a token readable by others into the user's home.
         token = folder / "ray_token"
         with open(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
             file.write(secrets.token_hex(32))
@@ -98,9 +98,9 @@ def keep_private(folder: Path) -> None:
 
 
 def logical_cpus(deployments: Sequence[Deployment], ingresses: int = 1) -> int:
-    """CPUs to tell Ray: enough to place every replica and ingress process, whatever the machine has.
+    """Return the CPUs to declare to Ray: enough for every replica and ingress process, whatever the machine has.
 
-    They only place processes; cores are shared out by `peagle.host.cores`.
+    They only serve placement; `peagle.host.cores` assigns the cores.
     """
     replicas = sum(deployment.replicas.max for deployment in deployments)
     needed = sum(deployment.replicas.max * deployment.resources.cpus for deployment in deployments)
@@ -108,7 +108,7 @@ def logical_cpus(deployments: Sequence[Deployment], ingresses: int = 1) -> int:
 
 
 def connect(deployments: Sequence[Deployment], address: str | None, ingresses: int = 1) -> None:
-    """Start a cluster that ends with this process, or join that at `address`. Raises StartupError where it cannot."""
+    """Start a cluster that ends with this process, or join the one at `address`. Raises StartupError on failure."""
     import ray
 
     try:
@@ -122,18 +122,18 @@ def connect(deployments: Sequence[Deployment], address: str | None, ingresses: i
             )
         else:
             ray.init(address=address, log_to_driver=True)
-    except Exception as error:  # Ray raises plain exceptions here, and none that the operator could not mend
+    except Exception as error:  # Ray raises plain exceptions here, all for problems that an operator can fix
         where = f"no Ray cluster answers at {address}" if address else "Ray did not start"
         fix = (
             "Check the address; for a cluster with token authentication set RAY_AUTH_MODE=token"
             if address
-            else "The log says more"
+            else "See the log"
         )
         raise StartupError(f"{where} ({first_line(str(error))})", f"{fix}.") from None
 
 
 def resources() -> Mapping[str, float]:
-    """What the cluster has, by Ray's names."""
+    """Return the cluster's resources, by Ray's names."""
     import ray
 
     found: Mapping[str, float] = ray.cluster_resources()
@@ -141,24 +141,24 @@ def resources() -> Mapping[str, float]:
 
 
 def check_accelerators(deployments: Sequence[Deployment], resources: Mapping[str, float]) -> None:
-    """The kinds of GPU that are asked for are among a cluster's `resources`, as Ray tells them.
+    """Check that a cluster's `resources` include the required GPU types.
 
-    Raises ConfigError where one is not, so that its replicas would wait for it for ever.
+    Raises ConfigError if one is missing, because its replicas would wait forever.
     """
     prefix = "accelerator_type:"
     present = sorted(name.removeprefix(prefix) for name in resources if name.startswith(prefix))
     for deployment in deployments:
         wanted = deployment.resources.accelerator_type
-        # By the name under which Ray's LLM library looks for it.
+        # By the name that Ray's LLM library uses.
         if wanted is not None and {"A10": "A10G"}.get(wanted, wanted) not in present:
             named = [each for each in present if each in ACCELERATOR_TYPES]
-            problem = f"this machine has {' and '.join(present) or 'no GPU that Ray knows by name'}"
-            fix = f"Write {' or '.join(named)}, or leave it out." if named else "Leave it out."
+            problem = f"this machine has {' and '.join(present) or 'no GPU type known to Ray'}"
+            fix = f"Write {' or '.join(named)}, or omit it." if named else "Omit it."
             raise ConfigError(f"{deployment.name}: resources.accelerator_type", wanted, problem, fix)
 
 
 def write_agents(path: Path) -> None:
-    """Write where Ray's agents export vLLM's series and Ray's own, for Prometheus' file discovery."""
+    """Write the addresses at which Ray's agents export vLLM's and Ray's series, for Prometheus' file discovery."""
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"] and node["MetricsExportPort"]]
@@ -171,12 +171,12 @@ def first_line(text: str) -> str:
 
 
 def deploy(app: Any, host: str, port: int, *, joined: bool, deployed: threading.Event) -> None:
-    """Hand the application to Serve; return before it runs.
+    """Deploy the application to Serve; return before it is running.
 
-    From the moment on in which Serve may have it, `deployed` is set: `leave` then takes it away.
+    `deployed` is set as soon as Serve may have the application, so that `leave` removes it.
 
     Raises:
-        StartupError: Serve's proxy does not start, or the cluster that was `joined` serves an application of that name,
+        StartupError: Serve's proxy does not start, or the `joined` cluster already serves an application of this name,
             which this one would replace.
     """
     from ray import serve
@@ -185,19 +185,19 @@ def deploy(app: Any, host: str, port: int, *, joined: bool, deployed: threading.
     quiet = {"enable_access_log": False}
     try:
         serve.start(http_options={"host": host, "port": port}, logging_config=quiet)
-    except Exception as error:  # Ray raises errors of many kinds here, and none that says more than its log
-        raise StartupError(f"Ray Serve's proxy did not start ({first_line(str(error))})", "The log says more") from None
+    except Exception as error:  # Ray raises many types of errors here, none with more details than its log
+        raise StartupError(f"Ray Serve's proxy did not start ({first_line(str(error))})", "See the log") from None
     if joined and APP_NAME in serve.status().applications:
         raise StartupError(
-            f"the cluster serves an application named {APP_NAME} already",
-            f"Stop what serves it, or delete it there (ray.serve.delete({APP_NAME!r})), or leave --address out",
+            f"the cluster already serves an application named {APP_NAME}",
+            f"Stop its server, or delete it there (ray.serve.delete({APP_NAME!r})), or omit --address",
         )
     deployed.set()
     run_many([RunTarget(target=app, name=APP_NAME, logging_config=quiet)], wait_for_applications_running=False)
 
 
 def rollout() -> Rollout:
-    """Ask Serve how far the application is."""
+    """Read the application's progress from Serve."""
     from ray import serve
     from ray.serve.schema import ApplicationStatus
 
@@ -216,7 +216,7 @@ def rollout() -> Rollout:
 def leave(
     address: str | None, attempt: Callable[[Callable[[], None]], None], deployed: threading.Event | None = None
 ) -> None:
-    """Drain and stop Serve, then Ray; on a cluster that is not ours only our application goes."""
+    """Drain and stop Serve, then Ray; on a joined cluster, only remove this application."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return
@@ -224,6 +224,6 @@ def leave(
 
     if address is None:
         attempt(serve.shutdown)
-    elif deployed is not None and deployed.is_set():  # else one of that name is somebody else's
+    elif deployed is not None and deployed.is_set():  # otherwise an application of this name is not this one
         attempt(lambda: serve.delete(APP_NAME))
     attempt(ray.shutdown)

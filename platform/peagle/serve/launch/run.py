@@ -1,4 +1,4 @@
-"""`peagle serve`: starts Ray, deploys, waits until every replica answers, and takes everything down again."""
+"""`peagle serve`: starts Ray, deploys, waits until every replica answers, and stops everything at the end."""
 
 import json
 import logging
@@ -42,25 +42,25 @@ logger = logging.getLogger(__name__)
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 POLL_S = 0.5
-# How long stragglers get to end by themselves, and again once they are asked to.
+# Time for remaining processes to end by themselves, and again after a stop signal.
 PATIENCE_S = 10.0
 EXIT_LOST = 1
 EXAMPLE_PROMPT = "def read_lines(path):"
 
 
 class Interrupted(BaseException):
-    """The operator asked to stop. Not an `Exception`: no library may take it for one of its own."""
+    """The operator requested a stop. Not an `Exception`, so that no library handles it."""
 
 
 class StopSignals:
-    """Ctrl-C and SIGTERM: the first interrupts the main thread, any later one ends everything at once."""
+    """Handles Ctrl-C and SIGTERM: the first interrupts the main thread, a later one ends everything at once."""
 
     def __init__(self, force: Callable[[], None]) -> None:
         self._force = force
         self._stopping = False
 
     def install(self) -> None:
-        """Take both signals; again after Ray, which puts its own handler in."""
+        """Install both handlers; called again after Ray, which installs its own."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._handle)
 
@@ -69,7 +69,7 @@ class StopSignals:
         return self._stopping
 
     def begin_stop(self) -> None:
-        """From here on a signal forces."""
+        """From now on, a signal forces the end."""
         self._stopping = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -90,19 +90,19 @@ def run(
     """Serve deployment files until Ctrl-C or SIGTERM.
 
     Args:
-        paths: One deployment file for each model.
+        paths: One deployment file per model.
         host: Address to listen on.
         port: Port to listen on.
         api: HTTP settings, or their fields.
-        address: A running Ray cluster to deploy to; without one a cluster is started here and ends with this call.
-        traces: Where spans go, and the share of requests that are traced; see `peagle.tracing.environment`.
+        address: A running Ray cluster to deploy to; None starts a cluster here, which ends with this call.
+        traces: Collector of spans, and share of requests to trace; see `peagle.tracing.environment`.
 
     Returns:
         The process's exit status: 0 after a requested stop.
 
     Raises:
-        ConfigError: A file, a setting or a checkpoint is wrong.
-        StartupError: It cannot run here now; the message names the cause and the log.
+        ConfigError: A file, a setting or a checkpoint is invalid.
+        StartupError: This machine cannot run it now; the message names the cause and the log.
     """
     supervise("the server")
     deployments = read_deployments([str(path) for path in paths])
@@ -119,7 +119,7 @@ def run(
     with Terminal(log_path(port)) as terminal:
         folder = None
         if address is None:
-            folder = Path(tempfile.mkdtemp(prefix="peagle-", dir="/tmp"))  # for this user alone
+            folder = Path(tempfile.mkdtemp(prefix="peagle-", dir="/tmp"))  # private to this user
             ray_cluster.keep_private(folder)
             put_haproxy_in_front(host, folder)
         signals.install()
@@ -142,24 +142,24 @@ def run(
 
 
 def put_haproxy_in_front(host: str, folder: Path) -> bool:
-    """Have the cluster that is started next listen on `host` by HAProxy, whose files go into `folder`.
+    """Make the next started cluster listen on `host` with HAProxy, whose files are in `folder`.
 
-    False where Serve's own proxy has to do: HAProxy is not installed, or the operator has said so.
+    Returns False if Serve's own proxy is used: HAProxy is not installed, or the operator has disabled it.
     """
     if os.environ.get(haproxy.SWITCH_KEY) == "0" or not haproxy.is_installed():
         return False
     given = haproxy.environment(folder, host)
     for name, value in given.items():
         os.environ.setdefault(name, value)
-    # Without these clients would be taken for callers on this machine.
+    # Without these, clients would look like callers on this machine.
     os.environ.update({name: given[name] for name in (haproxy.PROGRAM_KEY, haproxy.LISTEN_KEY, haproxy.TRUSTED_KEY)})
     return True
 
 
 def trace_environment(traces: tuple[str, float] | None, address: str | None) -> dict[str, str]:
-    """The variables by which the cluster's processes trace; none without `traces`.
+    """Return the tracing variables for the cluster's processes; empty without `traces`.
 
-    Raises ConfigError where no spans can be sent there, or the cluster's processes have their environment already.
+    Raises ConfigError if the collector's address is invalid, or the cluster is already running.
     """
     if traces is None:
         return {}
@@ -167,8 +167,8 @@ def trace_environment(traces: tuple[str, float] | None, address: str | None) -> 
     found = tracing.environment(url, ratio, os.environ)
     if address is not None:
         told = " ".join(f"{name}={value}" for name, value in found.items())
-        problem = f"the cluster at {address} has an environment of its own"
-        raise ConfigError("--traces-to", url, problem, f"Start its nodes with {told}, and leave the option out.")
+        problem = f"the cluster at {address} already has its own environment"
+        raise ConfigError("--traces-to", url, problem, f"Start its nodes with {told}, and omit the option.")
     return found
 
 
@@ -186,10 +186,10 @@ def _start(
             _connect(deployments, address, settings.ingresses)
             if address is None:
                 watch_ray(lambda what: _end_without(what, signals, terminal))
-                # Another cluster may get such nodes when they are asked for.
+                # A joined cluster may add such nodes on demand.
                 ray_cluster.check_accelerators(deployments, ray_cluster.resources())
             signals.install()
-            # Imported here: Ray's LLM library takes seconds, in which the operator should see something.
+            # Imported here: Ray's LLM library takes seconds, during which the terminal should show progress.
             from peagle.serve.app import compose
 
             listening = haproxy.BEHIND_HOST if haproxy.is_in_front() else host
@@ -223,17 +223,17 @@ def _connect(deployments: Sequence[Deployment], address: str | None, ingresses: 
     except StartupError:
         if address is not None:
             raise
-        # Ray gives its own processes half a minute, which a cold disk and a busy machine can use up; now they are warm.
+        # Ray gives its own processes half a minute, which may be too short with a cold disk and a busy machine.
         processes.end_descendants(patience_s=0)
         ray_cluster.connect(deployments, address, ingresses)
 
 
 def base_url(host: str, port: int, address: str | None = None) -> str | None:
-    """Where a client on this machine reaches what listens on `host` of the nodes of the Ray cluster at `address`.
+    """Return the URL for a client on this machine of a server that listens on `host` in the Ray cluster at `address`.
 
-    None where it cannot: they listen to their own machines only, and this is none of them.
+    None if the nodes listen only on their own loopback, and this machine is not one of them.
     """
-    # Ray's other addresses are joined from the cluster's own machines only.
+    # Ray's other addresses can be joined only from the cluster's own machines.
     head = (urlsplit(address or "").hostname or "") if (address or "").startswith("ray://") else "localhost"
     is_here = head == "localhost" or is_loopback(head)
     if host in ("0.0.0.0", "::"):
@@ -250,10 +250,10 @@ def wait_until_all_answer(
     now_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Ask over HTTP until of each model at least its least number of replicas is well."""
+    """Poll /health until each model has at least its minimum number of healthy replicas."""
     wanted = {deployment.name: deployment.replicas.min for deployment in deployments}
     deadline_s = now_s() + timeout_s
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy leads to the internet
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # not through the environment's proxies
     while True:
         answered: dict[str, int] = {}
         try:
@@ -265,16 +265,16 @@ def wait_until_all_answer(
             return
         if now_s() > deadline_s:
             raise StartupError(
-                f"{url}/health tells of {answered} and not {wanted} after {timeout_s:.0f} s", "See the log"
+                f"{url}/health reports {answered} instead of {wanted} after {timeout_s:.0f} s", "See the log"
             )
         sleep(POLL_S)
 
 
 def announce(deployments: Sequence[Deployment], settings: ApiSettings, url: str | None, terminal: Terminal) -> None:
-    """Say that the server is ready, where, and a line to try it with."""
+    """Print that the server is ready, its URL, and a command to try it."""
     if url is None:
         terminal.say(
-            "Ready, for callers on the cluster's own machines: --host 0.0.0.0 lets others in. Ctrl-C stops it."
+            "Ready, for callers on the cluster's own machines; --host 0.0.0.0 accepts others. Ctrl-C stops it."
         )
         return
     body = {"model": deployments[0].name, "prompt": EXAMPLE_PROMPT, "max_tokens": 64, "temperature": 0}
@@ -286,7 +286,7 @@ def announce(deployments: Sequence[Deployment], settings: ApiSettings, url: str 
 
 
 def _attempt(step: Callable[[], None]) -> None:
-    """Take one step of the stop; a step that fails must not keep the next from happening."""
+    """Run one step of the stop; a failed step must not prevent the next one."""
     try:
         step()
     except Exception:
@@ -294,11 +294,11 @@ def _attempt(step: Callable[[], None]) -> None:
 
 
 def _end_without(what: str, signals: StopSignals, terminal: Terminal) -> None:
-    """End everything where `what` was lost; where it was stopped, this is no news."""
+    """End everything because `what` was lost, unless a stop was already requested."""
     if signals.stopping:
         return
     signals.begin_stop()
-    terminal.say(f"{what} has ended, and nothing can be served without it. All is ended. Log: {terminal.log}")
+    terminal.say(f"{what} has ended, and nothing can be served without it. Stopped. Log: {terminal.log}")
     _end_now(EXIT_LOST)
 
 

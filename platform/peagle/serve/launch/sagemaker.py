@@ -1,7 +1,7 @@
-"""A deployment from the environment in which Amazon SageMaker runs a container, as vLLM's own images read it.
+"""Makes a deployment from the environment of an Amazon SageMaker container, as vLLM's own images do.
 
-Each `SM_VLLM_NAME` is an argument of vLLM: SM_VLLM_MAX_MODEL_LEN=4096 is `--max-model-len 4096`, and one without a
-value, such as SM_VLLM_ENFORCE_EAGER, is a switch.
+Each `SM_VLLM_NAME` is an argument of vLLM: SM_VLLM_MAX_MODEL_LEN=4096 is `--max-model-len 4096`, and a variable with an
+empty value, such as SM_VLLM_ENFORCE_EAGER, is a switch.
 """
 
 import json
@@ -23,22 +23,22 @@ from peagle.serve.launch.machine_checks import installed_engine
 
 PREFIX = "SM_VLLM_"
 PORT = 8080
-"""Where SageMaker asks."""
+"""Port that SageMaker calls."""
 MODEL_FOLDER = Path("/opt", "ml", "model")
-"""Where SageMaker puts the model that it was given."""
+"""Folder in which SageMaker places the endpoint's model."""
 
 _SPECULATIVE = "speculative_config"
 _SPECULATIVE_KEYS = ("method", "model", "revision", "num_speculative_tokens", "parallel_drafting")
-# What `peagle serve` is told by SageMaker's own rules.
-_FIXED = {"port": "SageMaker asks on port 8080", "host": "SageMaker asks from outside of the container"}
-# Arguments that become other fields of a deployment than one of `engine`.
+# Settings fixed by SageMaker's rules.
+_FIXED = {"port": "SageMaker calls port 8080", "host": "SageMaker calls from outside the container"}
+# Arguments that become deployment fields outside `engine`.
 _PLACED = ("model", "revision", "served_model_name", "tensor_parallel_size", "data_parallel_size", _SPECULATIVE)
 _SWITCH = {"": True, "true": True, "1": True, "false": False, "0": False}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", re.ASCII)
 
 
 def serve_sagemaker() -> int:
-    """Serve what this process's environment asks for until SIGTERM; returns and raises what `run.run` does."""
+    """Serve the deployment in this process's environment until SIGTERM. Returns and raises as `run.run` does."""
     deployment = sagemaker_deployment(os.environ, installed_engine()[0] or "gpu")
     text = yaml.safe_dump(deployment, sort_keys=False)
     file = log_path(PORT).with_name("sagemaker.yaml")
@@ -54,16 +54,16 @@ def serve_sagemaker() -> int:
 def sagemaker_deployment(
     environment: Mapping[str, str], accelerator: str, model_folder: Path = MODEL_FOLDER
 ) -> dict[str, Any]:
-    """The deployment that the environment asks for, as a deployment file has it.
+    """Return the deployment described by the environment, as in a deployment file.
 
     Args:
-        environment: Variables; those without the prefix are left alone.
+        environment: Variables; those without the prefix are ignored.
         accelerator: `cpu` or `gpu`, as the installed vLLM is built.
-        model_folder: The model that is served unless SM_VLLM_MODEL names another.
+        model_folder: The model to serve unless SM_VLLM_MODEL names another.
 
     Raises:
-        ConfigError: A variable is unknown or wrong, or there is no model; all wrong ones are named.
-        StartupError: vLLM is not installed, so nobody knows its arguments.
+        ConfigError: A variable is unknown or invalid, or there is no model; it names all invalid variables.
+        StartupError: vLLM is not installed, so its arguments are unknown.
     """
     if (sources := vllm_sources()) is None:
         raise StartupError("vLLM is not installed", "Install peagle[cpu] or, on a machine with a GPU, peagle[gpu].")
@@ -84,7 +84,7 @@ def sagemaker_deployment(
 
 
 def _argument(variable: str, text: str, kinds: Mapping[str, Expected | None]) -> tuple[str, Any]:
-    """Name and value of vLLM's argument that a variable stands for."""
+    """Return the name and value of the vLLM argument that a variable sets."""
     name = variable.removeprefix(PREFIX).lower()
     if name in _FIXED:
         raise ConfigError(variable, text, _FIXED[name], "Remove it.")
@@ -99,11 +99,11 @@ def _argument(variable: str, text: str, kinds: Mapping[str, Expected | None]) ->
         fix = (
             f"Did you mean {PREFIX}{near.upper()}?" if near else "Remove it; vLLM's documentation lists its arguments."
         )
-        raise ConfigError(variable, text, "vLLM has no such argument that peagle takes", fix)
+        raise ConfigError(variable, text, "it is not a vLLM argument that peagle supports", fix)
     wanted = kinds.get(name)
     value = _value(text, wanted)
     if wanted is not None and not wanted.takes(value):
-        raise ConfigError(variable, text, f"vLLM takes {wanted}", "Write one of that kind.")
+        raise ConfigError(variable, text, f"vLLM expects {wanted}", "Write a value of that type.")
     return name, value
 
 
@@ -112,7 +112,7 @@ def _is_switch(wanted: Expected | None) -> bool:
 
 
 def _value(text: str, wanted: Expected | None) -> Any:
-    """Read a variable's text as the kind of value that vLLM takes: JSON, unless it is a switch or stays text."""
+    """Parse a variable's text as the type that vLLM expects: JSON, unless it is a switch or text."""
     if _is_switch(wanted) and text.lower() in _SWITCH:
         return _SWITCH[text.lower()]
     try:
@@ -120,13 +120,13 @@ def _value(text: str, wanted: Expected | None) -> Any:
     except (ValueError, RecursionError):
         return text
     if wanted is None:
-        # Of a kind that is not known by name, such as a configuration: fields, or what else vLLM reads from text.
+        # Other types, such as a configuration object: a JSON object, or text that vLLM parses itself.
         return value if isinstance(value, dict | list) else text
     return value if wanted.takes(value) else text
 
 
 def _placed(arguments: dict[str, Any], accelerator: str, model_folder: Path) -> dict[str, Any]:
-    """Give each argument its place in a deployment."""
+    """Place each argument into its field of a deployment."""
     engine = {name: value for name, value in arguments.items() if name not in _PLACED}
     source = _source(arguments.get("model"), model_folder)
     target = {"source": source}
@@ -148,7 +148,7 @@ def _source(model: str | None, model_folder: Path) -> str:
     if model:
         return model
     if not (model_folder / "config.json").is_file():
-        problem = f"it is not set, and {model_folder} holds no model (config.json)"
+        problem = f"it is not set, and {model_folder} has no model (config.json)"
         raise ConfigError(
             f"{PREFIX}MODEL", None, problem, "Name a repository as org/name, or give the endpoint a model."
         )
@@ -156,26 +156,26 @@ def _source(model: str | None, model_folder: Path) -> str:
 
 
 def _name(served: Any, source: str) -> str:
-    """What clients call the model: as they are told, else the repository, or the folder's name."""
+    """Return the model's public name: the given name, or else the repository or folder name."""
     if isinstance(served, list):
         if len(served) != 1:
-            raise ConfigError(f"{PREFIX}SERVED_MODEL_NAME", served, "peagle serves a model by one name", "Write one.")
+            raise ConfigError(f"{PREFIX}SERVED_MODEL_NAME", served, "a model has exactly one name", "Write one name.")
         served = served[0]
     name = served or (Path(source).name if source.startswith((".", "/", "~")) else source)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        problem = "it must start with a letter or digit and hold only these and . _ / -, at most 128"
-        raise ConfigError(f"{PREFIX}SERVED_MODEL_NAME", name, problem, "Name the model by it.")
+        problem = "it must start with a letter or digit and contain only these and . _ / -, at most 128"
+        raise ConfigError(f"{PREFIX}SERVED_MODEL_NAME", name, problem, "Set it to such a name.")
     return name
 
 
 def _speculation(config: dict[str, Any] | None) -> dict[str, Any]:
-    """The sections `drafter` and `speculation` of what vLLM takes as `speculative_config`."""
+    """Return the `drafter` and `speculation` sections for vLLM's `speculative_config`."""
     if not config:
         return {"speculation": {"enabled": False}}
     at = f"{PREFIX}SPECULATIVE_CONFIG"
     for key, value in config.items():
         if key not in _SPECULATIVE_KEYS:
-            problem = "peagle has no such setting of a drafter"
+            problem = "it is not a drafter setting that peagle supports"
             raise ConfigError(f"{at}.{key}", value, problem, f"Remove it. Known: {', '.join(_SPECULATIVE_KEYS)}.")
     if config.get("method", "eagle3") != "eagle3":
         problem = "peagle drafts with P-EAGLE and EAGLE-3 heads"
@@ -186,7 +186,7 @@ def _speculation(config: dict[str, Any] | None) -> dict[str, Any]:
         raise ConfigError(f"{at}.model", model, "it must name the draft head", "Write a repository or a folder.")
     depth = config.get("num_speculative_tokens")
     if not isinstance(depth, int) or isinstance(depth, bool) or not 1 <= depth <= 64:
-        raise ConfigError(f"{at}.num_speculative_tokens", depth, "it must be a whole number from 1 to 64", "Write one.")
+        raise ConfigError(f"{at}.num_speculative_tokens", depth, "it must be an integer from 1 to 64", "Correct it.")
     drafter = {"source": model, "method": "p-eagle" if config.get("parallel_drafting") else "eagle3"}
     if config.get("revision"):
         drafter["revision"] = config["revision"]

@@ -1,4 +1,4 @@
-"""Reads what is to be served, before Ray is imported: a wrong file is named within a second."""
+"""Reads deployments before Ray is imported, so that an invalid file is reported within a second."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,16 +9,16 @@ from peagle.config import Deployment, load_deployment, parse_deployment
 from peagle.engine.arguments import engine_arguments
 from peagle.errors import ConfigError
 
-# Key-value cache of a CPU replica whose file names no size.
+# Default KV cache size of a CPU replica.
 CPU_CACHE_BYTES = 512 << 20
 
 
 def read_deployments(sources: object) -> tuple[Deployment, ...]:
-    """Read every deployment in `sources`. Raises ConfigError where there is none, one is wrong, or two share a name."""
+    """Read all deployments. Raises ConfigError if there are none, one is invalid, or two have the same name."""
     if isinstance(sources, str | Path | Mapping):
         sources = [sources]
     if not isinstance(sources, Sequence) or not sources:
-        raise ConfigError("args.deployments", sources, "it names no deployment", "List files of deployments/.")
+        raise ConfigError("args.deployments", sources, "it has no deployment", "List files of deployments/.")
     deployments = tuple(_read(source, f"args.deployments[{i}]") for i, source in enumerate(sources))
     names = [deployment.name for deployment in deployments]
     for index, name in enumerate(names):
@@ -40,9 +40,9 @@ def _read(source: object, origin: str) -> Deployment:
 
 
 def engine_settings(deployment: Deployment, settings: ApiSettings | None = None) -> dict[str, Any]:
-    """vLLM's arguments. Answers tell how much of a prompt was cached, as OpenAI's do.
+    """Return vLLM's arguments. Answers report cached prompt tokens, as OpenAI's do.
 
-    On CPU the cache is bounded: vLLM would otherwise take most of the machine's memory.
+    On CPU the KV cache is bounded, because vLLM would otherwise take most of the machine's memory.
     """
     arguments = engine_arguments(deployment, (settings or ApiSettings()).grammar.max_mask_s)
     arguments.setdefault("enable_prompt_tokens_details", True)

@@ -1,4 +1,4 @@
-"""Whose request an engine is being asked: from the replica's call to the scheduler, through vLLM's handlers."""
+"""Passes a request's flow from the replica's call to the scheduler, through vLLM's handlers."""
 
 import functools
 from collections.abc import AsyncGenerator, Callable
@@ -8,15 +8,15 @@ from typing import Any
 
 from peagle.router.fairness.step_sharing import Flow
 
-FLOW: ContextVar[Flow | None] = ContextVar("whose request the engine is asked", default=None)
-"""Set in the context in which vLLM's handler runs."""
+FLOW: ContextVar[Flow | None] = ContextVar("flow of the current request", default=None)
+"""Flow of the request that vLLM's handler runs for in this context."""
 
 
-# Callers name the parameters, as vLLM does: differently in each of the two.
+# Parameters have vLLM's names, which differ between the two functions.
 
 
 def named(generate: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., AsyncGenerator[Any, None]]:
-    """Wrap an engine client's `generate`: what it is asked for carries the flow of `FLOW` to the scheduler."""
+    """Wrap an engine client's `generate` so that its requests carry `FLOW` to the scheduler."""
 
     @functools.wraps(generate)
     def asked(prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
@@ -27,7 +27,7 @@ def named(generate: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., A
 
 
 def named_encode(encode: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., AsyncGenerator[Any, None]]:
-    """Wrap an engine client's `encode` likewise."""
+    """Wrap an engine client's `encode` in the same way."""
 
     @functools.wraps(encode)
     def asked(prompt: Any, pooling_params: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
@@ -38,7 +38,7 @@ def named_encode(encode: Callable[..., AsyncGenerator[Any, None]]) -> Callable[.
 
 
 def _with_flow(extra: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What a request's parameters carry beside what vLLM reads, with the flow of `FLOW`."""
+    """Return a request's extra parameters with the flow of `FLOW` added."""
     # Imported here: only a replica has vLLM.
     from peagle.engine.shared_steps import FLOW_ARG
 

@@ -1,8 +1,8 @@
-"""What was drafted for a request and how much of that was right, in the `usage` of its answer.
+"""Adds a request's drafted and accepted tokens to the `usage` of its answer.
 
-vLLM tells it beside `usage`, and of single answers only; this is the sum over all answers and prompts of a request. The
-names are the request's own `speculation`, not OpenAI's `accepted_prediction_tokens`: those are of a client's predicted
-outputs, and the rejected ones are billed.
+vLLM reports them outside `usage`, and only per answer; this is the sum over all answers and prompts of a request. The
+field is `speculation`, as in requests, not OpenAI's `accepted_prediction_tokens`: those count a client's predicted
+outputs, whose rejected tokens are billed.
 """
 
 import functools
@@ -16,15 +16,15 @@ from typing import Any
 from peagle.api.bounds.speculation_field import FIELD
 
 _USAGE_ALONE = '"choices":[]'
-# Where events have names, those that tell usage.
+# Named events that report usage.
 _USAGE_EVENTS = ("event: response.completed\n", "event: message_delta\n")
 
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Tokens drafted and verified for one request, and those that the target accepted; None before any are known.
+    """Draft tokens verified and accepted for one request; None before any are known.
 
-    `drafts` is in how many drafts.
+    `drafts` is the number of drafts.
     """
 
     drafted: int | None = None
@@ -43,16 +43,16 @@ class DraftCounts:
         return {"drafted_tokens": self.drafted, "accepted_tokens": self.accepted}
 
 
-_COUNTS: ContextVar[DraftCounts] = ContextVar("draft counts of the request that is being asked")
+_COUNTS: ContextVar[DraftCounts] = ContextVar("draft counts of the current request")
 
 DRAFTED: ContextVar[Callable[[DraftCounts], None] | None] = ContextVar(
-    "who is told of a request's drafts", default=None
+    "listener for a request's draft counts", default=None
 )
-"""Set in the context in which the request is asked; called when its reply is over."""
+"""Callback set in the request's context; called when its reply has ended."""
 
 
 def count_drafts(generate: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., AsyncGenerator[Any, None]]:
-    """Wrap an engine client's `generate`: what it is asked for by the request that `tell_drafts` relays is counted."""
+    """Wrap an engine client's `generate` to count the drafts of the request that `tell_drafts` relays."""
 
     @functools.wraps(generate)
     def counted(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
@@ -70,7 +70,7 @@ async def _count(outputs: AsyncGenerator[Any, None], counts: DraftCounts) -> Asy
 
 
 async def tell_drafts(replies: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """Relay an engine's replies to one request, whole or events of a stream, with draft counts in their `usage`."""
+    """Relay an engine's replies to one request, complete or as a stream, with draft counts in their `usage`."""
     counts, drafted = DraftCounts(), DRAFTED.get()
     _COUNTS.set(counts)
     try:
@@ -94,9 +94,9 @@ def _told(reply: Any, counts: DraftCounts) -> Any:
     if not mark or not (_USAGE_ALONE in data if not head else head.startswith(_USAGE_EVENTS)):
         return reply
     event = json.loads("{" + data)
-    # That of /v1/responses holds the whole answer.
+    # The event of /v1/responses contains the whole answer.
     _add(event.get("response", event), counts)
-    # As compact as vLLM writes it: others look for what is in it.
+    # As compact as vLLM writes it, because other code searches the text.
     return f"{head}data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 

@@ -1,4 +1,4 @@
-"""What was drafted for requests that have ended, by what earlier requests are known under: for the next report."""
+"""Collects draft counts of finished requests by kind, for the next report."""
 
 from collections import deque
 from functools import partial
@@ -10,17 +10,17 @@ from peagle.serve.replica.draft_usage import DRAFTED, DraftCounts
 from peagle.serve.routing.route_request import request_kinds
 
 ENDED_MAX = 512
-"""Kept for the next report; the oldest are dropped where none is made."""
+"""Most requests kept for the next report; the oldest are dropped if no report is made."""
 
 
 class DraftedKinds:
-    """Collects them until they are taken."""
+    """Draft counts collected until they are taken."""
 
     def __init__(self) -> None:
         self._ended: deque[EndedDrafts] = deque(maxlen=ENDED_MAX)
 
     def listen(self, body: Any, flow: Flow | None) -> None:
-        """Have the request that is asked in this context noted when its reply is over."""
+        """Record the request of this context when its reply has ended."""
         DRAFTED.set(partial(self._note, body, flow.client if flow is not None else ""))
 
     def take(self) -> tuple[EndedDrafts, ...]:

@@ -1,9 +1,9 @@
-"""vLLM's own series on their way to Ray's metrics. Importing this module imports vLLM.
+"""Batches vLLM's own series for Ray's metrics. Importing this module imports vLLM.
 
-vLLM tells Ray of some twenty figures after each step of the engine. Nobody reads them that often, and code that runs
-once in milliseconds finds no cache warm: it takes ten times as long as many steps at once. So steps wait, a quarter of
-a second at most; then counters are summed and gauges take their last value before Ray hears of them. Histograms take
-every value by itself.
+vLLM reports some twenty values to Ray after each engine step. Nothing reads them that often, and code that runs once in
+milliseconds runs with cold CPU caches: it takes ten times as long as for many steps at once. So steps are held for at
+most a quarter of a second; then Ray receives the sums of counters and the last values of gauges. Histograms receive
+every value.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ HOLD_S = 0.25
 
 
 class Held:
-    """What Ray has not heard yet."""
+    """Values not yet reported to Ray."""
 
     def __init__(self) -> None:
         self.sums: defaultdict[HeldCounter, float] = defaultdict(float)
@@ -43,7 +43,7 @@ _HELD = Held()
 
 
 class HeldCounter(RayCounterWrapper):  # type: ignore[misc]  # vLLM ships no types
-    """A counter that waits to be handed over; `tell` does it."""
+    """A counter that is held back; `tell` reports it."""
 
     def inc(self, value: float = 1.0) -> None:
         if value:
@@ -54,7 +54,7 @@ class HeldCounter(RayCounterWrapper):  # type: ignore[misc]  # vLLM ships no typ
 
 
 class HeldGauge(RayGaugeWrapper):  # type: ignore[misc]  # vLLM ships no types
-    """A gauge that waits to be handed over; `tell` does it."""
+    """A gauge that is held back; `tell` reports it."""
 
     def set(self, value: float) -> None:
         _HELD.values[self] = value
@@ -76,10 +76,10 @@ class _Performance(RayPerfMetricsProm):  # type: ignore[misc]  # vLLM ships no t
 
 
 class EngineSeries(RayPrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no types
-    """vLLM's stat logger for Ray; `record` needs a running event loop, as vLLM's output handler has.
+    """vLLM's stat logger for Ray; `record` needs a running event loop, as in vLLM's output handler.
 
     Attributes:
-        counting: Whether steps that come now are counted.
+        counting: Whether new steps are counted.
     """
 
     _gauge_cls, _counter_cls = HeldGauge, HeldCounter
@@ -100,13 +100,13 @@ class EngineSeries(RayPrometheusStatLogger):  # type: ignore[misc]  # vLLM ships
         if not self.counting:
             return
         if not self._steps:
-            # Not with a later step: an engine that idles after this one must not seem to run.
+            # Not with a later step: an engine that is idle after this one must not appear to be running.
             asyncio.get_running_loop().call_later(HOLD_S, self._hand_over)
         self._steps.append((scheduler_stats, iteration_stats, mm_cache_stats, engine_idx))
 
     def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
         super().record_sleep_state(sleep, level)
-        _HELD.hand_over()  # an engine that sleeps makes no step
+        _HELD.hand_over()  # a sleeping engine makes no steps
 
     def log_engine_initialized(self) -> None:
         super().log_engine_initialized()

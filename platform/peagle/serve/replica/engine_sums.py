@@ -1,4 +1,4 @@
-"""What an engine has done since it started, summed step by step: fixed buckets and counters, so that it never grows."""
+"""Sums over an engine's steps since its start, in fixed buckets and counters of constant size."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -10,7 +10,7 @@ from peagle.metrics import FINISH, SECONDS, TOKEN_SECONDS
 
 @dataclass(slots=True)
 class Buckets:
-    """A histogram. `counts[i]` are values up to `bounds[i]` and above the bound before; the last, all above."""
+    """A histogram. `counts[i]` counts values in (`bounds[i-1]`, `bounds[i]`]; the last counts all above."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(init=False)
@@ -40,11 +40,11 @@ class EngineSums:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     preemptions: int = 0
-    # Every reason from the start: a rate leaves out a series' first value.
+    # Every reason from the start, because a rate ignores a series' first value.
     finished: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(FINISH.values, 0)))
 
     def stepped(self, stats: Any) -> None:
-        """Take vLLM's `IterationStats` of one step."""
+        """Add vLLM's `IterationStats` of one step."""
         self.prompt_tokens += stats.num_prompt_tokens
         self.preemptions += stats.num_preempted_reqs
         for seconds in stats.time_to_first_tokens_iter:
@@ -54,18 +54,18 @@ class EngineSums:
         for request in stats.finished_requests:
             self.finished[str(request.finish_reason)] += 1
             self.e2e.observe(request.e2e_latency)
-            if request.num_generation_tokens:  # an aborted one may never have left the queue
+            if request.num_generation_tokens:  # an aborted request may never have left the queue
                 self.queue.observe(request.queued_time)
             if request.num_generation_tokens > 1:
                 self.tpot.observe(request.mean_time_per_output_token)
 
     def looked_up(self, stats: Any) -> None:
-        """Take vLLM's `PrefixCacheStats` of one step."""
+        """Add vLLM's `PrefixCacheStats` of one step."""
         self.prefix_query_tokens += stats.queries + stats.preempted_queries
         self.prefix_hit_tokens += stats.hits + stats.preempted_hits
 
     def plain(self) -> dict[str, Any]:
-        """The fields of a replica's answer to a scrape."""
+        """Return the fields of a replica's answer to a scrape."""
         return {
             **{name: getattr(self, name).plain() for name in ("ttft", "itl", "tpot", "e2e", "queue")},
             "prompt_tokens": self.prompt_tokens,

@@ -1,4 +1,4 @@
-"""Watches a replica's engine: one that stalls gets nothing new, and one that hangs is ended, so that it is replaced."""
+"""Watches a replica's engine: a stalled engine gets no new requests, and a hanging engine is ended and replaced."""
 
 import asyncio
 import logging
@@ -11,26 +11,26 @@ from peagle.errors import EngineStalledError
 from peagle.host import processes
 from peagle.router.engine_pulse import EnginePulse, Pulse
 
-# Below Ray Serve's own, which a replica prints from the level of information on.
+# A child of Ray Serve's logger, which replicas print from level INFO.
 logger = logging.getLogger("ray.serve.engine")
 
 PERIOD_S = 0.5
 
 
 def end_engine() -> None:
-    """Kill every process below this one: a process that is stopped or stuck hears nothing less."""
+    """Kill every process below this one: a stopped or stuck process reacts to no other signal."""
     processes.send(processes.descendants(), signal.SIGKILL)
 
 
 class EngineWatch:
-    """Looks at one engine twice a second.
+    """Checks one engine twice a second.
 
     Args:
-        pulse: Told of every step, by whoever hears of them.
-        probe: Asks the engine something that it answers between two steps.
-        prefill: Prompt tokens that the next step may prefill, and how many the engine prefills in a second.
-        moves: Whether requests that wait for their first token at an engine that stalls may find another.
-        end: Ends the engine; what it was answering then fails as it does wherever an engine dies.
+        pulse: Updated at every engine step.
+        probe: Call that the engine answers between two steps.
+        prefill: Prompt tokens that the next step may prefill, and the engine's prefill rate in tokens per second.
+        moves: Whether requests waiting for their first token at a stalled engine may move to another replica.
+        end: Ends the engine; its requests then fail as when an engine dies.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class EngineWatch:
         self.stalls = 0
 
     async def run(self) -> None:
-        """Look until the engine is given up."""
+        """Check the engine until it is ended."""
         while True:
             await asyncio.sleep(PERIOD_S)
             if self._look() is Pulse.HUNG:
@@ -60,16 +60,16 @@ class EngineWatch:
         stalled = seen is not Pulse.BEATS
         if stalled and not self.stalled:
             self.stalls += 1
-            logger.warning("The engine has given no sign of life for %.1f s; it gets nothing new", self._pulse.silent_s)
+            logger.warning("The engine has not responded for %.1f s; it gets no new requests", self._pulse.silent_s)
         elif self.stalled and not stalled:
-            logger.warning("The engine is back")
+            logger.warning("The engine responds again")
         self.stalled = stalled
         if stalled:
             for until in self._waiting:
                 until.reschedule(asyncio.get_running_loop().time())
             self._waiting.clear()
         if seen is Pulse.HUNG:
-            logger.error("The engine has given no sign of life for %.0f s and is ended", self._pulse.silent_s)
+            logger.error("The engine has not responded for %.0f s; ending it", self._pulse.silent_s)
             self._end()
         elif self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._ask(), name="engine probe")
@@ -78,7 +78,7 @@ class EngineWatch:
     async def _ask(self) -> None:
         try:
             await self._probe()
-        except Exception as error:  # one that has died is found otherwise
+        except Exception as error:  # a dead engine is detected elsewhere
             logger.info("The engine does not answer: %r", error)
         else:
             self._pulse.answered()
@@ -86,7 +86,7 @@ class EngineWatch:
     async def movable(self, replies: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """Pass on `replies`.
 
-        Raises EngineStalledError where the engine stalls before the first, and another may take the request.
+        Raises EngineStalledError if the engine stalls before the first reply and the request may move.
         """
         try:
             async with asyncio.timeout(0.0 if self.stalled and self._moves else None) as until:
@@ -99,7 +99,7 @@ class EngineWatch:
         except TimeoutError:
             if not until.expired():
                 raise
-        # Also where vLLM took its cancellation for the client's, and made an answer of it.
+        # Also if vLLM mistook this cancellation for the client's and returned an answer.
         if until.expired():
             raise EngineStalledError("The engine of the replica that had this request does not answer.")
         while reply is not self:

@@ -1,4 +1,4 @@
-"""The first requests of an engine, before any client's."""
+"""Sends an engine its first requests, before any client's."""
 
 from typing import Any
 
@@ -10,16 +10,16 @@ _SCHEMA = {"type": "integer"}
 
 
 async def answer_once(client: Any, pools: bool) -> None:
-    """Have an engine answer a request, and one that follows a grammar.
+    """Make an engine answer one plain request and one with a grammar.
 
-    With its first grammar an engine sets up what compiles them, for seconds in which it takes no step.
+    At its first grammar, an engine sets up its grammar compiler, and takes no steps for seconds.
 
     Args:
         client: vLLM's `AsyncLLM`.
-        pools: Whether its deployment says that it embeds or scores.
+        pools: Whether the deployment declares that the model embeds or scores.
 
     Raises:
-        ConfigError: It does, and the deployment does not say so.
+        ConfigError: The model embeds or scores, but the deployment does not declare it.
     """
     from vllm import PoolingParams
     from vllm.sampling_params import StructuredOutputsParams

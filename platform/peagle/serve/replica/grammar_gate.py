@@ -1,6 +1,6 @@
-"""No grammar reaches an engine before it has compiled on trial, within limits, in a process of its own.
+"""Admits a grammar to an engine only after a trial compilation within limits, in a separate process.
 
-The engine ends a request whose grammar becomes slow later; its grammar then counts as one that failed its trial.
+The engine ends a request whose grammar becomes slow later; the grammar then counts as failed.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ Generate = Callable[..., AsyncGenerator[Any, None]]
 
 
 class GrammarGate:
-    """Admits requests to an engine: tries their grammars, and has vLLM validate them, away from the event loop.
+    """Admits requests to an engine: tries their grammars and runs vLLM's validation outside the event loop.
 
     Attributes:
-        slow: Requests that the engine ended because their grammars had become slow.
+        slow: Number of requests that the engine ended because their grammars had become slow.
     """
 
     def __init__(self, client: Any, settings: GrammarSettings) -> None:
         """Args:
-        client: vLLM's `AsyncLLM`, whose `generate` will admit requests first.
-        settings: What a compilation may take.
+        client: vLLM's `AsyncLLM`, whose `generate` is wrapped.
+        settings: Limits of a compilation.
         """
         self._config = client.vllm_config
         self._tokenizer = client.tokenizer
@@ -53,16 +53,16 @@ class GrammarGate:
         client.generate = self._admitting(client.generate)
 
     def close(self) -> None:
-        """End the process in which grammars are tried."""
+        """End the trial process."""
         if self._trials is not None:
             self._trials.close()
 
     def _make_trials(self, settings: GrammarSettings) -> Trials | None:
-        """None where no grammar is compiled by xgrammar: guidance compiles as it generates, within its own limits."""
+        """Return None if xgrammar compiles no grammar: guidance compiles as it generates, within its own limits."""
         chosen = self._config.structured_outputs_config
         if chosen.backend != "xgrammar" or self._tokenizer is None:
             return None
-        # As the engine core makes it, so that what is tried is what will be compiled.
+        # Made as in the engine core, so that the trial compiles the same grammar.
         backend = XgrammarBackend(
             self._config,
             tokenizer=maybe_wrap_mistral_common_tokenizer(self._tokenizer),
@@ -93,7 +93,7 @@ class GrammarGate:
             grammar = await asyncio.to_thread(grammar_of, params.structured_outputs)
             if grammar is not None:
                 await _admit(self._trials, grammar)
-        # vLLM would do this in the event loop, and parses the grammar.
+        # vLLM would run this, which parses the grammar, in the event loop.
         await asyncio.to_thread(
             params._validate_structured_outputs,
             self._config.model_config,
@@ -107,7 +107,7 @@ class GrammarGate:
                 yield output
 
     def _slow_refusal(self, grammar: Grammar | None) -> str:
-        """Count a request that the engine ended, and have its grammar refused from now on."""
+        """Count a request that the engine ended, and refuse its grammar from now on."""
         self.slow += 1
         refusal = slow_refusal(self._mask_s_max)
         if self._trials is not None and grammar is not None:
@@ -116,7 +116,7 @@ class GrammarGate:
 
 
 async def _admit(trials: Trials, grammar: Grammar) -> None:
-    """Try a grammar; what keeps it out is raised as vLLM's own errors, which it tells in streams too."""
+    """Try a grammar. Refusals are raised as vLLM's own errors, which it also reports in streams."""
     try:
         refusal = await trials.refusal(grammar)
     except OverloadedError as error:
@@ -126,7 +126,7 @@ async def _admit(trials: Trials, grammar: Grammar) -> None:
 
 
 def grammar_of(outputs: Any) -> Grammar | None:
-    """What xgrammar compiles for vLLM's `StructuredOutputsParams`; None where it needs no trial, or is invalid."""
+    """Return the grammar that xgrammar compiles for vLLM's parameters; None if it is invalid or needs no trial."""
     kind, text = get_structured_output_key(outputs)
     match kind:
         case StructuredOutputOptions.JSON_OBJECT:

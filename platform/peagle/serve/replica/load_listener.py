@@ -1,6 +1,6 @@
-"""How busy an engine is, heard from vLLM's own statistics in the replica's process.
+"""An engine's load, from vLLM's own statistics in the replica's process.
 
-Steps wait until somebody asks, or there are many: code that runs once in milliseconds finds no cache warm.
+Steps are processed in batches, on demand: code that runs once in milliseconds runs with cold CPU caches.
 """
 
 import time
@@ -20,7 +20,7 @@ STEPS_KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """Requests and cache as of the last step; tokens since the engine started."""
+    """Requests and cache use as of the last step; tokens since the engine's start."""
 
     running_requests: int = 0
     waiting_requests: int = 0
@@ -29,11 +29,11 @@ class EngineLoad:
 
 
 class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships no types
-    """A vLLM stat logger that keeps the newest figures instead of printing them, and tells `pulse` of every step."""
+    """A vLLM stat logger that keeps the latest statistics instead of printing them, and updates `pulse` every step."""
 
     def __init__(self, pulse: EnginePulse | None = None, *, pools: bool = False) -> None:
         """Args:
-        pulse: Told of every step.
+        pulse: Updated at every step.
         pools: Whether the engine embeds or scores, so that no answer has tokens.
         """
         self._pulse, self._pools = pulse, pools
@@ -56,12 +56,12 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
 
     @property
     def rates(self) -> EngineRates:
-        """What the engine's steps have shown, on the clock of `time.monotonic`."""
+        """Return the engine's measured rates, on the clock of `time.monotonic`."""
         self._take_in()
         return self._rates
 
     def count(self, counting: bool) -> None:
-        """Sum the steps that come from now on, or do not; load and rates are known either way."""
+        """Start or pause summing new steps; load and rates are kept current either way."""
         self._take_in()
         self._counting = counting
 
@@ -104,22 +104,22 @@ class LoadListener(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM ships
             computed = request.num_prompt_tokens - request.num_cached_tokens
             if not self._pools:
                 self._rates.finished(max(computed, 0), request.prefill_time, request.num_generation_tokens, at_s)
-            elif request.finish_reason is FinishReason.STOP:  # others may have had no prefill
+            elif request.finish_reason is FinishReason.STOP:  # other requests may have had no prefill
                 self._rates.pooled(max(computed, 0), request.prefill_time, at_s)
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say at the start."""
+        """Log nothing at the start."""
 
 
 def queued_prompt_tokens(client: Any) -> int:
-    """Prompt tokens of the requests that have no first token yet."""
+    """Return the prompt tokens of requests that have no first token yet."""
     waiting = client.output_processor.request_states.values()
     return sum(int(state.prompt_len) for state in waiting if state.is_prefilling)
 
 
 def kv_capacity_tokens(client: Any) -> int:
-    """Tokens that the KV cache holds; 0 where vLLM does not say, or the model has none."""
+    """Return the KV cache capacity in tokens; 0 if vLLM does not report it, or the model has no cache."""
     cache = client.vllm_config.cache_config
     blocks = cache.num_gpu_blocks or 0
-    # The one that vLLM gives a model without a cache holds nothing.
+    # vLLM gives a model without a cache an empty one.
     return int(blocks * cache.block_size) if blocks > 1 else 0

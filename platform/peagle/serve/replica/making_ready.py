@@ -1,4 +1,4 @@
-"""What an engine does between its start and its first client: it answers once, warms up, and is timed."""
+"""Prepares a started engine for clients: first requests, warm-up, and step timing."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from peagle.serve.replica.first_request import answer_once
 from peagle.serve.reporting import TIMEOUT_S
 from peagle.serve.warm_progress import warming_line
 
-# Below Ray Serve's own, which a replica prints from the level of information on.
+# A child of Ray Serve's logger, which replicas print from level INFO.
 logger = logging.getLogger("ray.serve.replica")
 
 _TOLD_EVERY_S = 2.0
@@ -21,11 +21,11 @@ _TOLD_EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """What was found out before the first client.
+    """Results of preparing an engine.
 
     Attributes:
         warm_up_s: Seconds until every path through the engine had run.
-        calibration: What its steps take; nothing where no one chooses depths by it.
+        calibration: Step times; empty if no depths are chosen by them.
     """
 
     warm_up_s: float
@@ -33,10 +33,10 @@ class Readiness:
 
 
 async def make_ready(client: Any, deployment: Deployment, *, timed: bool) -> Readiness:
-    """Warm `client`, an `AsyncLLM` that has just started, and then time its steps, where `timed`.
+    """Warm up `client`, a newly started `AsyncLLM`, and time its steps if `timed`.
 
     Raises:
-        ConfigError: Its deployment does not say that it embeds or scores.
+        ConfigError: The model embeds or scores, but its deployment does not declare it.
     """
     began_s = time.monotonic()
     await answer_once(client, deployment.pools)
@@ -46,7 +46,7 @@ async def make_ready(client: Any, deployment: Deployment, *, timed: bool) -> Rea
 
 
 async def _warm_up(client: Any, deployment: Deployment) -> None:
-    """Run all that compiles at first use. Where that fails, the first clients wait for it instead."""
+    """Run everything that compiles at first use. If it fails, the first clients wait for compilation instead."""
     from peagle.engine.depth.warm_up import warm_up
 
     began_s, told_s = time.monotonic(), -_TOLD_EVERY_S
@@ -69,7 +69,7 @@ async def _warm_up(client: Any, deployment: Deployment) -> None:
 
 
 async def _calibrate(client: Any, deployment: Deployment) -> tuple[StepTime, ...]:
-    """What the engine's steps take; nothing where its depth does not adapt."""
+    """Return the engine's step times; empty if its depth is not adaptive."""
     from peagle.engine.depth.calibration import calibrate
 
     seconds = deployment.speculation.calibration_s
@@ -83,7 +83,7 @@ async def _calibrate(client: Any, deployment: Deployment) -> tuple[StepTime, ...
     except Exception as error:
         if client.errored:
             raise
-        logger.warning("Steps could not be timed, so K is found while serving: %r", error)
+        logger.warning("Steps could not be timed; K will be learned while serving: %r", error)
         return ()
     logger.info("Timed steps at %d points of batch size and K in %.1f s", len(times), time.monotonic() - began_s)
     return times

@@ -1,4 +1,4 @@
-"""Ray Serve LLM's engine, with what Ray 2.60 loses on the way to vLLM 0.29. Importing this module imports vLLM."""
+"""Ray Serve LLM's engine, with fixes for Ray 2.60 and vLLM 0.29. Importing this module imports vLLM."""
 
 import logging
 import os
@@ -15,22 +15,22 @@ from peagle.serve.replica.draft_usage import count_drafts, tell_drafts
 from peagle.serve.replica.relayed_apis import ask_count, ask_messages, ask_pooled, ask_responses
 from peagle.upstream import Process
 
-# Below Ray Serve's own, as the replica's.
+# A child of Ray Serve's logger, as in the replica.
 logger = logging.getLogger("ray.serve.replica")
 
 EXECUTOR = "distributed_executor_backend"
 
 
 class PeagleEngine(VLLMEngine):  # type: ignore[misc]  # Ray ships no types
-    """An engine that runs its model where its arguments say, finds vLLM's tokenizer endpoints, and traces requests.
+    """An engine that uses the configured executor, finds vLLM's tokenizer endpoints, and traces requests.
 
-    Where it drafts, answers tell what was drafted for them.
+    If it drafts, answers report their draft counts.
     """
 
     def _prepare_engine_config(self, callback_ctx: Any) -> Any:
         arguments, frontend, config = super()._prepare_engine_config(callback_ctx)
         if executor := self.llm_config.engine_kwargs.get(EXECUTOR):
-            # On CPU, Ray writes its own choice over it.
+            # On CPU, Ray overwrites it with its own choice.
             arguments.distributed_executor_backend = executor
             config.parallel_config.distributed_executor_backend = executor
         return arguments, frontend, config
@@ -45,11 +45,11 @@ class PeagleEngine(VLLMEngine):  # type: ignore[misc]  # Ray ships no types
                 logger.warning(said)
             self._engine_client.generate = count_drafts(self._engine_client.generate)
         if tracing.is_on():
-            # As an engine argument it would have vLLM set up a second exporter, which gets nothing beside Serve's.
+            # As an engine argument it would make vLLM set up a second exporter, which gets nothing next to Serve's.
             self._engine_client.observability_config.otlp_traces_endpoint = os.environ.get(tracing.ENDPOINT, "")
             self._engine_client.output_processor.tracing_enabled = True
         if getattr(self, "_oai_serving_tokenization", None) is None:
-            # Ray looks for it under the name it had before vLLM 0.29.
+            # Ray looks it up under its name before vLLM 0.29.
             self._oai_serving_tokenization = getattr(self._app_state, "serving_tokenization", None)
 
     def chat(self, *args: Any) -> AsyncGenerator[Any, None]:
@@ -68,7 +68,7 @@ class PeagleEngine(VLLMEngine):  # type: ignore[misc]  # Ray ships no types
         return ask_count(self._app_state.anthropic_serving_messages, *args)
 
     def embeddings(self, *args: Any) -> AsyncGenerator[Any, None]:
-        # Ray's own reads every number of an answer, in the event loop.
+        # Ray's own method parses every number of an answer in the event loop.
         return ask_pooled(self._app_state.serving_embedding, *args)
 
     def score(self, *args: Any) -> AsyncGenerator[Any, None]:

@@ -1,7 +1,7 @@
-"""vLLM's handlers beside those of chats, asked as Ray asks these. Importing this imports vLLM.
+"""Calls vLLM's handlers of other APIs, as Ray calls its chat handler. Importing this module imports vLLM.
 
-They are of the Responses and Messages APIs, and of embeddings and scores. A reply is a dict or bytes, the whole answer;
-an event of a stream; or an error in Ray's form.
+The APIs are Responses, Messages, embeddings and scores. A reply is a complete answer (dict or bytes), an event of a
+stream, or an error in Ray's form.
 """
 
 from collections.abc import AsyncGenerator, Mapping
@@ -26,11 +26,11 @@ from peagle.errors import RequestError
 Replies = AsyncGenerator[str | dict[str, Any] | PooledReply | ErrorResponse, None]
 
 _NO_ANSWER = f'{ERROR_EVENT}: {{"message": "The engine gave no answer.", "code": 500}}}}\n\n'
-# The rest of an identifier says which request it is.
+# The rest of an identifier is the request's.
 _CHAT_ID, _MESSAGE_ID, _RESPONSE_ID = "chatcmpl-", "msg_", "resp_"
-_NO_SCORES = "scores no texts: only one that embeds, or a classifier of one label, does"
+_NO_SCORES = "cannot score texts: only embedding models and classifiers with one label can"
 _CANNOT: Mapping[Kind, str] = {
-    "embeddings": "makes no embeddings: ask /v1/rerank or /v1/score",
+    "embeddings": "makes no embeddings: use /v1/rerank or /v1/score",
     "rerank": _NO_SCORES,
     "score": _NO_SCORES,
 }
@@ -55,7 +55,7 @@ async def ask_responses(handler: Any, request: RelayedRequest, info: RawRequestI
                     yield f"event: {event.type}\ndata: {event.model_dump_json(by_alias=True)}\n\n"
             except (ValueError, VLLMClientError) as error:
                 if isinstance(error.__context__, GenerationError):
-                    # vLLM has no event of this API for a request that failed in the engine, and fails to make one.
+                    # vLLM has no event in this API for a request that failed in the engine, and raises here.
                     raise error.__context__ from None
                 yield f"data: {handler.create_streaming_error_response(error)}\n\n"
 
@@ -96,7 +96,7 @@ async def ask_count(handler: Any, request: RelayedRequest, info: RawRequestInfo 
 
 
 async def ask_pooled(handler: Any, request: PooledRequest, info: RawRequestInfo | None) -> Replies:
-    """Embed or score texts; `handler` is None where the model cannot."""
+    """Embed or score texts; `handler` is None if the model cannot."""
     if handler is None:
         raise RequestError(f"The model {_CANNOT[request.kind]}.", param="model", code="unsupported_operation")
     try:
@@ -108,20 +108,20 @@ async def ask_pooled(handler: Any, request: PooledRequest, info: RawRequestInfo 
 
 
 class _Chunks:
-    """A chat's stream, for vLLM's converter, which takes an error in it for an answer that it cannot read."""
+    """A chat's stream for vLLM's converter, without errors, which the converter cannot read."""
 
     def __init__(self, chunks: AsyncGenerator[str, None]) -> None:
         self._chunks = chunks
         self.error: str | None = None
 
     async def up_to_error(self) -> AsyncGenerator[str, None]:
-        """Yield the chunks of an answer; keep what is said in place of the rest."""
+        """Yield the chunks of an answer; keep an error that replaces the rest."""
         spoken = 0
         async for chunk in self._chunks:
             spoken += has_choices(chunk)
             if chunk.startswith(ERROR_EVENT):
                 self.error = chunk
-            elif chunk == DONE and spoken <= 1:  # the first says the role alone
+            elif chunk == DONE and spoken <= 1:  # the first chunk has only the role
                 self.error = _NO_ANSWER
             if self.error is not None:
                 return
@@ -133,7 +133,7 @@ def _with_model(handler: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _http(request: RelayedRequest | PooledRequest, info: RawRequestInfo | None) -> Request:
-    """The HTTP request that vLLM reads a request's name and its trace from."""
+    """Return the HTTP request from which vLLM reads a request's id and trace."""
     headers = {**(info.headers if info is not None else {}), "x-request-id": request.request_id}
     http: Request = RawRequestInfo(headers=headers).to_starlette_request()
     return http

@@ -1,4 +1,4 @@
-"""What a replica's status says of its depths: who chose them, and what drafting has yielded."""
+"""Depth fields of a replica's status: how depths were chosen, and the results of drafting."""
 
 from typing import Any
 
@@ -7,15 +7,15 @@ from peagle.serve.reporting import PlanStatus
 
 
 def plan_status(plan: PlanStatus) -> dict[str, Any]:
-    """The fields of a replica's status that say who chose its depths."""
+    """Return the status fields that describe how depths were chosen."""
     return {"depth_mode": plan.mode, "depth_reason": plan.reason, "plan_age_s": plan.age_s}
 
 
 def depth_status(stats: StepStats | None) -> dict[str, Any]:
-    """The depth fields of a replica's status; null or empty where nothing is known.
+    """Return the depth fields of a replica's status; null or empty if unknown.
 
-    By position, accepted over drafted is the share of drafts that were right up to there; a mean over all drafts would
-    count drafts that never went so deep as wrong.
+    At each position, accepted over drafted is the share of drafts accepted up to it. A mean over all drafts would count
+    shallower drafts as rejected there.
     """
     return {
         "depth_version": stats.table.version if stats else None,

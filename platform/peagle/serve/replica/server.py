@@ -42,23 +42,23 @@ from peagle.serve.replica.replica_status import depth_status, plan_status
 from peagle.serve.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 
 LOAD_PERIOD_S = 0.9
-"""So often dispatchers hear of a replica's load whatever its engine does: what is 2 s old they no longer believe."""
+"""Longest interval in seconds between load reports to dispatchers, which ignore reports older than 2 s."""
 
 GRAMMAR_CACHE_MB = 64
-"""Compiled grammars that an engine keeps, where its environment does not say."""
+"""Default size of an engine's cache of compiled grammars, in MiB."""
 
-STATIC = PlanStatus("static", "the depths are those that were configured", None)
+STATIC = PlanStatus("static", "the configured depths apply", None)
 
 
 class LocalCheckpoint(CallbackBase):  # type: ignore[misc]  # Ray ships no types
-    """Skips Ray's download step, which starts a process of its own, where the checkpoint is a folder already here."""
+    """Skips Ray's download step, which starts an extra process, if the checkpoint is a local folder."""
 
     async def on_before_node_init(self) -> None:
         self.ctx.run_init_node = False
 
 
 class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
-    """A replica of one deployment. It applies the depths it is given and reports; it chooses none."""
+    """A replica of one deployment. It applies the depths that it receives and reports; it chooses none."""
 
     async def __init__(  # type: ignore[misc]
         self,
@@ -72,11 +72,11 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
     ) -> None:
         """Args:
         llm_config: Ray's configuration of the engine.
-        deployment: What it was made from.
-        router: Whom it reports to, and who chooses its depths where they adapt; None for neither.
-        metrics: Whether Ray's metrics have vLLM's own series.
-        dispatched: Whether a dispatcher that hears of its state chooses it among others.
-        grammar: What compiling a request's grammar may take; None for the defaults.
+        deployment: The deployment's settings.
+        router: Handle of the Router, which receives reports and chooses adaptive depths; None if neither is needed.
+        metrics: Whether vLLM's own series are exported through Ray's metrics.
+        dispatched: Whether dispatchers choose among replicas by their reported state.
+        grammar: Limits for compiling a request's grammar; None for the defaults.
         """
         answer_on_loopback()
         self._deployment = deployment
@@ -100,15 +100,15 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         await super().__init__(llm_config)
 
     async def start(self) -> None:
-        """Start the engine; return when it is warm and, where its depth adapts, has timed its steps."""
-        # Of the engine's process, which is started from this one. vLLM's own 512 is what hostile grammars would fill.
+        """Start the engine; return when it is warm and, with adaptive depth, its steps are timed."""
+        # For the engine's process, a child of this one. Hostile grammars would fill vLLM's default of 512.
         os.environ.setdefault("VLLM_XGRAMMAR_CACHE_MB", str(GRAMMAR_CACHE_MB))
         if self._deployment.resources.accelerator == "cpu":
             bind_to_cores(int(self._deployment.resources.cpus))
         await super().start()
         shorten_vllm(in_vllm)
         shorten(logging.getLogger("ray.serve"), in_serve)
-        # Imported here: vLLM takes seconds, and only a replica needs it.
+        # Imported here: vLLM takes seconds to import, and only a replica needs it.
         from peagle.serve.replica.grammar_gate import GrammarGate
         from peagle.serve.replica.load_listener import LoadListener
 
@@ -116,7 +116,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             self._gate = await asyncio.to_thread(GrammarGate, self._client, self._grammar)
         self._step_stats = StepStatsReader(self._client)
         manager = self._client.logger_manager
-        # vLLM has put in its own, whose figures nobody could read here. Ours come after what no client has asked for.
+        # vLLM's own loggers cannot be read here. Ours are added after the requests that are not a client's.
         manager.stat_loggers.clear()
         ready = await make_ready(self._client, self._deployment, timed=self._router is not None)
         self._warm_up_s = ready.warm_up_s
@@ -139,21 +139,21 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         self._tasks.append(asyncio.create_task(keep_reporting(self.report), name="reports"))
 
     async def report(self) -> None:
-        """Tell the Router of load and steps, once; of load alone where the engine is dead or chooses no depths."""
+        """Report load and steps to the Router once; only load if the engine is dead or has no live depth."""
         if self._reporter is None or self._client.errored:
             await self._tell_load()
             return
         reporting, load_told = asyncio.create_task(self._reporter.report()), False
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                # An engine in a long step tells nothing of its steps, and one that dies now never does. Meanwhile
-                # dispatchers must hear how it is, before they take what they know for old.
+                # An engine in a long step returns its statistics late, and a dying engine never does. Meanwhile
+                # dispatchers need a load report before their last one becomes stale.
                 while not (await asyncio.wait({reporting}, timeout=LOAD_PERIOD_S))[0]:
                     await self._tell_load()
                     load_told = True
                 await reporting
         except TimeoutError:
-            if not load_told:  # it is the Router that is late
+            if not load_told:  # the Router is late
                 raise
         finally:
             reporting.cancel()
@@ -175,7 +175,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         rates: EngineRates = self._listener.rates
         seen = ReplicaSnapshot(
             replica_id=replica_id(),
-            taken_at_s=0.0,  # whoever receives it sets this, on its own clock
+            taken_at_s=0.0,  # the receiver sets this, on its own clock
             state=self._state,
             running_requests=load.running_requests,
             waiting_requests=load.waiting_requests,
@@ -188,13 +188,13 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         return rates.told(seen, time.monotonic())
 
     def _get_default_engine_class(self) -> Any:
-        # Imported here: the process that builds the app imports this module, and needs no vLLM.
+        # Imported here: the process that builds the app imports this module, and does not need vLLM.
         from peagle.serve.replica.ray_engine import PeagleEngine
 
         return PeagleEngine
 
     async def _start_engine(self) -> None:
-        # Ray's own method then reports usage, through one more process that imports all of vLLM.
+        # Ray's own method also reports usage, through an extra process that imports all of vLLM.
         await self.engine.start()
 
     @property
@@ -208,10 +208,10 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         return ReplicaState.STALLED if self._watch.stalled else ReplicaState.READY
 
     async def check_ready(self) -> None:
-        """Raise unless the engine is alive; unlike `check_health`, also where it may only be slow to answer."""
+        """Raise unless the engine is alive and responding; `check_health` accepts a slow engine."""
         await self.check_health()
         if self._watch.stalled:
-            raise EngineStalledError("The engine gives no sign of life.")
+            raise EngineStalledError("The engine does not respond.")
 
     async def _probe(self) -> None:
         await self._client.is_sleeping()
@@ -224,13 +224,13 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         return min(queued_prompt_tokens(self._client), step_tokens), rate
 
     async def responses(self, request: Any, info: RawRequestInfo | None = None) -> AsyncGenerator[Any, None]:
-        """Answer a request of the Responses API, as `chat` does one of chats."""
+        """Answer a request of the Responses API, as `chat` does for chats."""
         return await self._run_request(
             request, engine_method="responses", batch_output_stream=True, raw_request_info=info
         )
 
     async def messages(self, request: Any, info: RawRequestInfo | None = None) -> AsyncGenerator[Any, None]:
-        """Answer a request of the Messages API, as `chat` does one of chats."""
+        """Answer a request of the Messages API, as `chat` does for chats."""
         return await self._run_request(
             request, engine_method="messages", batch_output_stream=True, raw_request_info=info
         )
@@ -243,22 +243,22 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         self, *args: Any, raw_request_info: RawRequestInfo | None = None, **options: Any
     ) -> AsyncGenerator[Any, None]:
         if self._client.errored:
-            raise EngineGoneError("The engine of the replica that was asked has ended.")
+            raise EngineGoneError("The engine of this request's replica has ended.")
         headers = dict(raw_request_info.headers) if raw_request_info else {}
         FLOW.set(flow := flow_in(headers))
         if self._notes_kinds:
             self._drafted.listen(args[0] if args else None, flow)
         headers.pop(CLIENT_HEADER, None)
         if tracing.is_on():
-            tracing.continue_in(headers)  # Serve's span of this replica, rather than the request's first one
+            tracing.continue_in(headers)  # Serve's span of this replica instead of the request's first span
         options["raw_request_info"] = RawRequestInfo(headers=headers)
         return self._while_alive(await super()._run_request(*args, **options))
 
     async def _while_alive(self, replies: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-        """Pass on `replies`; raise where the engine is dead, which vLLM reports as it does any request's failure.
+        """Pass on `replies`; raise if the engine is dead, which vLLM reports like any failed request.
 
-        Raised, it is a lost replica's error, and the request goes to another. Other exceptions are told so that the
-        ingress understands them.
+        The raised error counts as a lost replica's, so the request goes to another. Other exceptions are converted to
+        forms that the ingress understands.
         """
         async with aclosing(replies):
             try:
@@ -283,15 +283,15 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         return stats if self._before_serving is None else stats.since(self._before_serving)
 
     async def replica_status(self) -> dict[str, Any]:
-        """This replica's row of `GET /fleet`: load, the depth table it applies, and what drafting has yielded.
+        """Return this replica's row of `GET /fleet`: load, depth table, and results of drafting.
 
-        `depth_effective` is draft tokens per draft and `acceptance_length` tokens per verification, since it began to
-        serve; both are null before the first draft and where the engine does not speculate with live depth.
+        `depth_effective` is draft tokens per draft and `acceptance_length` tokens per verification, since the replica
+        became ready; both are null before the first draft and without live depth.
         """
         return self._status(await self._live_depth_stats())
 
     async def replica_metrics(self) -> dict[str, Any]:
-        """This replica's part of `GET /metrics`: its status, and the sums of its engine."""
+        """Return this replica's part of `GET /metrics`: its status, and its engine's sums."""
         stats = await self._live_depth_stats()
         speculation: dict[str, Any] = {}
         if stats is not None:
@@ -312,7 +312,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         return {**self._status(stats), **sums, **speculation, **replica}
 
     async def count_steps(self, counting: bool) -> None:
-        """Count the engine's steps that come from now on, or do not. Load, rates and drafts are known either way."""
+        """Start or pause counting new engine steps. Load, rates and drafts are kept current either way."""
         self._listener.count(counting)
         if self._series is not None:
             self._series.counting = counting
@@ -333,14 +333,14 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         }
 
     async def _live_depth_stats(self) -> StepStats | None:
-        """The engine's step statistics; None where it does not speculate with live depth, or cannot say now."""
+        """Return the engine's step statistics; None without live depth, or if the engine does not answer now."""
         if not self._has_live_depth or self._client.errored:
             return None
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 return await self._read_step_stats()
         except Exception as error:
-            # One in a long step answers late, and one that dies now never does; its load is known here all the same.
+            # An engine in a long step answers late, and a dying engine never does; its load is known here anyway.
             if isinstance(error, TimeoutError) or self._client.errored:
                 return None
             raise
@@ -354,7 +354,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         return self._reporter.status if self._reporter is not None else STATIC
 
     async def __del__(self) -> None:
-        """Serve calls this as it stops a replica: the engine's processes end before the replica's does."""
+        """End the engine's processes before the replica's; Serve calls this when it stops a replica."""
         for task in getattr(self, "_tasks", ()):
             task.cancel()
         if (gate := getattr(self, "_gate", None)) is not None:
@@ -367,6 +367,6 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
 
 
 def replica_id() -> str:
-    """This replica's name in the fleet."""
+    """Return this replica's name in the fleet."""
     name: str = serve.get_replica_context().replica_id.unique_id
     return name

@@ -1,1 +1,1 @@
-"""Which replica takes a request, in Ray Serve's terms: the request router and the Router deployment."""
+"""Dispatch in Ray Serve's terms: the request router and the Router deployment."""

@@ -1,4 +1,4 @@
-"""Bounds how long requests wait for a replica while a model has none that could take them."""
+"""Bounds how long requests wait while a model has no running replica."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,10 +8,10 @@ from peagle.errors import NoReplicaError
 
 
 class Absence:
-    """Whether any replica is there, and the requests that wait for one. It belongs to one event loop.
+    """Tracks whether any replica is running, and bounds the wait of requests. It belongs to one event loop.
 
     Args:
-        patience_s: How long a request waits while none is; None for ever.
+        patience_s: How long a request waits without a replica; None waits forever.
     """
 
     def __init__(self, patience_s: float | None) -> None:
@@ -20,11 +20,11 @@ class Absence:
         self._waiting: set[asyncio.Timeout] = set()
 
     def began(self) -> None:
-        """Note that no replica is left; again, it changes nothing."""
+        """Record that no replica is left; repeated calls have no effect."""
         self._set(True)
 
     def ended(self) -> None:
-        """Note that one is there."""
+        """Record that a replica is running."""
         self._set(False)
 
     def _set(self, absent: bool) -> None:
@@ -34,14 +34,14 @@ class Absence:
                 waiting.reschedule(self._until_s())
 
     def _until_s(self) -> float | None:
-        """When a wait that is open now ends, on the loop's clock."""
+        """Return the end of a current wait, on the loop's clock."""
         if not self._absent or self._patience_s is None:
             return None
         return asyncio.get_running_loop().time() + self._patience_s
 
     @asynccontextmanager
     async def bounded(self) -> AsyncIterator[None]:
-        """Wait within for a replica. Raises NoReplicaError where none has come."""
+        """Bound a wait for a replica. Raises NoReplicaError if none becomes available."""
         waiting = asyncio.timeout_at(self._until_s())
         try:
             async with waiting:

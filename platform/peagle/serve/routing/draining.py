@@ -1,7 +1,7 @@
-"""Keeps requests away from nodes that are draining, as long as there are others.
+"""Keeps requests away from draining nodes while there are others.
 
-Serve starts a replacement for each replica on a draining node, and goes on routing to the old one until the new one
-runs: minutes, for a large model. Here the old one gets nothing new from the next second on, unless it is the last.
+Serve starts a replacement for each replica on a draining node, and keeps routing to the old replica until the new one
+runs: minutes, for a large model. Here the old replica gets no new requests after a second, unless it is the last.
 """
 
 import functools
@@ -25,7 +25,7 @@ TIMEOUT_S = 3.0
 
 
 class OnNode(Protocol):
-    """What runs on a Ray node; `node_id` in hexadecimal."""
+    """An object on a Ray node; `node_id` is hexadecimal."""
 
     @property
     def node_id(self) -> str: ...
@@ -35,20 +35,20 @@ Placed = TypeVar("Placed", bound=OnNode)
 
 
 def staying(candidates: Sequence[Placed], draining: Collection[str]) -> list[Placed]:
-    """Those of `candidates` that are on no draining node, or all of them where every one is: late beats lost."""
+    """Return the `candidates` that are not on draining nodes, or all if every node is draining: late beats lost."""
     kept = [candidate for candidate in candidates if candidate.node_id not in draining]
     return kept or list(candidates)
 
 
 class DrainingNodes:
-    """The ids of the Ray nodes that drain, read once a second by a thread of this process.
+    """Ids of the draining Ray nodes, read once a second by a thread of this process.
 
-    Where the GCS does not answer, the last answer holds.
+    If the GCS does not answer, the last answer stays valid.
 
     Args:
-        read: Asks the GCS; it may wait.
-        connected: Whether this process still belongs to that cluster. Once it does not, nothing is read any more.
-        period_s: Between two readings.
+        read: Reads them from the GCS; may block.
+        connected: Whether this process still belongs to that cluster; if not, reading stops.
+        period_s: Interval between readings.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class DrainingNodes:
 
 
 def draining_nodes() -> DrainingNodes:
-    """The one instance of this process for the cluster that it is connected to."""
+    """Return this process's instance for its current cluster."""
     return _of_cluster(ray.get_runtime_context().gcs_address)
 
 

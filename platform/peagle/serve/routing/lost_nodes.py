@@ -1,7 +1,7 @@
-"""Ends calls to nodes that are gone without a word, which gRPC alone finds out after minutes.
+"""Ends calls to lost nodes, which gRPC alone detects only after minutes.
 
-A process that dies closes its connections; a machine without power or network does not. Ray's GCS asks every node for
-signs of life, and Serve's controller takes the replicas of one that gives none from every router's list.
+A process that dies closes its connections; a machine without power or network does not. Ray's GCS health-checks every
+node, and Serve's controller removes the replicas of a lost node from every router's list.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ PERIOD_S = 5.0
 
 
 class Call(Protocol):
-    """A call that a replica answers."""
+    """A call to a replica."""
 
     def cancel(self) -> None: ...
 
 
 class OpenCalls:
-    """What one router has sent and not heard the end of.
+    """Open calls of one router.
 
     Args:
-        alive: Says the ids of the nodes that live; it may wait.
-        period_s: Between two questions while something is open at replicas that have left.
+        alive: Returns the ids of the live nodes; may block.
+        period_s: Interval between checks while calls are open at replicas that have left.
     """
 
     def __init__(self, alive: Callable[[], Collection[str]], period_s: float = PERIOD_S) -> None:
@@ -43,7 +43,7 @@ class OpenCalls:
         self._open.pop((request_id, replica_id), None)
 
     def left(self, replica_ids: Collection[str]) -> None:
-        """Watch what is open at replicas that left the list, until it ends or its node is dead; on a running loop."""
+        """Watch open calls at replicas that left the list, until they end or their node dies; needs a running loop."""
         self._left.update(replica_ids)
         if self._at_those_that_left() and (self._ending is None or self._ending.done()):
             self._ending = asyncio.create_task(self._end_lost())
@@ -69,5 +69,5 @@ class OpenCalls:
 
 
 def alive_nodes() -> set[str]:
-    """The ids of the Ray nodes that live, in hexadecimal, as the GCS has them."""
+    """Return the hexadecimal ids of the live Ray nodes, from the GCS."""
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}

@@ -30,15 +30,15 @@ from peagle.serve.routing.turn_taking import TurnTakingRouter
 logger = logging.getLogger("ray.serve.dispatch")
 
 PERIOD_S = 0.25
-"""Between two readings of the Router: half a replica's own period, so that a report is on average 0.4 s old."""
+"""Interval between readings of the Router, half a replica's report period: reports are 0.4 s old on average."""
 NOBODY_LIVES = frozenset({ShedReason.STALLED, ShedReason.DEAD, ShedReason.NO_REPLICAS})
 DRAW_BITS = 256
-"""Enough for a shuffle of as many replicas as one decision looks at."""
+"""Random bits per decision, enough to shuffle the replicas that it considers."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A request that is not over, Serve's future of its replica, and why the last decision went as it did."""
+    """An open request, Serve's future of its replica, and the reason of the last decision."""
 
     request: RouteRequest
     future: asyncio.Future[Any]
@@ -48,7 +48,7 @@ class _Open:
 class PolicyRouter(TurnTakingRouter):
     """Sends each request to the replica that a dispatch policy chooses; see `peagle.router.dispatch`.
 
-    What the dispatcher cannot place stays in Serve's own queue, which tries again with back-off and is bounded.
+    Requests that the dispatcher cannot place stay in Serve's own bounded queue, which retries with back-off.
     """
 
     def initialize_state(
@@ -57,8 +57,8 @@ class PolicyRouter(TurnTakingRouter):
         """Args:
         model: The name under which the replicas report.
         policy: The policy's name.
-        caches_prefixes: Whether a prefix sent again is found.
-        replica_wait_s: How long a request waits where no replica lives; None for ever.
+        caches_prefixes: Whether the replicas cache prefixes.
+        replica_wait_s: How long a request waits without a running replica; None waits forever.
         """
         self.begin_turns(replica_wait_s)
         self._model = model
@@ -111,7 +111,7 @@ class PolicyRouter(TurnTakingRouter):
         return [[candidates[name]] for name in ranked]
 
     def _staying(self, replicas: list[RunningReplica]) -> dict[str, RunningReplica]:
-        """By name, those on no draining node. Serve hands the same list in until it changes: only then it is read."""
+        """Return by name the replicas that are not on draining nodes, recomputed only if Serve's list changes."""
         draining = self._draining.ids
         if replicas is not self._listed or draining != self._listed_draining:
             self._candidates = {each.replica_id.unique_id: each for each in staying(replicas, draining)}
@@ -160,7 +160,7 @@ class PolicyRouter(TurnTakingRouter):
         self._event_loop.call_soon_threadsafe(self._over, internal_request_id, replica_id.unique_id)
 
     def _over(self, request_id: str, replica_id: str) -> None:
-        """Forget a request, unless it has been sent elsewhere since: the end of a failed attempt may come late."""
+        """Forget a request, unless it was sent elsewhere since: the end of a failed try may arrive late."""
         self._calls.ended(request_id, replica_id)
         self._dispatcher.ended(request_id, time.monotonic(), at=replica_id)
         if self._dispatcher.where(request_id) is None:
@@ -171,7 +171,7 @@ class PolicyRouter(TurnTakingRouter):
         self._open.pop(request_id, None)
 
     def _dispatch(self, pending: PendingRequest) -> tuple[str, ...]:
-        """Decide; return the replicas to try in turn, none where the request has to wait."""
+        """Decide; return the replicas to try in order, empty if the request has to wait."""
         tries = tries_of(pending.args, self._model)
         request = self._weighed(pending, tries)
         decision = self._decide(request)
@@ -190,7 +190,7 @@ class PolicyRouter(TurnTakingRouter):
         return decision.ranked if isinstance(decision, Route) else ()
 
     def _weighed(self, pending: PendingRequest, tries: Tries) -> RouteRequest:
-        """What a decision weighs of a request."""
+        """Return the properties of a request that a decision uses."""
         metadata, body = pending.metadata, pending.args[0] if pending.args else None
         request = route_request(
             metadata.internal_request_id, body, metadata.session_id, self._usual_output_tokens, tries.failed
@@ -205,7 +205,7 @@ class PolicyRouter(TurnTakingRouter):
         return self._dispatcher.dispatch(request, time.monotonic(), random.getrandbits(DRAW_BITS))
 
     def _remember(self, new: _Open, tries: Tries) -> None:
-        """Keep an open request until it is over, or given up before it was sent."""
+        """Keep an open request until it ends, or is cancelled before it is sent."""
         request = new.request
 
         def settled(future: "asyncio.Future[Any]") -> None:
@@ -231,7 +231,7 @@ class PolicyRouter(TurnTakingRouter):
             self._dispatcher.set_members(members)
 
     async def _follow(self) -> None:
-        """Tell the Router of this dispatcher, and take what it knows of the fleet."""
+        """Report to the Router, and apply its news of the fleet."""
         mine = DispatcherReport(self._id, self._dispatcher.open_requests)
         # Dated from the question: an answer that is late must not look newer than what was sent while it came.
         asked_s = time.monotonic()
@@ -259,13 +259,13 @@ class PolicyRouter(TurnTakingRouter):
 
 
 def _client(pending: PendingRequest) -> str:
-    """The name of the client whose request it is; empty where none is told."""
+    """Return the name of the request's client; empty if there is none."""
     flows = (flow_in(getattr(argument, "headers", None) or {}) for argument in pending.args)
     return next((flow.client for flow in flows if flow is not None), "")
 
 
 def route_attributes(request: RouteRequest, replica_id: str, reason: str) -> dict[str, Any]:
-    """What the span of one try tells of its decision: who has it, why, and who has failed it before."""
+    """Return the span attributes of one try: its replica, the reason, and replicas that failed before."""
     return {
         "peagle.dispatch.replica_id": replica_id,
         "peagle.dispatch.reason": reason,

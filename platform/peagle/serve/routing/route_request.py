@@ -1,4 +1,4 @@
-"""What a dispatcher weighs of an OpenAI request: lengths, and the beginning that it may share with others."""
+"""Properties of an OpenAI request that a dispatcher uses: lengths, and its possibly shared prefix."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from peagle.api.clients.request_charge import CHARS_PER_TOKEN, OUTPUT_TOKENS
 from peagle.router.dispatch import affinity_key
 from peagle.router.snapshot import RouteRequest
 
-# Requests that begin with the same so many characters belong together; less saves too little to be worth a detour.
+# Requests that share this many leading characters belong together; a shorter prefix saves too little.
 PREFIX_CHARS, PREFIX_CHARS_MIN = 1024, 128
 
 
@@ -18,14 +18,14 @@ def route_request(
     usual_output_tokens: float = OUTPUT_TOKENS,
     tried: frozenset[str] = frozenset(),
 ) -> RouteRequest:
-    """Read what matters from a request's body, whatever its kind; a body without a prompt weighs nothing.
+    """Read the relevant properties of a request's body of any kind; without a prompt the lengths are 0.
 
     Args:
         request_id: Unique among open requests.
         body: vLLM's request model of a chat, a completion or a tokenization.
-        session_id: The client's name for a conversation, if it gave one.
-        usual_output_tokens: Of an answer; the request's own limit may be lower.
-        tried: Replicas that have failed it already.
+        session_id: The client's conversation id, if any.
+        usual_output_tokens: Usual length of an answer; the request's own limit may be lower.
+        tried: Replicas that have already failed it.
     """
     messages = getattr(body, "messages", None)
     if messages:
@@ -49,7 +49,7 @@ def route_request(
 
 
 def request_kinds(body: Any, client: str = "") -> tuple[int, ...]:
-    """Return under what a request's acceptance is remembered, the nearest first: its system prompt, its client."""
+    """Return the keys under which a request's acceptance is remembered, most specific first: system prompt, client."""
     parts = [getattr(body, "system", None), getattr(body, "instructions", None)]
     for message in getattr(body, "messages", None) or ():
         if _field(message, "role") not in ("system", "developer"):
@@ -61,11 +61,11 @@ def request_kinds(body: Any, client: str = "") -> tuple[int, ...]:
 
 
 def _of_messages(messages: Sequence[Any], has_session: bool) -> tuple[int, int, str]:
-    """Return the characters of a conversation, those that others of its key had too, and its beginning.
+    """Return the characters of a conversation, those shared with others of the same key, and its beginning.
 
-    The beginning ends with the user's first message, so that a conversation keeps its key as it grows. A long one is
-    cut, so that conversations under one system prompt share a key, and with it no more than that prompt; until what was
-    said since outgrows it, and the conversation is better kept together by itself.
+    The beginning ends with the user's first message, so that a conversation keeps its key as it grows. A long beginning
+    is truncated, so that conversations with the same system prompt share a key, and only that prompt. Once the later
+    messages outgrow it, the conversation gets its own key.
     """
     texts = [(_field(message, "role"), "".join(_texts(_field(message, "content")))) for message in messages]
     users = [index for index, (role, _) in enumerate(texts) if role == "user"] or [0]
@@ -78,7 +78,7 @@ def _of_messages(messages: Sequence[Any], has_session: bool) -> tuple[int, int, 
 
 
 def _of_prompt(prompt: Any) -> tuple[int, int, str]:
-    """Return the same of a completion's prompt: a text, token ids, or a list of either, of which the first leads."""
+    """Return the same for a completion's prompt: a text, token ids, or a list of either, whose first item counts."""
     if isinstance(prompt, str):
         return len(prompt), min(len(prompt), PREFIX_CHARS), prompt[:PREFIX_CHARS]
     if not isinstance(prompt, Sequence) or not prompt:
@@ -91,7 +91,7 @@ def _of_prompt(prompt: Any) -> tuple[int, int, str]:
 
 
 def _texts(content: Any) -> Iterator[str]:
-    """Yield the texts of a message's content: a text, or parts of which some are."""
+    """Yield the texts of a message's content: a text, or content parts."""
     if isinstance(content, str):
         yield content
     elif isinstance(content, Sequence):

@@ -1,6 +1,6 @@
-"""The Router deployment: takes every replica's report, answers with its depth plan, and tells dispatchers of all.
+"""The Router deployment: receives replica reports, answers with depth plans, and passes snapshots to dispatchers.
 
-It also keeps the book of clients' limits, for all ingress processes.
+It also accounts for clients' limits, for all ingress processes.
 """
 
 import logging
@@ -28,8 +28,10 @@ NAME = "Router"
 
 
 class Router:
-    """Keeps what every replica has reported. Losing it loses no request: replicas keep the plans they have, and
-    dispatchers go by what they have sent themselves until it is back and has heard from all."""
+    """Keeps every replica's last report. Losing it loses no request.
+
+    Replicas keep their plans, and dispatchers use their own in-flight requests until it is back and has heard from all.
+    """
 
     def __init__(self, deployments: Mapping[str, Deployment]) -> None:
         answer_on_loopback()
@@ -50,9 +52,9 @@ class Router:
         standing: StandingLimits | None = None,
         ended: tuple[EndedDrafts, ...] = (),
     ) -> DepthPlan | None:
-        """One replica's report, with its engine's steps where its depth adapts; returns its plan then.
+        """Receive one replica's report, with its engine's steps if its depth is adaptive; then return its plan.
 
-        `ended` is what was drafted for requests that have ended since its last report.
+        `ended` holds the draft counts of requests that have ended since its last report.
         """
         now_s = time.monotonic()
         plan = None
@@ -67,22 +69,22 @@ class Router:
         return plan
 
     async def news(self, model: str, dispatcher: DispatcherReport) -> FleetNews:
-        """One dispatcher's report; returns what all replicas of its model reported last."""
+        """Receive one dispatcher's report; return the last reports of all replicas of its model."""
         return self._boards[model].news(dispatcher, time.monotonic())
 
     async def limit_clients(self, report: LimitReport) -> LimitAnswer:
-        """One ingress process's report of its clients' requests; returns who of those that ask is admitted."""
+        """Receive one ingress process's report of its clients' requests; return which requests are admitted."""
         return self._limits.exchange(report, time.monotonic())
 
     async def estimates(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """What is expected of each replica whose depth adapts, by model and replica, as fields of its metrics."""
+        """Return the estimates for each replica with adaptive depth, by model and replica, as fields of its metrics."""
         now_s = time.monotonic()
         return {model: estimate_rows(depths, self._priors[model], now_s) for model, depths in self._models.items()}
 
     async def depth(self, replica_id: str) -> dict[str, Any]:
-        """What lies behind a replica's plan, as plain values; `at_s` of its log becomes `age_s`.
+        """Return the inputs of a replica's plan, as plain values; `at_s` of its log becomes `age_s`.
 
-        Raises NotFoundError where no replica of this id reports.
+        Raises NotFoundError if no replica of this id reports.
         """
         model, depths = self._find(replica_id)
         now_s = time.monotonic()
@@ -96,7 +98,7 @@ class Router:
         return {"model": model, "replica": replica_id, "limits": asdict(depths.limits_of(replica_id)), **shown}
 
     async def limit(self, replica_id: str, limits: DepthLimits | None) -> None:
-        """Set or take back what an operator decides for a replica.
+        """Set or remove an operator's limits for a replica.
 
         Raises:
             NotFoundError: No replica of this id reports.
@@ -106,7 +108,7 @@ class Router:
         depths.limit(_checked(limits, depths), replica_id)
 
     async def limit_model(self, model: str, limits: DepthLimits | None) -> None:
-        """Set or take back what an operator decides for all replicas of a model that have no limits of their own.
+        """Set or remove an operator's limits for all replicas of a model that have no limits of their own.
 
         Raises:
             NotFoundError: No such model adapts its depth.
@@ -128,7 +130,7 @@ class Router:
 
 
 def estimate_rows(depths: ModelDepths, prior: FoundPrior, now_s: float) -> dict[str, dict[str, Any]]:
-    """Return, by replica, the fields of its metrics that the Router knows; fewer before it has shown a step."""
+    """Return the metrics fields that the Router knows, by replica; fewer before its first step."""
     known = depths.estimates(now_s)
     return {
         replica_id: {"prior_assumed": prior.assumed, **(asdict(known[replica_id]) if replica_id in known else {})}
@@ -137,7 +139,7 @@ def estimate_rows(depths: ModelDepths, prior: FoundPrior, now_s: float) -> dict[
 
 
 def guess_told(model: str, prior: FoundPrior, calibration_s: float) -> str:
-    """Say what the first guess of a model's step times lacks, what is taken instead, and what comes of it."""
+    """Describe what is unknown about a model's step times, what is assumed instead, and the consequence."""
     lacks = " ".join(str(each) for each in prior.stand_ins.values())
     then = (
         f"Each replica times its steps for up to {calibration_s:g} s before its first request"
@@ -148,7 +150,7 @@ def guess_told(model: str, prior: FoundPrior, calibration_s: float) -> str:
 
 
 def _checked(limits: DepthLimits | None, depths: ModelDepths) -> DepthLimits | None:
-    """Return `limits`; raises ConfigError for a depth that the model's drafter does not draft."""
+    """Return `limits`. Raises ConfigError for a depth that the model's drafter does not support."""
     deepest = depths.settings.depth_max
     for name in ("pin", "floor", "ceiling") if limits is not None else ():
         value = getattr(limits, name)
@@ -161,7 +163,7 @@ def _checked(limits: DepthLimits | None, depths: ModelDepths) -> DepthLimits | N
 
 
 def bind_router(deployments: Mapping[str, Deployment]) -> serve.Application:
-    """The Router of these deployments, to be bound into an application."""
+    """Return the bound Router of these deployments, for an application."""
     deployment = serve.deployment(
         Router, name=NAME, num_replicas=1, max_ongoing_requests=4096, ray_actor_options={"num_cpus": 0}
     )

@@ -1,4 +1,4 @@
-"""A request router of Serve's whose requests get places by turns, while several clients' requests wait for one."""
+"""A Serve request router that gives places to several clients' waiting requests in turn."""
 
 import asyncio
 from typing import Any
@@ -11,19 +11,19 @@ from peagle.router.fairness.step_sharing import Flow
 from peagle.serve.routing.absence import Absence
 
 ANYBODY = Flow("")
-"""Whose a request is where no keys are asked for."""
+"""Flow of requests without an API key."""
 
 
 class TurnTakingRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
-    """Orders the requests that wait for a replica, and bounds how long they wait while there is none.
+    """Orders the requests that wait for a replica, and bounds their wait while there is none.
 
-    Serve keeps them in a queue of its own, and a few routing tasks that each look for a place for one of them, with
-    back-off. Here a task takes up the request whose turn it is; and while places are short, so that tasks had to try
-    again, a place that is found goes to the request whose turn it is then. See `peagle.router.fairness.place_turns`.
+    Serve keeps them in its own queue, with a few routing tasks that each look for a place for one request, with
+    back-off. Here a task takes the request whose turn it is. While places are scarce, so that tasks have to retry, a
+    place goes to the request whose turn it is when it is found. See `peagle.router.fairness.place_turns`.
     """
 
     def begin_turns(self, replica_wait_s: float | None) -> None:
-        """Let requests wait so long where no replica lives; None for ever. Serve's `initialize_state` calls it."""
+        """Set how long requests wait without a replica; None waits forever. Called in Serve's `initialize_state`."""
         self._absence = Absence(replica_wait_s)
         self._turns = PlaceTurns()
         # The requests that wait, and those of them that a routing task has taken up.
@@ -70,9 +70,9 @@ class TurnTakingRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no typ
         RequestRouter._fulfill_next_pending_request(self, replica, request_metadata)
 
     def _start_anew(self, request_id: str) -> None:
-        """End the task that runs, which has found a place for this request: Serve replaces it.
+        """End the current task, which has found a place for this request: Serve replaces it.
 
-        It would go on with the same request, and after a pause that grows with each place that it finds.
+        Otherwise it would continue with the same request, after a pause that grows with each found place.
         """
         self._taken_up.discard(request_id)
         if request_id in self._waiting:
@@ -81,5 +81,5 @@ class TurnTakingRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no typ
             task.cancel()
 
     def _hand_over(self, found_for: str, pending: PendingRequest, replica: RunningReplica) -> bool:
-        """Note that a place goes to `pending`, whose turn it is; False if it must not."""
+        """Record that a place goes to `pending`, whose turn it is; return False if it must not."""
         return True

@@ -1,4 +1,4 @@
-"""Grammars have a budget, whatever field asks for one; what is beyond it is named as the client wrote it."""
+"""Grammar size limits apply to every field that takes a grammar; errors name the client's field."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def tag(schema: Any) -> dict[str, Any]:
 
 
 SCHEMA_OF_TAG = ".structures[0].schema"
-# Every field that takes a schema, and where in it a client finds that schema again.
+# Every field that takes a schema, and the schema's path in it.
 WAYS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
     "response format": (response_format, "response_format.json_schema.schema"),
     "tool": (tool, "tools[0].function.parameters"),
@@ -86,18 +86,18 @@ def nested(levels: int) -> Any:
 
 
 def chained(links: int) -> Any:
-    """A schema of `links` definitions, each of which holds the next."""
+    """A schema with a chain of `links` definitions."""
     inner = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(links)}
     return {"$defs": {**inner, f"d{links}": {"type": "string"}}, "$ref": "#/$defs/d0"}
 
 
 def widened(times: int) -> Any:
-    """A schema whose references, replaced by what they name, come to more than `16 ** times` parts."""
+    """A schema whose expanded references have more than `16 ** times` parts."""
     inner = {f"d{i}": an_object(**{f"p{j}": {"$ref": f"#/$defs/d{i + 1}"} for j in range(16)}) for i in range(times)}
     return {"$defs": {**inner, f"d{times}": {"type": "string"}}, "$ref": "#/$defs/d0"}
 
 
-# Schemas beyond one bound each, where below the schema that is, and what the message says of it.
+# Schemas over one limit each, with the path below the schema and the message.
 BEYOND: dict[str, tuple[Any, str, str]] = {
     "enum": (
         an_object(a={"enum": [f"{i:05}" for i in range(50_000)]}),
@@ -111,7 +111,7 @@ BEYOND: dict[str, tuple[Any, str, str]] = {
     "optional": (
         {"properties": {f"p{i}": {} for i in range(300)}},
         "properties",
-        "300 properties that are not required",
+        "300 optional properties",
     ),
     "items": ({"type": "array", "minItems": 10**9}, "minItems", "1000000000 repetitions; at most 1000000"),
     "length": (an_object(a={"maxLength": 10**9}), "properties.a.maxLength", "repetitions"),
@@ -119,7 +119,7 @@ BEYOND: dict[str, tuple[Any, str, str]] = {
     "left out": (
         an_object(a={"pattern": "[a-z]?b*c{0,3}" * 100}),
         "properties.a.pattern",
-        "parts that may be left out",
+        "pairs of optional parts",
     ),
     "repetition": (an_object(a={"pattern": "a{2000000}"}), "properties.a.pattern", "2000000 repetitions"),
     "product": (an_object(a={"pattern": "((a{200}b){200}c){200}"}), "properties.a.pattern", "each repetition written"),
@@ -142,7 +142,7 @@ def test_a_schema_beyond_a_bound_is_refused_and_named(
     error = refused.value
     assert (error.http_status, error.code) == (400, "grammar_too_large")
     assert error.param is not None
-    # A text is measured before it is parsed, too.
+    # A text is also measured before it is parsed.
     assert error.param.startswith(f"{where}.{below}".rstrip(".")) or error.param == where.removesuffix(SCHEMA_OF_TAG)
     assert said in error.message
 
@@ -187,7 +187,7 @@ def test_the_bounds_are_of_all_tools_together() -> None:
 
 @every_way
 def test_what_applications_ask_for_is_within_the_bounds(ask: Callable[[Any], dict[str, Any]], where: str) -> None:
-    """Among them OpenAI's own limits: 5,000 properties, 1,000 values of 15,000 characters, 10 levels."""
+    """Including OpenAI's own limits: 5,000 properties, 1,000 values of 15,000 characters, 10 levels."""
     tree = {
         "$defs": {
             "node": an_object(value={"type": "string"}, children={"type": "array", "items": {"$ref": "#/$defs/node"}})

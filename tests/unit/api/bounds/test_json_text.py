@@ -1,4 +1,4 @@
-"""JSON is counted before it is parsed, and what stands in strings is not taken for its structure."""
+"""JSON is counted before it is parsed, and the contents of strings do not count as structure."""
 
 import json
 from typing import Any

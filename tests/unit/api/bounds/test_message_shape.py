@@ -1,4 +1,4 @@
-"""What is no message is named as its client wrote it."""
+"""Malformed messages are refused with the field that the client wrote."""
 
 from typing import Any
 
@@ -26,12 +26,12 @@ def call(**function: Any) -> dict[str, Any]:
         (user(5), "messages[0].content", "must be text or a list of content parts, not 5"),
         (user({"a": 1}), "messages[0].content", "not {'a': 1}"),
         (user([5]), "messages[0].content[0]", "not 5"),
-        (user([{"type": "nothing"}]), "messages[0].content[0].type", "known are text, image_url"),
-        (user([{"type": ["x"]}]), "messages[0].content[0].type", "known are text"),
+        (user([{"type": "nothing"}]), "messages[0].content[0].type", "use text, image_url"),
+        (user([{"type": ["x"]}]), "messages[0].content[0].type", "use text"),
         (user(["x", {"type": "text"}]), "messages[0].content[1].text", "must be text, not null"),
         ({"role": "tool", "content": None}, "messages[0].content", "not null"),
         ({"role": "assistant", "content": 5}, "messages[0].content", "not 5"),
-        ({"role": "assistant", "tool_calls": 5}, "messages[0].tool_calls", "must be a list of calls, not 5"),
+        ({"role": "assistant", "tool_calls": 5}, "messages[0].tool_calls", "must be a list of tool calls, not 5"),
         ({"role": "assistant", "tool_calls": [5]}, "messages[0].tool_calls[0].function", "not null"),
         (call(name=5, arguments="{}"), "messages[0].tool_calls[0].function.name", "must be text, not 5"),
         (call(name="f", arguments={}), "messages[0].tool_calls[0].function.arguments", "must be text, not {}"),

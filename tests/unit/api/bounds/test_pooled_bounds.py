@@ -1,4 +1,4 @@
-"""What a request to embed or score may hold."""
+"""Size limits of embedding and scoring requests."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def test_what_is_within_bounds_passes(data: dict[str, Any]) -> None:
         ({"input": [[1]] * 9}, "input", TOO_MANY),
         ({"query": "x", "documents": ["x"] * 9}, "documents", TOO_MANY),
         ({"text_1": ["x"] * 9, "text_2": "x"}, "text_1", TOO_MANY),
-        # A query is read with each document, and so is what a template puts before both.
+        # A query is paired with each document, and so is the template's prefix of both.
         ({"query": HALF, "documents": ["x" * 525]}, "documents", TOO_LONG),
         ({"query": "x", "documents": ["x"], "instruction": "x" * 1024}, "query", TOO_LONG),
         ({"input": "x", "extra": [1] * 300_000}, "extra", TOO_MANY),

@@ -1,4 +1,4 @@
-"""What one request may hold before it is validated, rendered or tokenized."""
+"""Size limits of one request before it is validated, rendered or tokenized."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The field `speculation`: what is taken, what is refused by name, and how it reaches the engine."""
+"""The field `speculation`: accepted values, errors that name the field, and the way to the engine."""
 
 from typing import Any
 
@@ -34,12 +34,12 @@ def test_a_bound_is_a_whole_number_from_0_or_none(speculation: Any, bound: int |
 @pytest.mark.parametrize(
     ("speculation", "param", "says"),
     [
-        ({"depth_max": -1}, "speculation.depth_max", "whole number from 0"),
+        ({"depth_max": -1}, "speculation.depth_max", "integer of at least 0"),
         ({"depth_max": True}, "speculation.depth_max", "not True"),
         ({"depth_max": 2.0}, "speculation.depth_max", "not 2.0"),
         ({"depth_max": "3"}, "speculation.depth_max", "not '3'"),
         ({"depth_max": "9" * 10_000}, "speculation.depth_max", "..."),
-        ({"depth_max": [0]}, "speculation.depth_max", "whole number"),
+        ({"depth_max": [0]}, "speculation.depth_max", "integer"),
         ({"depth": 3}, "speculation.depth", "takes depth_max"),
         ({"depth_max": 3, "drafter": "none"}, "speculation.drafter", "takes depth_max"),
         (0, "speculation", "object"),

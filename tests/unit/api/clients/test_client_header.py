@@ -1,4 +1,4 @@
-"""The internal header that says whose request it is."""
+"""The internal header that names a request's client."""
 
 from peagle.api.clients.client_header import CLIENT_HEADER, flow_in, told
 from peagle.router.fairness.client_terms import Client, ClientClass

@@ -1,4 +1,4 @@
-"""Several ingress processes and one Router in virtual time: what is admitted of all together, with it and without."""
+"""Limits of several ingress processes and one Router in virtual time, with the Router and without."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ PROCESSES = 4
 
 
 class Router:
-    """Answers after some time, unless it is lost; then whoever asks waits."""
+    """Answers after some time; if it is lost, callers wait."""
 
     def __init__(self, seed: int = 0) -> None:
         self.book, self.lost, self._random = LimitBook(), False, random.Random(seed)
@@ -36,7 +36,7 @@ class Router:
 
 
 class Fleet:
-    """Processes, each with its side of the book, and what they have admitted."""
+    """Processes, each with its part of the accounting, and their admitted requests."""
 
     def __init__(self, limits: Limits, count: int = PROCESSES) -> None:
         self.client, self.router = Client("c", limits=limits), Router()
@@ -75,7 +75,7 @@ async def test_a_limit_by_the_minute_is_exact_over_all_processes() -> None:
         await every(0.05, 3600, lambda number: fleet.ask(number % PROCESSES))
     for minute in range(1, 4):
         admitted = sum(at_s <= 60 * minute for at_s in fleet.admitted)
-        # A minute's worth at once, and the rate from then on.
+        # A burst of one minute's limit, and the rate from then on.
         assert admitted == pytest.approx(120 * (1 + minute), abs=2)
 
 
@@ -211,7 +211,7 @@ async def test_a_client_that_leaves_before_the_verdict_holds_nothing() -> None:
 
 @in_virtual_time
 async def test_the_router_is_not_asked_as_part_of_the_request_that_came_first() -> None:
-    """Serve cancels what a request asked, when that request is cancelled."""
+    """Serve cancels a request's calls when the request is cancelled."""
     fleet, request = Fleet(Limits(requests_per_minute=60), 1), ContextVar("request", default="none")
     seen = []
 

@@ -1,4 +1,4 @@
-"""API keys over the real application, by real ASGI calls, with keys in a real file."""
+"""API keys through the real application, with real ASGI calls and a real keys file."""
 
 import os
 from pathlib import Path
@@ -48,7 +48,7 @@ async def test_keys_hold_below_a_route_prefix(keys_file: Path) -> None:
         {"Authorization": "Bearer alpha"},
         {"Authorization": "Bearer beta"},
         {"Authorization": "bearer alpha"},
-        # As Anthropic's clients send it.
+        # Sent like Anthropic's clients.
         {"x-api-key": "alpha"},
         {"x-api-key": "alpha", "authorization": "Basic bad"},
         {"x-api-key": "gamma", "authorization": "Bearer alpha"},
@@ -111,7 +111,7 @@ async def test_without_a_file_anybody_may_ask_and_a_missing_one_admits_nobody(tm
 def test_a_file_that_admits_nobody_is_named_before_a_server_starts(content: bytes, keys_file: Path) -> None:
     check_keys(keys_file)
     keys_file.write_bytes(content)
-    with pytest.raises(ConfigError, match="it holds no key"):
+    with pytest.raises(ConfigError, match="it has no key"):
         check_keys(keys_file)
     with pytest.raises(ConfigError, match="it cannot be read: No such file"):
         check_keys(keys_file.with_name("absent"))
@@ -122,7 +122,7 @@ async def test_an_empty_line_is_no_key(keys_file: Path) -> None:
 
 
 def write(path: Path, content: str) -> None:
-    """As a mounted secret changes: another file takes its place."""
+    """Replace the file, like an update of a mounted secret."""
     successor = path.with_name("next")
     successor.write_text(content)
     os.replace(successor, path)

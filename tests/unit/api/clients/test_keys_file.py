@@ -1,4 +1,4 @@
-"""Both forms of a file of API keys; whatever is wrong with one is named by line and field, and no key is shown."""
+"""Both formats of a keys file; errors name line and field, and never show a key."""
 
 import hashlib
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_json_is_yaml_and_a_byte_order_mark_is_passed_by(tmp_path: Path) -> None
         ("name: a\n  key_sha256: K", "line 3: key_sha256: it is not 64 hexadecimal digits"),
         ("name: a\n  key: 12345678", "line 3: key: it must be text"),
         ("name: a\n  key: ''", "line 3: key: it is empty"),
-        ("name: a\n  key: ' K'", "line 3: key: it is empty, or has spaces"),
+        ("name: a\n  key: ' K'", "line 3: key: it is empty, or contains a line break"),
         ("name: a\n  key: K\n  weight: 0", "line 4: weight = 0: it must be at least 0.01"),
         ("name: a\n  key: K\n  weight: 1001", "line 4: weight = 1001: it must be at most 1000"),
         ("name: a\n  key: K\n  weight: .nan", "line 4: weight"),
@@ -69,8 +69,8 @@ def test_json_is_yaml_and_a_byte_order_mark_is_passed_by(tmp_path: Path) -> None
         ("name: a\n  key: K\n  wieght: 2", "line 4: wieght: there is no such field. Did you mean weight? Known in a "),
         ("team: K", "line 2: team: there is no such field"),
         ("name: a\n  key: K\n  name: b", "line 4: name stands there twice"),
-        ("name: a\n  key: K\n- name: a\n  key: L", "line 4: name = 'a': line 2 has this name too"),
-        ("name: a\n  key: K\n- name: b\n  key: K", "line 4: key: it is the key of a too"),
+        ("name: a\n  key: K\n- name: a\n  key: L", "line 4: name = 'a': line 2 has the same name"),
+        ("name: a\n  key: K\n- name: b\n  key: K", "line 4: key: it is also the key of a"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_by_line_and_field(entry: str, words: str) -> None:
@@ -83,12 +83,12 @@ def test_what_is_wrong_is_named_by_line_and_field(entry: str, words: str) -> Non
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("keys: []\n", "it holds no key"),
+        ("keys: []\n", "it has no key"),
         ("keys: 3\n", "keys.yaml: keys: it must be a list"),
-        ("keys:\n- sk-4f9c\n", "line 2: keys: it must hold the fields of a key"),
+        ("keys:\n- sk-4f9c\n", "line 2: keys: it must have the fields of a key"),
         ("keys:\n- name: a\n  key: sk-4f9c\nextra: 1\n", "line 4: extra: there is no such field"),
         ("keys:\n- name: a\n   key: sk-4f9c\n", "line 3: it is not YAML"),
-        ("kyes:\n- name: a\n  key: sk-4f9c\n", "line 2: name: it looks like YAML, which begins with keys:"),
+        ("kyes:\n- name: a\n  key: sk-4f9c\n", "line 2: name: it looks like YAML, which must begin with keys:"),
         ("- name: a\n  key: sk-4f9c\n", "line 1: name: it looks like YAML"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a stream used is read in its events, and taken out of those where the client did not ask for it."""
+"""A stream's usage is read from its events, and removed if the client did not ask for it."""
 
 import asyncio
 import importlib
@@ -43,7 +43,7 @@ def event(index: int, output: int) -> str:
 
 
 async def passed(replies: Sequence[Any], body: BaseModel, charge: Charge) -> list[Any]:
-    """What a client gets of these replies; what they used is noted in `charge`."""
+    """Return the client's part of these replies; their usage is recorded in `charge`."""
     stream = metered(iterated(replies), body, charge, lambda: None, lambda: None)
     return [kept async for kept in stream]
 
@@ -57,7 +57,7 @@ EVENTS = [event(0, 1), event(1, 1), [event(0, 3), WHOLE, DONE]]
 
 
 def relayed(options: Options | None, *, stop_after: int = 99) -> tuple[list[str], Charge, list[str]]:
-    """The events that a client gets, the charge, and what was told of it in between."""
+    """Return the client's events, the charge, and its state in between."""
     charge, told = Charge(Client("c"), "m", 1, 1), []
 
     async def read() -> list[str]:

@@ -1,4 +1,4 @@
-"""What a request is expected to take, before an engine has counted it."""
+"""The expected charge of a request, before an engine has counted its tokens."""
 
 from types import SimpleNamespace
 from typing import Any

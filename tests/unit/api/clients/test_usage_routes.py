@@ -1,4 +1,4 @@
-"""What clients used, summed over all ingress processes."""
+"""Usage of clients, summed over all ingress processes."""
 
 from peagle.api.clients.request_charge import Usage
 from peagle.api.clients.usage_routes import usage_rows

@@ -1,4 +1,4 @@
-"""On the routes of Anthropic's Messages API errors are Anthropic's, whoever makes them."""
+"""On the routes of Anthropic's Messages API all errors are Anthropic's, whatever raised them."""
 
 from typing import Any
 

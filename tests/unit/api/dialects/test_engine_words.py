@@ -1,4 +1,4 @@
-"""What vLLM says of a request names fields that a client or an operator can write."""
+"""vLLM's messages about a request name fields that a client or an operator can set."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from peagle.api.dialects.engine_words import in_our_words
 from peagle.engine.checks.argument_checks import argument_types, variable_names, vllm_sources
 
 SOURCES = vllm_sources() or Path()
-# Where vLLM makes, renders and checks a request, and where it makes its errors.
+# vLLM's modules that make, render and check a request, and that make errors.
 READ = (
     *("entrypoints/chat_utils.py", "entrypoints/generate/base", "entrypoints/serve/engine", "entrypoints/serve/utils"),
     *("entrypoints/openai/chat_completion", "entrypoints/openai/completion", "entrypoints/openai/responses"),
@@ -25,7 +25,7 @@ REFUSING = ("Error", "error_response")
 
 
 def texts(node: ast.AST) -> Iterator[str]:
-    """The texts that are written out within an expression, those of an f-string joined."""
+    """Return the literal texts in an expression, with parts of an f-string joined."""
     if isinstance(node, ast.JoinedStr):
         yield "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -36,7 +36,7 @@ def texts(node: ast.AST) -> Iterator[str]:
 
 
 def refusals() -> list[str]:
-    """Every text in a call that makes an error, and every constant that is named as one."""
+    """Return every text in a call that makes an error, and every constant named like an error."""
     found = []
     for place in READ:
         path = SOURCES / place

@@ -1,4 +1,4 @@
-"""A slash at a path's end and HEAD are answered as what they stand for."""
+"""A trailing slash and HEAD are answered like the plain path and GET."""
 
 import httpx
 import pytest

@@ -1,4 +1,4 @@
-"""Requests to embed or score, on their way to a replica, and their answers on the way back."""
+"""Embedding and scoring requests on their way to a replica, and their answers."""
 
 import json
 import pickle

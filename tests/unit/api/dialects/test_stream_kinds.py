@@ -1,4 +1,4 @@
-"""Streams of each API: what counts as an answer, as its end, and as an error."""
+"""Stream formats of each API: content events, end events and error events."""
 
 import json
 from collections.abc import AsyncGenerator

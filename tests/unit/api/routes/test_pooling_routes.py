@@ -1,4 +1,4 @@
-"""Routes that embed and score over the real application and ingress; what replicas would say is made up."""
+"""Routes that embed and score, through the real application and ingress, with fake replica answers."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +41,7 @@ def deployment(name: str) -> Deployment:
 
 
 class Platform:
-    """The routes of an ingress before some models, and what their replicas were asked."""
+    """The routes of an ingress in front of some models, and the calls to their replicas."""
 
     def __init__(self, *models: str) -> None:
         self.asked: list[tuple[str, str, Any]] = []
@@ -122,7 +122,7 @@ async def test_a_model_that_embeds_is_not_asked_to_write(path: str, body: dict[s
     answer = await platform.post(path, {**body, "model": "pools"})
     error = answer.json()["error"]
     assert answer.status_code == 400
-    assert error["message"] == "pools embeds or scores text only: ask /v1/embeddings, /v1/rerank or /v1/score."
+    assert error["message"] == "pools embeds or scores text only: use /v1/embeddings, /v1/rerank or /v1/score."
     assert path == "/v1/messages" or (error["code"], error["param"]) == ("unsupported_operation", "model")
     assert platform.asked == []
 
@@ -131,7 +131,7 @@ async def test_a_model_that_embeds_is_not_asked_to_write(path: str, body: dict[s
 async def test_a_model_that_writes_is_not_asked_to_embed(path: str) -> None:
     body = {**EMBED, **RANK, **PAIR, "model": "writes"}
     alone, beside = await Platform("writes").post(path, body), await Platform("writes", "pools").post(path, body)
-    writes = "text only: ask /v1/chat/completions, /v1/completions, /v1/responses or /v1/messages."
+    writes = "text only: use /v1/chat/completions, /v1/completions, /v1/responses or /v1/messages."
     assert alone.json()["error"]["message"] == f"The models served here generate {writes}"
     assert beside.json()["error"]["message"] == f"writes generates {writes}"
     for answer in (alone, beside):

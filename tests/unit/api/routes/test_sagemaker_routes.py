@@ -1,4 +1,4 @@
-"""SageMaker's two routes over the real application and ingress; what replicas would say is made up."""
+"""SageMaker's two routes through the real application and ingress, with fake replica answers."""
 
 import asyncio
 from typing import Any
@@ -24,7 +24,7 @@ def echo(kind: str) -> Any:
 
 
 class Ingress(SageMakerRoutes):
-    """Answers with the route that was asked and the body that it read."""
+    """Answers with the called route and the body that it read."""
 
     chat, completions, embeddings, rerank, score = map(echo, ("chat", "completion", "embeddings", "rerank", "score"))
 

@@ -1,4 +1,4 @@
-"""How sure a ratio of medians is: what holds for any numbers, and how often it is wrong about equal speeds."""
+"""Confidence interval of a ratio of medians: its invariants, and its error rate for equal speeds."""
 
 import numpy as np
 import pytest

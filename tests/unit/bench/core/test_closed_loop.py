@@ -1,4 +1,4 @@
-"""Closed-loop load over a generator that needs no engine."""
+"""Closed-loop load on a generator without an engine."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -8,7 +8,7 @@ from peagle.bench.core.workloads import prompt_sets
 
 
 class Counting:
-    """Generates the prompt back in outputs of two tokens, and remembers how many ran at once."""
+    """Generates the prompt back in outputs of two tokens, and records the highest concurrency."""
 
     def __init__(self) -> None:
         self.running = 0

@@ -1,4 +1,4 @@
-"""Two results told apart, or refused where they are not about the same thing."""
+"""Comparison of two results, and refusal of results that are not comparable."""
 
 import json
 from pathlib import Path
@@ -85,7 +85,7 @@ def test_a_result_is_read_from_its_folder_or_its_file_and_anything_else_is_named
     assert read_result(tmp_path) == read_result(file) == {"rows": []}
     for text in ("[]", "{"):
         file.write_text(text)
-        with pytest.raises(ConfigError, match="holds no result"):
+        with pytest.raises(ConfigError, match="has no result"):
             read_result(tmp_path)
     with pytest.raises(ConfigError, match="absent"):
         read_result(tmp_path / "absent")

@@ -1,4 +1,4 @@
-"""Colours of pictures can be read on a light and on a dark page."""
+"""Colours of pictures are readable on light and dark pages."""
 
 import pytest
 

@@ -10,7 +10,7 @@ def test_spread_is_median_and_extremes() -> None:
 
 
 def test_pairing_by_repeat_cancels_drift_that_ratios_of_medians_would_keep() -> None:
-    # The machine halves its speed between the repeats; the method is twice as fast in each.
+    # The machine's speed halves between the repeats; the method is twice as fast in each.
     assert paired_ratio([400.0, 200.0, 100.0], [200.0, 100.0, 50.0]) == Spread(2.0, 2.0, 2.0)
 
 
@@ -20,7 +20,7 @@ def test_pairing_refuses_unequal_numbers_of_repeats() -> None:
 
 
 def test_acceptance_divides_each_position_by_the_drafts_that_reached_it() -> None:
-    # 100 drafts of one token and 100 of three: position 2 was offered 100 times, not 200.
+    # 100 drafts of one token and 100 of three: position 2 was drafted 100 times, not 200.
     counts = DraftCounts(100, (100,), (80,)) + DraftCounts(100, (100, 100, 100), (80, 50, 20))
     assert counts.acceptance_by_position == (0.8, 0.5, 0.2)
     assert counts.acceptance_length == pytest.approx(1 + 230 / 200)

@@ -1,4 +1,4 @@
-"""The order of a comparison, on generators that need no vLLM."""
+"""The order of a comparison, on generators without vLLM."""
 
 from collections.abc import Sequence
 from typing import Any

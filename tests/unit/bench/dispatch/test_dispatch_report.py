@@ -1,4 +1,4 @@
-"""A comparison of dispatch policies in figures: ratios pair what the same repeat measured."""
+"""Figures of a comparison of dispatch policies: ratios pair values of the same repeat."""
 
 import random
 from io import StringIO
@@ -74,7 +74,7 @@ def test_the_report_names_the_machine_the_load_and_every_policy() -> None:
     }
     text = dispatch_markdown(result)
     assert all(word in text for word in ("soonest", "round-robin", "2 cores", "0.62 (0.50 to 0.75)"))
-    assert "over 1,000 replicas: 30 µs of processor time, 99th percentile 59 µs (61 µs elapsed), of 20,000." in text
+    assert "over 1,000 replicas: 30 µs of CPU time, 99th percentile 59 µs (61 µs elapsed), of 20,000." in text
 
 
 def test_arrivals_repeat_for_a_seed_and_share_beginnings() -> None:
@@ -93,6 +93,6 @@ def test_arrivals_repeat_for_a_seed_and_share_beginnings() -> None:
 @pytest.mark.parametrize("kept", ["result.json", "passes.jsonl"])
 def test_a_folder_that_holds_another_run_is_refused_before_anything_starts(kept: str, tmp_path: Path) -> None:
     (tmp_path / kept).touch()
-    with Terminal(tmp_path / "log") as terminal, pytest.raises(ConfigError, match=f"it holds another {kept}"):
+    with Terminal(tmp_path / "log") as terminal, pytest.raises(ConfigError, match=f"it already has a {kept}"):
         compare_dispatch(DispatchOptions(1, 0, 1, 1, 1.0, 1), tmp_path, terminal)
     assert not (tmp_path / kept).read_bytes()

@@ -45,7 +45,7 @@ def test_an_adaptive_engine_keeps_what_else_the_served_rule_is_given() -> None:
         ruled = plans[0].deployment.speculation
         assert (ruled.depth_max, ruled.depth_static, ruled.inter_token_s_max) == (7, 5, 0.02)
         assert variants_of(plans, adaptive=True)[-1] == Variant(0, "p-eagle", 7, adaptive=True)
-    with pytest.raises(ConfigError, match=r"--depths = 8: the engine that is served drafts 7"):
+    with pytest.raises(ConfigError, match=r"--depths = 8: the served engine drafts at most 7"):
         plan_engines(file, None, ["p-eagle"], [0, 8], eager=False, adaptive=True)
     swept = plan_engines(file, None, ["p-eagle"], [0, 7], eager=False)[0].deployment.speculation
     assert (swept.depth_static, swept.inter_token_s_max) == (7, None)
@@ -95,7 +95,7 @@ def test_every_engine_runs_in_the_same_mode(eager: bool) -> None:
 
 
 def test_a_method_that_no_file_offers_is_named_with_the_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"--methods.*eagle3.*there are none, p-eagle.*--baseline"):
+    with pytest.raises(ConfigError, match=r"--methods.*eagle3.*available: none, p-eagle.*--baseline"):
         plan_engines(deployment(), None, ["none", "eagle3"], [7], eager=False)
 
 

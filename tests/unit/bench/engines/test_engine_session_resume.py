@@ -1,4 +1,4 @@
-"""A comparison that stops half-way goes on, and its result has what an uninterrupted one has."""
+"""An interrupted comparison resumes, and its result equals that of an uninterrupted one."""
 
 import asyncio
 import json
@@ -62,7 +62,7 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def run(job: EngineJob, folder: Path, monkeypatch: pytest.MonkeyPatch, ends_after: int | None = None) -> Any:
-    """One start; the class of its engines, which knows what they were asked."""
+    """Run one start; return the class of its engines, which records their calls."""
     engines = started(ends_after)
 
     async def idle_cpu_ratio(seconds: float) -> float:
@@ -81,7 +81,7 @@ def measured(folder: Path) -> list[str]:
 
 
 def shape(value: Any) -> Any:
-    """A result without what a clock gave it."""
+    """Return a result without its measured times."""
     timed = ("_per_s", "_ms", "ms_p", "ratio_to", "load", "sittings", "fastest", "best")
     if isinstance(value, dict):
         return {name: shape(below) for name, below in value.items() if not any(word in name for word in timed)}
@@ -98,7 +98,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_next_start_makes_the_rest(
         run(job(prompts), halved, monkeypatch, ends_after)
     kept = measured(halved)
     assert not (halved / "result.json").exists()
-    assert (f"{len(kept)} of 18 measured passes are kept" in capsys.readouterr().out.replace("\n", " ")) == bool(kept)
+    assert (f"{len(kept)} of 18 measured passes are saved" in capsys.readouterr().out.replace("\n", " ")) == bool(kept)
     run(job(prompts), halved, monkeypatch)
     assert measured(halved)[: len(kept)] == kept
     assert measured(halved) == measured(whole), "each pass is made once, in the same order"
@@ -111,11 +111,11 @@ def test_engines_start_anew_after_so_many_repeats(
     prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(job(prompts), tmp_path / "once", monkeypatch)
-    run(job(prompts, restart_every=1), tmp_path / "anew", monkeypatch)
-    assert measured(tmp_path / "anew") == measured(tmp_path / "once")
-    once, anew = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("once", "anew"))
-    assert (once["sittings"], anew["sittings"]) == (1, 2)
-    assert shape(once) == shape(anew)
+    run(job(prompts, restart_every=1), tmp_path / "restarted", monkeypatch)
+    assert measured(tmp_path / "restarted") == measured(tmp_path / "once")
+    once, restarted = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("once", "restarted"))
+    assert (once["sittings"], restarted["sittings"]) == (1, 2)
+    assert shape(once) == shape(restarted)
 
 
 def test_a_finished_run_starts_no_engine_and_its_report_is_written_anew(
@@ -185,7 +185,7 @@ def test_prompts_too_long_to_shift_between_are_said_before_anything_is_measured(
 
 def test_more_at_once_than_there_are_prompts_is_refused(prompts: Path) -> None:
     options = LoadOptions(prompts=5, prompts_from=prompts)
-    with pytest.raises(ConfigError, match="--prompts = 5: --concurrency has 6 requests at once"):
+    with pytest.raises(ConfigError, match="--prompts = 5: --concurrency needs 6 concurrent requests"):
         EngineJob.of(parse_deployment(RAW, origin="model.yaml"), None, (), (7,), (1, 6), options)
 
 
@@ -234,14 +234,14 @@ def test_two_at_once_in_one_folder_and_a_foreign_result_are_refused(prompts: Pat
     settings = job(prompts).settings
     with (
         Journal.open(tmp_path, settings, EngineJob.entries),
-        pytest.raises(ConfigError, match="another run writes it"),
+        pytest.raises(ConfigError, match="another run is writing it"),
         Journal.open(tmp_path, settings, EngineJob.entries),
     ):
         pass
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "result.json").write_text("{}")
     with (
-        pytest.raises(ConfigError, match=r"holds another result\.json"),
+        pytest.raises(ConfigError, match=r"already has a result\.json"),
         Journal.open(tmp_path / "other", settings, EngineJob.entries),
     ):
         pass
@@ -268,7 +268,7 @@ class Slow(generator_engine.started()):
         await super().prepare(depth)
 async def idle_cpu_ratio(seconds):
     return 0.0
-# Started where it is ignored, as by `nohup`, it would not end.
+# If SIGINT were ignored at start, as with `nohup`, it would not end.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.modules["peagle.bench.engines.vllm_engines"] = types.SimpleNamespace(Engine=Slow, idle_cpu_ratio=idle_cpu_ratio)
 folder = Path(sys.argv[2])

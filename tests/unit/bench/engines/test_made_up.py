@@ -1,4 +1,4 @@
-"""Shapes with made-up weights: what is shipped is whole, and what does not fit is named before anything starts."""
+"""Shapes with random weights: bundled shapes are complete, and invalid ones are refused before a start."""
 
 import json
 from pathlib import Path
@@ -100,7 +100,7 @@ def test_a_shape_that_is_not_there_is_named(shape: str, said: str) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"hidden_size": 64}', "no json"])
 def test_a_file_without_a_shape_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match="it does not say hidden_size"):
+    with pytest.raises(ConfigError, match="it has no hidden_size"):
         read_shape(str(tmp_path / "config.json"))
 
 
@@ -127,12 +127,12 @@ def test_vllm_takes_a_curve_by_these_names() -> None:
 @pytest.mark.parametrize(
     ("text", "accelerator", "said"),
     [
-        (".8,.9", "gpu", "no falling list"),
-        ("1.2,.9", "gpu", "no falling list"),
-        ("nan,nan", "gpu", "no falling list"),
-        ("a,b", "gpu", "no falling list"),
-        (".8", "gpu", "it has 1 positions, and 2 are drafted"),
-        (".8,.6", "cpu", "on a GPU only"),
+        (".8,.9", "gpu", "not a decreasing list"),
+        ("1.2,.9", "gpu", "not a decreasing list"),
+        ("nan,nan", "gpu", "not a decreasing list"),
+        ("a,b", "gpu", "not a decreasing list"),
+        (".8", "gpu", "it has 1 positions, but 2 are drafted"),
+        (".8,.6", "cpu", "only on a GPU"),
     ],
 )
 def test_a_curve_that_cannot_be_played_is_named(text: str, accelerator: str, said: str) -> None:

@@ -1,4 +1,4 @@
-"""A run in which load and prompts shift: the same prompts for all, and ratios to the best K that does not move."""
+"""A run with shifting load and prompts: the same prompts for all, and ratios to the best static K."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which prompts a comparison of engines takes, on a generator that needs no vLLM."""
+"""Selection of prompts for a comparison of engines, on a generator without vLLM."""
 
 from typing import Any
 
@@ -25,5 +25,5 @@ async def test_loops_are_kept_unless_asked_otherwise() -> None:
 
 async def test_too_few_prompts_are_refused_with_the_reason() -> None:
     engine: Any = Generator([], "none")
-    with pytest.raises(ConfigError, match=r"only 1 of 2 prompts do: 0 are too long, 1 lead to a loop"):
+    with pytest.raises(ConfigError, match=r"only 1 of 2 prompts qualify: 0 are too long, 1 lead to a loop"):
         await select_prompts(["0", "1"], 2, OUTPUT_TOKENS, engine, min_distinct_share=0.9)

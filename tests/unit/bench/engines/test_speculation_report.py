@@ -1,4 +1,4 @@
-"""What a result says, from runs whose figures can be worked out by hand."""
+"""Reports of results, from runs whose figures can be computed by hand."""
 
 import json
 from dataclasses import replace
@@ -50,7 +50,7 @@ def test_adaptive_depth_is_held_against_the_fastest_static_one() -> None:
 
 def test_the_rule_held_at_one_k_is_compared_with_an_engine_of_that_k_without_it() -> None:
     held, fixed = Variant(2, "p-eagle", 7, held=True), Variant(3, FIXED, 7)
-    # Faster than any static K, which it must not stand for.
+    # Faster than every static K, which it must not replace.
     cells = {**runs(), (held, 1): [run(630), run(285)], (fixed, 1): [run(600), run(300)]}
     *others, row = best_rows(cells)
     assert row["ratio_to_fixed"] == {"median": 1.0, "low": 0.95, "high": 1.05}
@@ -76,7 +76,7 @@ def test_figures_come_from_every_repeat() -> None:
 
 def test_cost_is_the_price_of_the_time_that_a_million_tokens_take() -> None:
     row = result_rows(runs(), price_per_hour=3.6)[0]
-    # 100 tokens/s make a million in 10,000 s.
+    # At 100 tokens/s, a million tokens take 10,000 s.
     assert row["cost_per_million_tokens"] == {"median": pytest.approx(15.0), "low": 10.0, "high": 20.0}
     assert "cost_per_million_tokens" not in result_rows(runs())[0]
 

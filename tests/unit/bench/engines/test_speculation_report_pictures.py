@@ -1,4 +1,4 @@
-"""Pictures of a comparison of engines: what they show."""
+"""Contents of the pictures of a comparison of engines."""
 
 from xml.etree import ElementTree
 

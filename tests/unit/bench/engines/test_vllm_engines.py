@@ -1,4 +1,4 @@
-"""What a comparison tells its engines, and what it may not lose while it does."""
+"""Settings of measured engines, and state that the depth rule keeps between turns."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ DEPLOYMENT = DEPLOYMENTS / "embedded.yaml"
 
 
 class Core:
-    """Applies tables as an engine core does, at once, and answers a while later."""
+    """Applies tables at once, like an engine core, and answers later."""
 
     def __init__(self) -> None:
         self.version = self.readings = 0
@@ -52,7 +52,7 @@ class Core:
 def adaptive_engine(core: Core) -> Any:
     engines = pytest.importorskip("peagle.bench.engines.vllm_engines")  # it imports vLLM
     deployment = load_deployment(DEPLOYMENT)
-    # The core below answers no request whose steps could be timed.
+    # The core below answers no requests, so no steps can be timed.
     quick = deployment.speculation.model_copy(update={"calibration_s": 0.0})
     deployment = deployment.model_copy(update={"speculation": quick})
     (plan,) = plan_engines(deployment, None, ("p-eagle",), (7,), eager=True, adaptive=True)
@@ -60,7 +60,7 @@ def adaptive_engine(core: Core) -> Any:
 
 
 def rule(engine: Any, *plans: DepthPlan) -> None:
-    """Have these plans for the engine's next reports."""
+    """Return these plans for the engine's next reports."""
     left = iter(plans)
     engine._rules[None] = engine._rule_of(SimpleNamespace(report=lambda *_: next(left)))
 
@@ -136,4 +136,4 @@ async def test_a_trial_goes_on_where_others_had_the_engine_meanwhile() -> None:
         assert engine._applied[-1][1].depths == trial.table.depths
         await adaptive.reporter.report()
         assert [table.depths for _, table in engine._applied[-2:]] == [trial.table.depths, (7,)], "the rule ended it"
-        assert engine.settled_s(1, started_s) == 0.0, "a trial is no change, and so its end is none"
+        assert engine.settled_s(1, started_s) == 0.0, "neither a trial nor its end is a change"

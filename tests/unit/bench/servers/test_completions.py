@@ -1,4 +1,4 @@
-"""A stream's bytes become an answer, however the network cuts them; and a real server's answers, or its failure."""
+"""Answers are parsed from a stream's bytes however they are split; real servers' answers and failures."""
 
 import json
 from collections.abc import AsyncIterator
@@ -70,7 +70,7 @@ def test_a_stream_without_its_end_is_no_answer() -> None:
 
 @asynccontextmanager
 async def client(answer: Any) -> AsyncIterator[tuple[Completions, list[dict[str, Any]]]]:
-    """A client of a server that answers so, and what it was asked."""
+    """A client of a server with these answers, and the requests that it received."""
     asked: list[dict[str, Any]] = []
 
     async def complete(request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""Running servers are measured as they are and at a held K, and left as they were found."""
+"""Running servers are measured unpinned and at a pinned K, and restored afterwards."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ NO_LIMITS = {"floor": 0, "ceiling": None, "pin": None, "paused": False}
 
 @dataclass
 class Server:
-    """Answers as a server of the platform does: each request is one draft, of which two tokens are accepted."""
+    """Answers like a server of the platform: each request is one draft with two accepted tokens."""
 
     limits: dict[str, Any] = field(default_factory=lambda: dict(NO_LIMITS))
     fails_after: int | None = None
@@ -107,7 +107,7 @@ class Server:
 
 @contextmanager
 def running(server: Server) -> Iterator[Server]:
-    """The server on a port of its own, in a thread of its own: the commands have their own event loop."""
+    """The server on its own port in its own thread, because the commands have their own event loop."""
     with serving(server.app()) as server.url:
         yield server
 
@@ -178,7 +178,7 @@ def test_a_server_that_tells_nothing_of_drafts_is_measured_without(tmp_path: Pat
 
 def test_what_an_operator_has_decided_stays(tmp_path: Path) -> None:
     with running(Server(limits={**NO_LIMITS, "ceiling": 4})) as server:
-        with pytest.raises(ConfigError, match="an operator has decided the depth of m"):
+        with pytest.raises(ConfigError, match="an operator has limited the depth of m"):
             measure(job(server.url, depths=(3,)), tmp_path / "run")
         assert server.pins == []
 
@@ -214,10 +214,10 @@ def test_a_depth_is_given_back_by_whoever_stops_before_it_is_confirmed() -> None
 @pytest.mark.parametrize(
     ("addresses", "problem"),
     [
-        (("http://a:1", "http://a:1"), "another one has that name"),
-        (("x=http://a:1", "x=http://b:1"), "another one has that name"),
-        (("=http://a:1",), "another one has that name"),
-        (("a:1",), "no address of a server"),
+        (("http://a:1", "http://a:1"), "another server has that name"),
+        (("x=http://a:1", "x=http://b:1"), "another server has that name"),
+        (("=http://a:1",), "another server has that name"),
+        (("a:1",), "not a server's URL"),
         (("http://127.0.0.1:1",), "no server answers"),
     ],
 )

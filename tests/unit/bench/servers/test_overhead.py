@@ -129,7 +129,7 @@ def test_a_machine_with_other_work_is_no_place_to_measure_on() -> None:
 
 @dataclass
 class Stub:
-    """A side's server and its client in one, which answers after a moment and counts."""
+    """A side's server and client in one, which answers after a moment and counts."""
 
     name: str
     salts: list[str] = field(default_factory=list)
@@ -173,7 +173,7 @@ async def test_metrics_are_read_by_the_time_that_a_server_is_asked_and_only_wher
     for _ in range(3):
         await passes.make(Side(metered.name), ["x"], 1)
         await passes.make(Side(unmetered.name), ["x"], 1)
-    # Three passes together are shorter than the time between two scrapes.
+    # Three passes together are shorter than the interval between scrapes.
     assert SCRAPE_EVERY_S > 1
     assert (metered.scrapes, unmetered.scrapes) == (1, 0)
     assert (metered.told, unmetered.told) == ([True] * 3, [False] * 3)
@@ -212,7 +212,7 @@ def test_arguments_become_flags() -> None:
 
 
 class FakeServer(Server):
-    """A server without a process; `log` says what became of each."""
+    """A server without a process; `log` records its life cycle."""
 
     log_lines: list[str]
 
@@ -233,7 +233,7 @@ class FakeServer(Server):
 
 
 class FakeCompletions(Completions):
-    """Answers at once; the `ends_at`-th request is interrupted. `counts` is what each server was told last."""
+    """Answers at once; the `ends_at`-th request is interrupted. `counts` is each server's last counting setting."""
 
     asked: list[str]
     counted: list[tuple[str, bool | None]]
@@ -265,7 +265,7 @@ def measure(
     counted: list[tuple[str, bool | None]] | None = None,
     **load: Any,
 ) -> list[str]:
-    """One start of a comparison; what became of its servers. `counted` is told whether each counted a request."""
+    """Run one start of a comparison; return its servers' logs. `counted` gets whether each request was counted."""
     prompts = folder.parent / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": f"prompt {number}"}) for number in range(5)))
     given: Mapping[str, Any] = {"prompts": 5, "tokens": 4, "repeats": 2, "prompts_from": prompts} | load
@@ -336,23 +336,23 @@ def test_ctrl_c_keeps_what_is_done_and_the_next_start_makes_the_rest(
 def test_servers_start_anew_after_so_many_repeats_and_take_turns_at_being_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    once, anew = tmp_path / "once", tmp_path / "anew"
+    once, restarted = tmp_path / "once", tmp_path / "restarted"
     measure(once, monkeypatch)
     first, second = ["vllm", "peagle"], ["peagle", "vllm"]
-    assert measure(anew, monkeypatch, restart_every=1) == [
+    assert measure(restarted, monkeypatch, restart_every=1) == [
         f"{what} {name}" for order in (first, second) for what in ("start", "stop") for name in order
     ]
-    assert keys(anew) == keys(once)
-    assert json.loads((anew / "result.json").read_text())["sittings"] == 2
-    assert "started 2 times" in (anew / "report.md").read_text()
+    assert keys(restarted) == keys(once)
+    assert json.loads((restarted / "result.json").read_text())["sittings"] == 2
+    assert "started 2 times" in (restarted / "report.md").read_text()
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
         ({"names": ("vllm", "ollama")}, "vllm,peagle,peagle-unmetered"),
-        ({"names": ()}, "names none"),
-        ({"concurrencies": (1, 97)}, "97 requests at once"),
+        ({"names": ()}, "it is empty"),
+        ({"concurrencies": (1, 97)}, "97 concurrent requests"),
         ({"concurrencies": (1, 64)}, "engine.max_num_seqs of model is 32"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What each process of a server is for, and what it has used."""
+"""Role and CPU time of each process of a server."""
 
 import os
 import subprocess

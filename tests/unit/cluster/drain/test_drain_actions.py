@@ -1,4 +1,4 @@
-"""What is decided about Ray workers on nodes that leave."""
+"""Decisions about Ray workers on leaving nodes."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The drain watcher against a Kubernetes API over HTTP; the Ray cluster is a stand-in that drains when told to."""
+"""The drain watcher against a Kubernetes API over HTTP, with a fake Ray cluster that drains on request."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ NOW_S = 1000.0
 
 
 class StandInRay(RayControl):
-    """A Ray cluster with one node for each of `pods`. `end` is what a raylet does once nothing is left on it."""
+    """A Ray cluster with one node per pod of `pods`. `end` is a raylet's end once it is idle."""
 
     def __init__(self, *pods: str) -> None:
         self.known = [RayNode(f"id-{pod}", pod, None) for pod in pods]
@@ -45,7 +45,7 @@ class StandInRay(RayControl):
         self.known = [replace(each, deadline_ms=deadline_ms) if each.id == node_id else each for each in self.known]
 
     async def looked_at_again(self, times: int = 5) -> None:
-        """Wait until the watcher has decided anew a few times, by what it sees now."""
+        """Wait until the watcher has decided again a few times, with the current state."""
         wanted = self.looks + times
         await until(lambda: self.looks >= wanted)
 
@@ -60,7 +60,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def server() -> AsyncIterator[KubernetesApi]:
-    """Two nodes with a worker each, and a head on a third."""
+    """Two nodes with one worker each, and a head on a third."""
     async with KubernetesApi() as serving:
         for name in ("a", "b", "c"):
             await serving.put("nodes", node(name))
@@ -78,7 +78,7 @@ def ray() -> StandInRay:
 
 @asynccontextmanager
 async def draining(server: KubernetesApi, ray: StandInRay) -> AsyncIterator[list[str]]:
-    """A drain watcher that runs; yields the addresses of the Ray clusters that it asks."""
+    """A running drain watcher; yields the addresses of the Ray clusters that it calls."""
     addresses: list[str] = []
 
     def connect(address: str) -> RayControl:
@@ -192,7 +192,7 @@ async def test_an_eviction_refused_by_a_budget_is_tried_until_it_is_allowed(
 async def test_a_pod_that_was_replaced_meanwhile_is_not_evicted_for_its_forerunner(
     server: KubernetesApi, ray: StandInRay
 ) -> None:
-    """The watch is behind: it still shows the old pod, whose uid is in the eviction."""
+    """The watch lags: it still shows the old pod, whose uid is in the eviction."""
     ray.end("w-a")
     async with draining(server, ray):
         server.mute.add("pods")
@@ -228,7 +228,7 @@ async def test_kuberay_is_told_to_make_another_pod_before_the_old_one_is_gone(
     with caplog.at_level(logging.INFO):
         async with draining(server, ray):
             await cordon(server, "a")
-            await until(lambda: "makes other pods of group cpu for w-a" in caplog.text)
+            await until(lambda: "replaces pods of group cpu: w-a" in caplog.text)
             await until(lambda: bool(ray.asked))
     (group,) = await groups(server)
     assert group["scaleStrategy"] == {"workersToDelete": ["w-a"]}

@@ -1,4 +1,4 @@
-"""A Ray cluster that does not answer, or not to this token, is told apart from a fault, and soon."""
+"""An unreachable Ray cluster, or one with another token, is detected soon and distinguished from a fault."""
 
 import socket
 from typing import Any
@@ -35,7 +35,7 @@ def test_what_ray_says_of_a_wrong_token_or_a_fault_of_its_own_is_no_crash(kind: 
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
         gcs = Gcs(address, connect)
-        for _ in range(2):  # the next question begins anew
+        for _ in range(2):  # the next call starts again
             with pytest.raises(RayUnreachable, match=rf"{address}: .*no such token"):
                 gcs.nodes()
     assert connected == [address, address]

@@ -1,4 +1,4 @@
-"""Preflight: a cluster that has everything passes, and each thing taken away is found with its fix."""
+"""Preflight: a complete cluster passes, and each missing part is found with its fix."""
 
 import asyncio
 import json
@@ -82,7 +82,7 @@ async def test_a_second_cluster_beside_the_running_one_needs_room_of_its_own(ser
     await server.put("pods", {"metadata": {"name": "w", "namespace": "serving", "labels": labels}, "spec": spec})
     found = await only(server)
     assert (found.subject, found.outcome) == ("room for an upgrade", Outcome.WARN)
-    assert found.detail == "beside the running cluster 1 of 2 pods of b200 fit"
+    assert found.detail == "next to the running cluster 1 of 2 pods of b200 fit"
     await server.put("nodes", gpu_node("gpu-2"))
     assert all(check.outcome is Outcome.PASS for check in await checks(server))
 
@@ -116,7 +116,7 @@ async def test_models_that_ask_for_more_gpus_than_groups_have_are_refused(server
 
 async def test_storage_that_is_not_there_is_named(server: KubernetesApi) -> None:
     found = await only(server, values(modelCache={"type": "pvc", "storageClassName": "slow"}))
-    assert "there is fast" in found.detail
+    assert "available: fast" in found.detail
     found = await only(server, values(modelCache={"type": "pvc"}))
     assert "no default" in found.detail
     found = await only(server, values(modelCache={"type": "pvc", "existingClaim": "weights"}))
@@ -248,11 +248,11 @@ def test_a_group_that_is_left_out_needs_no_room() -> None:
 
 
 def test_wrong_values_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"values\.yaml: api\.cors_origins.*is no origin"):
+    with pytest.raises(ConfigError, match=r"values\.yaml: api\.cors_origins.*is not an origin"):
         values(api={"cors_origins": ["https://chat.example.org/"]})
     with pytest.raises(ConfigError, match=r"workerGroups\.b200\.gpus"):
         values(workerGroups={"b200": {"gpus": "many"}})
-    with pytest.raises(ConfigError, match=r"workerGroups\.b200\.memory.*768GB.*no amount"):
+    with pytest.raises(ConfigError, match=r"workerGroups\.b200\.memory.*768GB.*not a kubernetes quantity"):
         values(workerGroups={"b200": {"memory": "768GB"}})
     with pytest.raises(ConfigError, match=r"head\.resources\.requests\.cpu"):
         values(head={"resources": {"requests": {"cpu": "2 cores"}}})

@@ -1,4 +1,4 @@
-"""Preflight on KubeRay: its CRDs, its operator, and where that is let in from."""
+"""Preflight of KubeRay: its CRDs, its operator, and network access of the operator."""
 
 import pytest
 
@@ -23,7 +23,7 @@ async def test_a_second_operator_is_refused(server: KubernetesApi) -> None:
     with_operator = values(**{"kuberay-operator": {"enabled": True}})
     found = await only(server, with_operator)
     assert found.fix == "Set kuberay-operator.enabled: false."
-    # An upgrade finds the one that the release brought itself.
+    # An upgrade finds the operator that the release itself installed.
     await server.remove("deployments", "op", "kuberay")
     await server.put("deployments", operator("serving", "r"))
     assert all(check.outcome is Outcome.PASS for check in await checks(server, with_operator))
@@ -39,7 +39,7 @@ async def test_an_operator_that_the_network_policy_keeps_out_is_refused(server: 
     await server.remove("deployments", "op", "kuberay")
     policy = {"enabled": True, "operatorNamespace": "kuberay"}
     found = await only(server, values(networkPolicy=policy, **{"kuberay-operator": {"enabled": True}}))
-    assert "lets it in from kuberay only" in found.detail
+    assert "admits it only from kuberay" in found.detail
 
 
 async def test_a_kuberay_that_would_drop_fields_is_refused(server: KubernetesApi) -> None:
@@ -48,7 +48,7 @@ async def test_a_kuberay_that_would_drop_fields_is_refused(server: KubernetesApi
 
 
 async def test_ray_s_token_needs_kuberay_1_6(server: KubernetesApi) -> None:
-    """Its CRDs and its operator are upgraded apart, and either may be the older one."""
+    """CRDs and operator are upgraded separately, and either may be older."""
     token, none = ({"ray": {"auth": {"mode": mode}}} for mode in ("token", "disabled"))
     await server.put("customresourcedefinitions", crd("rayservices.ray.io", fields=RAYSERVICE_FIELDS))
     found = await only(server, values(**token))
@@ -79,7 +79,7 @@ async def test_an_operator_too_old_for_ray_s_token_is_refused(server: Kubernetes
     assert bool(found) is is_old
     for check in found:
         assert (check.subject, check.outcome) == ("KubeRay operator", Outcome.FAIL)
-        assert check.detail == f"{image} runs, and ray.auth.mode token needs 1.6 or newer"
+        assert check.detail == f"{image} is running, but ray.auth.mode token needs 1.6 or newer"
 
 
 async def test_of_two_operators_the_one_that_is_let_in_is_asked(server: KubernetesApi) -> None:
@@ -89,4 +89,4 @@ async def test_of_two_operators_the_one_that_is_let_in_is_asked(server: Kubernet
     policy = {"enabled": True, "operatorNamespace": "kuberay"}
     assert all(check.outcome is Outcome.PASS for check in await checks(server, values(networkPolicy=policy, **token)))
     policy = {"enabled": True, "operatorNamespace": "elsewhere"}
-    assert "v1.5.1 runs" in (await only(server, values(networkPolicy=policy, **token))).detail
+    assert "v1.5.1 is running" in (await only(server, values(networkPolicy=policy, **token))).detail

@@ -68,7 +68,7 @@ def test_an_unknown_vllm_is_refused_only_where_live_depth_is_asked_for(monkeypat
 
 def test_a_gpu_model_on_the_cpu_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "installed_engine", lambda: ("cpu", "0.29.0"))
-    with pytest.raises(StartupError, match="asks for a GPU"):
+    with pytest.raises(StartupError, match="needs a GPU"):
         check_engine([_deployment(resources={"accelerator": "gpu"})])
 
 
@@ -88,7 +88,7 @@ def test_a_model_that_is_compiled_needs_a_compiler(monkeypatch: pytest.MonkeyPat
 def test_gpus_are_counted_over_replicas_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "visible_gpus", lambda: 3)
     wide = _deployment(replicas={"min": 2, "max": 2}, resources={"accelerator": "gpu", "tensor_parallel_size": 2})
-    with pytest.raises(StartupError, match="m asks for 4 GPUs, and this machine shows 3"):
+    with pytest.raises(StartupError, match="m needs 4 GPUs, but this machine has 3"):
         check_gpus([wide])
     check_gpus([_deployment(), _deployment(resources={"accelerator": "gpu", "tensor_parallel_size": 3})])
 
@@ -107,7 +107,7 @@ def test_visible_gpus_follow_the_environment(tmp_path: Path, monkeypatch: pytest
 
 def test_too_little_memory_names_need_and_rest() -> None:
     deployment = _deployment(replicas={"min": 3, "max": 3})
-    with pytest.raises(StartupError, match=r"m needs about [\d.]+ GiB of memory and 4\.0 GiB is free"):
+    with pytest.raises(StartupError, match=r"m needs about [\d.]+ GiB of memory but 4\.0 GiB is free"):
         check_memory([deployment], 4 * GIB)
     check_memory([deployment], 64 * GIB)
     check_memory([_deployment(resources={"accelerator": "gpu"})], 0)
@@ -142,9 +142,9 @@ def test_a_kind_of_gpu_that_is_not_here_is_named() -> None:
     wanted = _deployment(resources={"accelerator": "gpu", "accelerator_type": "B200"})
     check_accelerators([wanted, _deployment()], {"GPU": 1.0, "accelerator_type:B200": 1.0})
     for present, told in (
-        ({"accelerator_type:H100": 1.0}, r"this machine has H100\. Write H100, or leave it out\."),
-        ({"accelerator_type:L40": 1.0}, r"this machine has L40\. Leave it out\."),
-        ({"CPU": 2.0}, r"no GPU that Ray knows by name\. Leave it out\."),
+        ({"accelerator_type:H100": 1.0}, r"this machine has H100\. Write H100, or omit it\."),
+        ({"accelerator_type:L40": 1.0}, r"this machine has L40\. Omit it\."),
+        ({"CPU": 2.0}, r"no GPU type known to Ray\. Omit it\."),
     ):
         with pytest.raises(ConfigError, match=rf"m: resources\.accelerator_type = 'B200': .*{told}"):
             check_accelerators([wanted], present)

@@ -1,4 +1,4 @@
-"""What a server takes away as it leaves: all of a Ray that it started, on a joined one only what it brought."""
+"""What a server stops when it leaves: all of a Ray that it started, only its application on a joined one."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ ADDRESS = "ray://head:10001"
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is done to a Ray that stands in for the real one, on which nothing runs."""
+    """Calls to a fake Ray, without running applications."""
     seen: list[str] = []
     serve = SimpleNamespace(
         start=lambda **_: None,
@@ -33,7 +33,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def deploy(address: str | None = ADDRESS) -> threading.Event:
-    """Whether Serve may have the application, as `leave` takes it."""
+    """Whether Serve may have the application, for `leave`."""
     deployed = threading.Event()
     ray_cluster.deploy(None, "localhost", 8000, joined=address is not None, deployed=deployed)
     return deployed
@@ -62,7 +62,7 @@ def test_an_application_of_somebody_else_stays(
 def test_an_application_of_somebody_else_is_not_replaced(seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     there = SimpleNamespace(applications={ray_cluster.APP_NAME: "running"})
     monkeypatch.setattr(sys.modules["ray.serve"], "status", lambda: there)
-    refused(match="serves an application named peagle already")
+    refused(match="already serves an application named peagle")
     assert seen == ["Ray stops"]
 
 
@@ -76,7 +76,7 @@ def test_a_proxy_that_does_not_start_is_one_line(seen: list[str], monkeypatch: p
 
 
 def refused(match: str) -> None:
-    """It is not deployed on a joined cluster, and takes nothing away from it as it leaves."""
+    """It is not deployed on a joined cluster, and its end removes nothing from the cluster."""
     deployed = threading.Event()
     with pytest.raises(StartupError, match=match):
         ray_cluster.deploy(None, "localhost", 8000, joined=True, deployed=deployed)

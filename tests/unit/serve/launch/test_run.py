@@ -1,4 +1,4 @@
-"""Where a started server is reached, and when it is taken to be ready."""
+"""The URL of a started server, and when it counts as ready."""
 
 import sys
 from collections.abc import Iterator
@@ -41,13 +41,13 @@ def test_a_server_is_reached_where_it_listens(host: str, address: str | None, ur
 
 @pytest.fixture
 def answers() -> list[int]:
-    """How many replicas a fleet tells of, one answer after the other; with none it is not well."""
+    """Numbers of replicas in a fleet's successive answers; at 0 it is unhealthy."""
     return []
 
 
 @pytest.fixture
 def health(answers: list[int]) -> Iterator[str]:
-    """The address of the fleet, where callers from elsewhere may ask, too."""
+    """The URL of the fleet's health route, which also answers remote callers."""
 
     async def tell(_: web.Request) -> web.Response:
         if replicas := answers.pop(0):
@@ -75,7 +75,7 @@ def test_it_is_ready_when_as_many_replicas_are_well_as_are_wanted(health: str, a
     run.wait_until_all_answer(health, [model(2)], now_s=now_s, sleep=slept_s.append)
     assert not answers
     answers += [1] * 1000
-    with pytest.raises(StartupError, match=r"tells of \{'m': 1\} and not \{'m': 2\}"):
+    with pytest.raises(StartupError, match=r"reports \{'m': 1\} instead of \{'m': 2\}"):
         run.wait_until_all_answer(health, [model(2)], now_s=now_s, sleep=slept_s.append)
 
 

@@ -1,4 +1,4 @@
-"""What SM_VLLM_ variables come to, against the arguments of the vLLM that is installed here."""
+"""Deployments from SM_VLLM_ variables, checked against the arguments of the installed vLLM."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ P_EAGLE = {
 
 
 def deployed(accelerator: str = "gpu", folder: Path = Path("/nowhere"), **variables: str) -> dict[str, Any]:
-    """The deployment, found right by the checks that a deployment file has to pass."""
+    """Return the deployment, after the checks of a deployment file."""
     environment = {"HOME": "/root", "SAGEMAKER_REGION": "x", **{f"SM_VLLM_{name}": v for name, v in variables.items()}}
     raw = sagemaker_deployment(environment, accelerator, folder)
     raise_problems(examine_arguments(parse_deployment(raw, "SageMaker")))
@@ -42,7 +42,7 @@ def test_a_repository_is_served_by_its_own_name() -> None:
 
 def test_the_model_of_the_endpoint_is_served_unless_another_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    with pytest.raises(ConfigError, match=r"SM_VLLM_MODEL: it is not set, and .*model holds no model"):
+    with pytest.raises(ConfigError, match=r"SM_VLLM_MODEL: it is not set, and .*model has no model"):
         deployed(folder=folder)
     shutil.copytree(DEPLOYMENTS / "embedded" / "target", folder)
     raw = deployed(folder=folder)
@@ -97,19 +97,19 @@ def test_another_drafter_is_eagle3() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("MAX_MODEL_LENGTH", "4096", "SM_VLLM_MAX_MODEL_LENGTH = '4096': vLLM has no such argument that peagle takes."),
+        ("MAX_MODEL_LENGTH", "4096", "SM_VLLM_MAX_MODEL_LENGTH = '4096': it is not a vLLM argument that"),
         ("MAX_MODEL_LENGTH", "4096", "Did you mean SM_VLLM_MAX_MODEL_LEN?"),
-        ("XYZZY", "", "SM_VLLM_XYZZY = '': vLLM has no such argument that peagle takes. Remove it"),
-        ("MAX_MODEL_LEN", "long", "SM_VLLM_MAX_MODEL_LEN = 'long': vLLM takes a whole number."),
-        ("ENFORCE_EAGER", "yes", "SM_VLLM_ENFORCE_EAGER = 'yes': vLLM takes true or false."),
-        ("NO_MAX_MODEL_LEN", "", "SM_VLLM_NO_MAX_MODEL_LEN = '': vLLM has no such argument"),
-        ("PORT", "8000", "SM_VLLM_PORT = '8000': SageMaker asks on port 8080. Remove it."),
+        ("XYZZY", "", "SM_VLLM_XYZZY = '': it is not a vLLM argument that peagle supports. Remove it"),
+        ("MAX_MODEL_LEN", "long", "SM_VLLM_MAX_MODEL_LEN = 'long': vLLM expects a whole number."),
+        ("ENFORCE_EAGER", "yes", "SM_VLLM_ENFORCE_EAGER = 'yes': vLLM expects true or false."),
+        ("NO_MAX_MODEL_LEN", "", "SM_VLLM_NO_MAX_MODEL_LEN = '': it is not a vLLM argument"),
+        ("PORT", "8000", "SM_VLLM_PORT = '8000': SageMaker calls port 8080. Remove it."),
         ("SCHEDULER_CLS", "x", "SM_VLLM_SCHEDULER_CLS = 'x': it is set by the platform itself. Remove it."),
         ("SPEC_MODEL", "x", "SM_VLLM_SPEC_MODEL = 'x': it is set by SM_VLLM_SPECULATIVE_CONFIG. Remove it."),
-        ("SERVED_MODEL_NAME", '["a", "b"]', "SM_VLLM_SERVED_MODEL_NAME = ['a', 'b']: peagle serves a model by"),
-        ("SPECULATIVE_CONFIG", "{", "SM_VLLM_SPECULATIVE_CONFIG = '{': vLLM takes fields."),
+        ("SERVED_MODEL_NAME", '["a", "b"]', "SM_VLLM_SERVED_MODEL_NAME = ['a', 'b']: a model has exactly one name"),
+        ("SPECULATIVE_CONFIG", "{", "SM_VLLM_SPECULATIVE_CONFIG = '{': vLLM expects fields."),
         ("SPECULATIVE_CONFIG", '{"method": "ngram"}', "SM_VLLM_SPECULATIVE_CONFIG.method = 'ngram': peagle drafts"),
-        ("SPECULATIVE_CONFIG", '{"depth": 1}', "SM_VLLM_SPECULATIVE_CONFIG.depth = 1: peagle has no such setting"),
+        ("SPECULATIVE_CONFIG", '{"depth": 1}', "SM_VLLM_SPECULATIVE_CONFIG.depth = 1: it is not a drafter setting"),
         ("SPECULATIVE_CONFIG", '{"parallel_drafting": true}', "SM_VLLM_SPECULATIVE_CONFIG.model: it must name the"),
         ("SPECULATIVE_CONFIG", '{"model": "a/b"}', "SM_VLLM_SPECULATIVE_CONFIG.num_speculative_tokens: it must be a"),
     ],

@@ -11,7 +11,7 @@ from peagle.serve.replica.asking_flow import FLOW, named, named_encode
 
 
 async def carried(flow: Flow | None, extra: dict[str, Any] | None) -> Any:
-    """The `extra_args` with which the engine is asked."""
+    """Return the `extra_args` of the engine's call."""
     from vllm import SamplingParams
 
     seen = []

@@ -1,4 +1,4 @@
-"""Draft counts in `usage`: of every choice, whole or streamed, and only where an engine drafts."""
+"""Draft counts in `usage`: of every choice, whole or streamed, and only if the engine drafts."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -8,13 +8,13 @@ import pytest
 
 from peagle.serve.replica.draft_usage import count_drafts, tell_drafts
 
-# Accepted drafts by step, and how many were drafted in each.
+# Accepted draft tokens by step, and the number drafted in each.
 STEPS = {0: [2, 0, 3], 1: [1]}
 DRAFTED = 3
 
 
 def part(index: int, text: str, drafts: bool | None) -> Any:
-    """A part of a choice; the last one has counts where `drafts`."""
+    """A part of a choice; the last part has counts if `drafts`."""
     from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
@@ -29,7 +29,7 @@ def part(index: int, text: str, drafts: bool | None) -> Any:
 
 
 async def asked(choices: int, drafts: bool, reply_of: Any) -> list[Any]:
-    """What comes of a request to an engine whose client generates a part and the end of each choice."""
+    """Return the replies to a request; the engine's client generates a part and the end of each choice."""
 
     async def generate(request_id: str) -> AsyncGenerator[Any, None]:
         for index in range(choices):

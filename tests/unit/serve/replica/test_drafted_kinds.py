@@ -1,4 +1,4 @@
-"""What a replica tells of the drafts of requests that have ended."""
+"""Draft counts of finished requests in a replica's report."""
 
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ BODY = SimpleNamespace(messages=[{"role": "system", "content": "Write Python."},
 
 
 async def asked(drafted: DraftedKinds, body: Any, flow: Flow | None, drafts: bool = True) -> None:
-    """Ask an engine whose one answer had three drafts of four tokens, of which five in all were accepted."""
+    """Call an engine whose only answer had three drafts of four tokens, with five accepted tokens in total."""
     counts = SimpleNamespace(num_draft_tokens=12, histogram=[1, 0, 1, 1, 0]) if drafts else None
 
     async def generate() -> AsyncGenerator[Any, None]:

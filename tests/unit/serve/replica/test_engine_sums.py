@@ -1,4 +1,4 @@
-"""An engine's sums: every value is in one bucket, and what vLLM says of a step is added once."""
+"""An engine's sums: every value is in one bucket, and vLLM's statistics of a step are added once."""
 
 from hypothesis import given
 from hypothesis import strategies as st

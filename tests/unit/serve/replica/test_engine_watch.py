@@ -1,4 +1,4 @@
-"""What becomes of requests at an engine that stalls, and of the engine."""
+"""A stalled engine: its requests move, and it is ended if it hangs."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -14,7 +14,7 @@ from support.waiting import until
 
 
 class Engine:
-    """One that answers its probe and its requests, until it is stopped."""
+    """An engine that answers its probe and its requests until it is stopped."""
 
     def __init__(self, moves: bool = True) -> None:
         self.runs, self.ended = asyncio.Event(), False

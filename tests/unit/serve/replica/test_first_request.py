@@ -1,4 +1,4 @@
-"""An engine's first requests are such as it can answer."""
+"""An engine's first requests match what its model can answer."""
 
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace

@@ -62,7 +62,7 @@ def test_what_compiles_at_once_or_is_invalid_needs_no_trial(asked: dict[str, Any
 
 
 class ScriptedClient:
-    """An engine's client that ends every answer as it is told to."""
+    """An engine's client that ends every answer in a given way."""
 
     def __init__(self, stop_reason: str | None) -> None:
         from vllm.tokenizers import get_tokenizer
@@ -104,7 +104,7 @@ async def outputs_of(client: Any, pattern: str) -> list[Any]:
 
     class Validated(SamplingParams):  # type: ignore[misc]  # vLLM ships no types
         def _validate_structured_outputs(self, *_: Any) -> None:
-            """Nothing of it is under test."""
+            """Not under test."""
 
     params = Validated(structured_outputs=StructuredOutputsParams(regex=pattern))
     seen: list[Any] = []

@@ -1,4 +1,4 @@
-"""What happens before the first client, and what does not keep a replica from serving."""
+"""Preparation before the first client, and failures that do not keep a replica from serving."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +26,7 @@ def deployment(**speculation: Any) -> Deployment:
 
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was done of the three, in this order."""
+    """Return the executed steps, in order."""
     order: list[str] = []
 
     async def answer(client: Any, pools: bool) -> None:

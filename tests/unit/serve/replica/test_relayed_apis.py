@@ -1,4 +1,4 @@
-"""Replies of vLLM's handlers of other APIs: whole answers, events, and errors that an ingress can read."""
+"""Replies of vLLM's handlers of other APIs: whole answers, events, and errors in the ingress's form."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -30,7 +30,7 @@ def chunk(*choices: Any, **usage: int) -> str:
 
 
 class Messages(AnthropicServingMessages):  # type: ignore[misc]  # vLLM's types are skipped
-    """vLLM's handler, whose chats are made up."""
+    """vLLM's handler with fake chats."""
 
     def __init__(self, *chunks: str) -> None:
         self.chunks = chunks
@@ -57,7 +57,7 @@ def message() -> RelayedRequest:
 
 
 async def of_message(*chunks: str) -> tuple[list[str], list[str]]:
-    """The names of the events, and the errors."""
+    """Return the names of the events, and the errors."""
     handler = Messages(*chunks)
     events = [event async for event in ask_messages(handler, message(), None) if isinstance(event, str)]
     assert handler.closed
@@ -94,7 +94,7 @@ async def test_a_chat_that_ends_without_a_token_failed() -> None:
 
 
 class Responses:
-    """What is asked of vLLM's handler, whose streams are made up."""
+    """The used part of vLLM's handler, with fake streams."""
 
     def __init__(self, failure: Exception) -> None:
         self.failure = failure
@@ -108,7 +108,7 @@ class Responses:
         try:
             raise self.failure
         except GenerationError:
-            # As vLLM does, which has no event for it.
+            # As in vLLM, which has no event for it.
             raise ValueError("no such event") from None
 
     def create_streaming_error_response(self, error: Exception) -> str:
@@ -130,7 +130,7 @@ async def test_a_response_that_failed_in_the_engine_is_no_mistake_of_its_client(
 
 
 class Pooling(BaseServing):  # type: ignore[misc]  # vLLM's types are skipped
-    """A handler of vLLM's that answers or fails."""
+    """A vLLM handler that answers or fails."""
 
     def __init__(self, answer: Any) -> None:
         self.answer: Any = answer
@@ -166,9 +166,9 @@ async def test_what_a_model_cannot_embed_is_the_client_s_mistake() -> None:
 @pytest.mark.parametrize(
     ("request_", "said"),
     [
-        (embed(), "makes no embeddings: ask /v1/rerank or /v1/score"),
-        (to_rerank({"query": "x", "documents": ["y"]}), "scores no texts"),
-        (to_score({"text_1": "x", "text_2": "y"}), "scores no texts"),
+        (embed(), "makes no embeddings: use /v1/rerank or /v1/score"),
+        (to_rerank({"query": "x", "documents": ["y"]}), "cannot score texts"),
+        (to_score({"text_1": "x", "text_2": "y"}), "cannot score texts"),
     ],
 )
 async def test_a_model_that_does_something_else_says_so(request_: PooledRequest, said: str) -> None:

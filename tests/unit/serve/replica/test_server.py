@@ -1,4 +1,4 @@
-"""What a replica says of itself to whoever asks for the fleet, and to its Router."""
+"""A replica's status in the fleet, and its reports to the Router."""
 
 import asyncio
 from contextlib import nullcontext
@@ -16,7 +16,7 @@ from support.virtual_time import in_virtual_time
 
 
 class Replica(PeagleServer):
-    """One without Ray around it, whose engine answers, fails, dies while it is asked, or is in a step without end."""
+    """A server without Ray, whose engine answers, fails, dies during a call, or is in an endless step."""
 
     _plan = STATIC
 
@@ -46,10 +46,10 @@ class Replica(PeagleServer):
             await asyncio.Event().wait()
 
     async def check_health(self) -> None:
-        """Well, as an engine is that has not ended."""
+        """Healthy, like an engine that has not ended."""
 
     def __del__(self) -> None:
-        """There is nothing to stop."""
+        """Nothing to stop."""
 
 
 @pytest.fixture(autouse=True)

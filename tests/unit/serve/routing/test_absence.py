@@ -1,4 +1,4 @@
-"""How long requests wait where a model has no replica."""
+"""How long requests wait while a model has no replica."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from support.virtual_time import in_virtual_time
 
 
 async def _wait_in(absence: Absence, seconds: float = 1000.0) -> float:
-    """Wait so long; return after how many seconds that ended."""
+    """Wait for this long; return the seconds until it ended."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     try:

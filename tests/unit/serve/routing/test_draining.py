@@ -1,4 +1,4 @@
-"""Requests keep away from draining nodes."""
+"""Requests avoid draining nodes."""
 
 import threading
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ def test_the_last_answer_holds_while_nobody_answers() -> None:
     nodes = DrainingNodes(ask, lambda: True, period_s=0.02)
     assert read.acquire(timeout=5)
     assert read.acquire(timeout=5)
-    # The third question shows that the failed second one has been dealt with.
+    # The third read shows that the failed second one was handled.
     assert read.acquire(timeout=5)
     assert nodes.ids >= {"a"}
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The request router under Serve's own routing: what it counts in flight is what Serve sends."""
+"""The request router under Serve's own routing: its in-flight counts match what Serve sends."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ FULL = ReplicaID("full", DEPLOYMENT)
 
 
 class Replica:
-    """As much of a running replica as routing reads."""
+    """The part of a running replica that routing reads."""
 
     max_ongoing_requests = 4
 
@@ -44,7 +44,7 @@ class Replica:
 
 @pytest.fixture
 async def router(monkeypatch: pytest.MonkeyPatch) -> PolicyRouter:
-    # Where the class looks it up: a test before may have had the module imported anew.
+    # Where the class looks it up: an earlier test may have reimported the module.
     names = PolicyRouter.initialize_state.__globals__
     monkeypatch.setitem(names, "draining_nodes", lambda: SimpleNamespace(ids=frozenset()))
     made = PolicyRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
@@ -61,7 +61,7 @@ def pending(request_id: str, tries: Tries | None = None, headers: Mapping[str, s
 
 
 async def turns(until: Callable[[], bool] = lambda: False, most: int = 5) -> None:
-    """Let the loop turn until something holds, or so often."""
+    """Run the loop until a condition holds, up to a number of turns."""
     for _ in range(most):
         if until():
             return
@@ -132,7 +132,7 @@ async def test_a_request_waits_for_a_replica_for_a_bounded_time_and_leaves_nothi
         async with asyncio.timeout(10):
             await router._choose_replica_for_request(pending("1"))
     assert router._dispatcher.open_requests == len(router._open) == 0
-    # Another is there before the time is over.
+    # Another replica becomes available before the timeout.
     asked = asyncio.create_task(router._choose_replica_for_request(pending("2")))
     await turns()
     router.update_replicas([Replica("c")])
@@ -195,7 +195,7 @@ class Call:
 async def test_what_was_sent_to_a_node_that_is_gone_ends_and_nothing_else(
     router: PolicyRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replica that leaves a live node still answers what it has."""
+    """A replica that leaves a live node still answers its requests."""
     replicas = {name: Replica(name, node_id) for name, node_id in (("a", "gone"), ("b", "left"), ("c", "stays"))}
     alive = [{"gone", "left", "stays"}, {"left", "stays"}]  # Ray learns of a death later than Serve
     monkeypatch.setattr(router, "_calls", OpenCalls(lambda: alive.pop(0) if alive[1:] else alive[0], period_s=0.01))
@@ -248,7 +248,7 @@ async def test_the_list_of_replicas_is_read_when_it_changes_or_a_node_drains_and
 
 
 class Filling(Replica):
-    """A replica whose places fill up with what is sent to it."""
+    """A replica whose places fill up with the requests sent to it."""
 
     multiplexed_model_ids, availability_zone = frozenset[str](), None
 
@@ -268,7 +268,7 @@ def held() -> list[str]:
 @pytest.fixture(params=[PolicyRouter, DrainAwareRouter])
 async def full(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, held: list[str]) -> TurnTakingRouter:
     kind: Any = request.param
-    # Where the class looks it up: a test before may have had the module imported anew.
+    # Where the class looks it up: an earlier test may have reimported the module.
     names = kind.initialize_state.__globals__
     monkeypatch.setitem(names, "draining_nodes", lambda: SimpleNamespace(ids=frozenset()))
     made: TurnTakingRouter = kind(
@@ -341,9 +341,9 @@ async def test_a_place_on_a_replica_that_has_failed_a_request_goes_to_another(
 
 @pytest.mark.parametrize("full", [DrainAwareRouter], indirect=True)
 async def test_places_are_given_as_fast_as_they_come_whose_turn_it_is(full: TurnTakingRouter, held: list[str]) -> None:
-    """A task that finds places for others does not pause after each."""
+    """A task that finds places for other requests does not pause after each."""
     full.update_backoff_params(0.025, 2.0, 0.5)
-    # Each that a full replica has refused goes before those that two tasks have taken up.
+    # Requests refused by a full replica go before those that two tasks have taken.
     asked = []
     for number in range(100):
         request = of_client(f"many-{number}", "many")

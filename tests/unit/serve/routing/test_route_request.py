@@ -1,4 +1,4 @@
-"""What a dispatcher reads of a request: lengths, and a key that those which begin alike have in common."""
+"""Properties that a dispatcher reads from a request: lengths, and a key for shared prefixes."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,4 +1,4 @@
-"""What an operator may decide for a model's depth, and what the Router says it does not know."""
+"""An operator's limits on a model's depth, and the Router's log about assumed step times."""
 
 import logging
 from pathlib import Path
