@@ -1,6 +1,6 @@
 # peagle with vLLM for CPU and the embedded model. From the repository's root:
 #
-#   docker build -f deployments/images/cpu.Dockerfile -t peagle:0.1.0-cpu .
+#   docker build -f deployments/images/cpu.Dockerfile -t peagle:0.2.0-cpu .
 #
 # deployments/images/README.md describes the build arguments.
 ARG BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm
@@ -32,7 +32,7 @@ COPY deployments/embedded /srv/peagle/deployments/embedded
 ENV PATH=/srv/peagle/venv/bin:$PATH HOME=/var/cache/peagle USER=peagle XDG_CACHE_HOME=/var/cache/peagle \
     PYTHONUNBUFFERED=1 SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt REQUESTS_CA_BUNDLE=/etc/ssl/certs/ca-certificates.crt
 # The release that the image is tagged with; the build stops if the package has another version.
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 RUN test "$(peagle version)" = "${VERSION}"
 ARG BASE_IMAGE
 ARG SOURCE

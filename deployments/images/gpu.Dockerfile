@@ -1,6 +1,6 @@
 # peagle with vLLM for NVIDIA GPUs; the nodes need driver 580 or newer. From the repository's root:
 #
-#   docker build -f deployments/images/gpu.Dockerfile -t peagle:0.1.0-gpu .
+#   docker build -f deployments/images/gpu.Dockerfile -t peagle:0.2.0-gpu .
 #
 # deployments/images/README.md describes the build arguments.
 # The base brings the CUDA compiler, since FlashInfer compiles kernels on the node. Its CUDA is the one that torch is built for.
@@ -33,7 +33,7 @@ COPY deployments/embedded /srv/peagle/deployments/embedded
 ENV PATH=/srv/peagle/venv/bin:$PATH HOME=/var/cache/peagle USER=peagle XDG_CACHE_HOME=/var/cache/peagle \
     PYTHONUNBUFFERED=1 SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt REQUESTS_CA_BUNDLE=/etc/ssl/certs/ca-certificates.crt
 # The release that the image is tagged with; the build stops if the package has another version.
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 RUN test "$(peagle version)" = "${VERSION}"
 ARG BASE_IMAGE
 ARG SOURCE

@@ -1,3 +1,3 @@
 """Serves large language models with vLLM and P-EAGLE on Ray Serve."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

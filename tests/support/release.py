@@ -2,7 +2,7 @@
 
 Environment:
     KUBECONFIG              the cluster
-    PEAGLE_TEST_IMAGE       the image on its nodes; by default peagle:0.1.0-cpu
+    PEAGLE_TEST_IMAGE       the image on its nodes; by default peagle:0.2.0-cpu
     PEAGLE_TEST_VALUES      Helm values that this cluster needs, such as those of an older operator
     PEAGLE_TEST_REDIS_IMAGE  an image with redis-server on its nodes; without one the tests that need it are skipped
     PEAGLE_TEST_NAMESPACE   where a release `peagle` of the default values serves already, to be used and left there
@@ -25,7 +25,7 @@ from support.paths import REPOSITORY
 
 Json = dict[str, Any]
 
-IMAGE = os.environ.get("PEAGLE_TEST_IMAGE", "peagle:0.1.0-cpu")
+IMAGE = os.environ.get("PEAGLE_TEST_IMAGE", "peagle:0.2.0-cpu")
 OWN_VALUES = os.environ.get("PEAGLE_TEST_VALUES")
 CHART = REPOSITORY / "helm" / "peagle"
 LOAD = Path(__file__).parent / "service_load.py"
