@@ -1,4 +1,4 @@
-"""The field `speculation` of a completion or chat request: the largest draft depth for this request.
+"""The field `speculation` of a request that generates: the largest draft depth for this request.
 
 Every model accepts every bound. A bound above the deployment's K, or on a model without a drafter, has no effect.
 """
