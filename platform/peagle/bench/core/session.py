@@ -20,14 +20,15 @@ from peagle.prompt_file import Prompt
 
 IDLE_SECONDS = 3.0
 IDLE_CORES_ALLOWED = 0.1
-"""Cores used by idle engines above which they slow down the engine that is being timed."""
+"""Most cores that all idle engines together may use; with more they slow down the engine that is being timed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job(ABC):
     """A comparison: its variants, load and prompts.
 
-    Its journal has the lines `entries`, its result is shown in the `form`, and engines or servers write to the `log`.
+    `entries` are the types of its journal's lines, `form` presents its result, and `log` is the file name of the output
+    of its engines or servers.
     """
 
     entries: ClassVar[Sequence[type[Entry]]]
@@ -50,7 +51,7 @@ class Job(ABC):
         return [key for key in self.planned(journal) if key not in journal.made]
 
     def next(self, journal: Journal) -> list[Any]:
-        """Return the remaining passes to measure before everything is restarted."""
+        """Return the passes to measure before the next restart of the engines or servers."""
         remaining = self.remaining(journal)
         repeats = self.load.next_repeats(key.repeat for key in remaining)
         return [key for key in remaining if key.repeat in repeats]
@@ -65,7 +66,7 @@ class Job(ABC):
 
 
 async def run_job(job: Job, folder: Path, terminal: Terminal) -> None:
-    """Measure the passes that `folder` does not have yet, print the table and write the results.
+    """Measure the passes that are missing in `folder`, print the table and write the results.
 
     Raises:
         ConfigError: The folder has a run with other settings, or the options are inconsistent with the comparison.

@@ -20,13 +20,13 @@ request, and no worker is patched.
   the drafter's cache and stay at K = 0 until they end, while new ones draft again. The drafter runs over prompts only
   if K is above 0 for the running requests plus those that can be admitted, or for a recent batch: an ended request is
   usually replaced, but not in the same instant. Requests that draft do not use prefix-cache blocks with a gap.
-- With `drafts_to_depth` a step drafts what the next step will verify by the current table and batch. One in eight
-  drafts Kmax, so that cut tails still show acceptance beyond K. When K rises, one step still verifies drafts of the
-  lower K. The worker is told which requests draft less or nothing (`tell_own_depths`).
-- A request may carry its own bound of K (`depth_bound.py`), which applies from its first draft. Drafts cut by a bound
-  are not a tail, since no K of the table would have verified them. A request with bound 0 rests like one with a gap.
-  If all requests of a decode-only step rest, the drafter is skipped. It still runs over prompts, for later requests
-  that find them in the prefix cache.
+- With `drafts_to_depth` a step drafts what the next step will verify with the current table and batch. One step in
+  eight drafts Kmax, so that cut tails still show acceptance beyond K. After K rises, one step still verifies drafts of
+  the lower K. The worker is told which requests draft less or nothing (`tell_own_depths`).
+- A request may have its own bound of K (`depth_bound.py`), which applies from its first draft. Drafts cut by a bound
+  are not scored, since no K of the table would have verified them. A request with bound 0 does not draft, like a
+  request with a gap; such requests are called rested. If all requests of a decode-only step are rested, the drafter is
+  skipped. It still runs over prompts, for later requests that find them in the prefix cache.
 - On a GPU every K of the ladder has full CUDA graphs (`patches/rung_graphs.py`); the kind of graph of each step is
   counted.
 """
@@ -75,9 +75,9 @@ class LiveDepthScheduler(GraphCountingScheduler):
     """Adds a depth table, replaceable between steps, and sums over decode-only steps to vLLM's scheduler.
 
     A step's seconds run from the end of the previous step to its own end (the return of `update_from_output`), or from
-    its own scheduling if no work was left. So back-to-back steps add up to wall time, including the drafter, with
-    overlapped steps counted once and without waiting for requests. A step is left out if all of its requests have ended
-    meanwhile.
+    its own scheduling if no work was left. So the seconds of consecutive steps add up to wall time, including the
+    drafter; overlapped steps count once, and time without requests does not count. A step whose requests have all ended
+    meanwhile is not counted.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -91,7 +91,7 @@ class LiveDepthScheduler(GraphCountingScheduler):
         self._tails = CutTails(self._chances)
         # The drafter's probability of each token of its draft, by request.
         self._confidences: dict[str, list[float]] = {}
-        self._steps_untold = 0
+        self._steps_unreported = 0
         self._bounds: dict[str, int] = {}  # bounds of running requests
         # Steps overlap under asynchronous scheduling and pipeline parallelism; they end in the order of scheduling.
         self._steps: deque[ScheduledStep] = deque(maxlen=self.vllm_config.max_concurrent_batches + 1)
@@ -300,10 +300,10 @@ class LiveDepthScheduler(GraphCountingScheduler):
         chances = [self._chances.survival(each, size, self._confidences.get(each)) for each, size in drafts.items()]
         in_all = sum(min(depth, size) for size in drafts.values())
         depths = dict(zip(drafts, shared(chances, in_all), strict=True))
-        self._steps_untold += 1
-        if min(drafts.values()) < self.num_spec_tokens or self._steps_untold < _WHOLE_DRAFT_EVERY:
+        self._steps_unreported += 1
+        if min(drafts.values()) < self.num_spec_tokens or self._steps_unreported < _WHOLE_DRAFT_EVERY:
             return depths, []
-        self._steps_untold = 0
+        self._steps_unreported = 0
         return depths, [expected_right(chances, k, self._drafted_for(k)) for k in range(1, self.num_spec_tokens + 1)]
 
     def _drafted_for(self, depth: int) -> int:

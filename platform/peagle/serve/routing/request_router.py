@@ -31,7 +31,7 @@ logger = logging.getLogger("ray.serve.dispatch")
 
 PERIOD_S = 0.25
 """Interval between readings of the Router, half a replica's report period: reports are 0.4 s old on average."""
-NOBODY_LIVES = frozenset({ShedReason.STALLED, ShedReason.DEAD, ShedReason.NO_REPLICAS})
+NONE_ALIVE = frozenset({ShedReason.STALLED, ShedReason.DEAD, ShedReason.NO_REPLICAS})
 DRAW_BITS = 256
 """Random bits per decision, enough to shuffle the replicas that it considers."""
 
@@ -68,7 +68,7 @@ class PolicyRouter(TurnTakingRouter):
         self._dispatcher = Dispatcher(self._policy)
         self._draining = draining_nodes()
         self._members: frozenset[str] = frozenset()
-        # What Serve handed in last, what drained then, and who was left.
+        # Serve's last list of replicas, the nodes that were draining then, and the replicas on other nodes.
         self._listed: list[RunningReplica] | None = None
         self._listed_draining: frozenset[str] = frozenset()
         self._candidates: dict[str, RunningReplica] = {}
@@ -91,7 +91,7 @@ class PolicyRouter(TurnTakingRouter):
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
         self._event_loop.call_soon_threadsafe(lambda: self._staying(self._replicas_list))
-        if not self.curr_replicas:  # Serve's controller finds out later
+        if not self.curr_replicas:  # Serve's controller notices it later
             self._event_loop.call_soon_threadsafe(self._absence.began)
 
     async def choose_replicas(
@@ -100,11 +100,11 @@ class PolicyRouter(TurnTakingRouter):
         candidates = self._staying(candidate_replicas)
         if pending_request is None:
             return [list(candidates.values())]
-        # Serve asks again at once, without end, where this is not set.
+        # Otherwise Serve asks again at once, without a pause, until a replica is chosen.
         pending_request.routing_context.should_backoff = True
         try:
             ranked = self._dispatch(pending_request)
-        except Exception:  # raised in here, it would leave the request waiting for ever
+        except Exception:  # an exception here would leave the request waiting forever
             logger.exception("No decision; the request goes to any replica.")
             tries_of(pending_request.args, self._model).decided(FAILED)
             ranked = tuple(random.sample(list(candidates), len(candidates)))
@@ -125,20 +125,20 @@ class PolicyRouter(TurnTakingRouter):
         try:
             return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
         except (asyncio.CancelledError, NoReplicaError):
-            # Serve sends it nowhere and tells nobody, even where a replica was chosen in this very turn of the loop.
+            # Serve does not send the request and reports no end of it, even if a replica was already chosen.
             self._forget(pending_request.metadata.internal_request_id)
             raise
 
     def _hand_over(self, found_for: str, pending: PendingRequest, replica: RunningReplica) -> bool:
         tries = tries_of(pending.args, self._model)
-        # A client's requests do not wait for each other: each goes where it was decided to.
+        # Requests of one client do not exchange places: each goes to the replica of its own decision.
         if self._turns.are_of_one_flow(found_for, pending.metadata.internal_request_id):
             return False
         if replica.replica_id.unique_id in tries.failed:
             return False
         try:
             request = self._weighed(pending, tries)
-        except Exception:  # a task of its own finds it a place
+        except Exception:  # its own routing task finds it a place later
             logger.exception("A request cannot be weighed.")
             return False
         self._dispatcher.forgotten(found_for)
@@ -156,7 +156,7 @@ class PolicyRouter(TurnTakingRouter):
             set_span_attributes(route_attributes(request.request, name, request.reason))
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        # Called from a thread of Ray's; the dispatcher belongs to the loop.
+        # Called from one of Ray's threads, but the dispatcher may only be used on the event loop.
         self._event_loop.call_soon_threadsafe(self._over, internal_request_id, replica_id.unique_id)
 
     def _over(self, request_id: str, replica_id: str) -> None:
@@ -176,11 +176,11 @@ class PolicyRouter(TurnTakingRouter):
         request = self._weighed(pending, tries)
         decision = self._decide(request)
         if isinstance(decision, Shed) and decision.reason is ShedReason.TRIED:
-            # Nobody else is there, and one that has failed it may be well again.
+            # Only replicas that failed this request are left, and one of them may have recovered.
             decision = self._decide(replace(request, tried=frozenset()))
         if isinstance(decision, Route):
             self._absence.ended()
-        elif decision.reason in NOBODY_LIVES:
+        elif decision.reason in NONE_ALIVE:
             self._absence.began()
         if isinstance(decision, Shed):
             tries.waits(decision.retry_after_s)
@@ -211,7 +211,7 @@ class PolicyRouter(TurnTakingRouter):
         def settled(future: "asyncio.Future[Any]") -> None:
             known = self._open.get(request.request_id)
             if known is None or known.future is not future:
-                return  # given up
+                return  # this try was abandoned
             if future.cancelled() or future.exception() is not None:
                 self._forget(request.request_id)
             else:  # Serve may have found the first choice full
@@ -220,7 +220,7 @@ class PolicyRouter(TurnTakingRouter):
                 tries.sent(replica_id)
 
         known = self._open.get(request.request_id)
-        if known is None or known.future is not new.future:  # Serve gives a request that was refused a new one
+        if known is None or known.future is not new.future:  # a refused request gets a new future from Serve
             new.future.add_done_callback(settled)
         self._open[request.request_id] = new
 
@@ -233,7 +233,7 @@ class PolicyRouter(TurnTakingRouter):
     async def _follow(self) -> None:
         """Report to the Router, and apply its news of the fleet."""
         mine = DispatcherReport(self._id, self._dispatcher.open_requests)
-        # Dated from the question: an answer that is late must not look newer than what was sent while it came.
+        # Dated at the call, so that a late answer does not look newer than the requests that were sent meanwhile.
         asked_s = time.monotonic()
         news = await asyncio.to_thread(self._ask, mine)
         self._dispatcher.set_dispatchers(news.dispatchers)
@@ -253,7 +253,7 @@ class PolicyRouter(TurnTakingRouter):
         try:
             news: FleetNews = response.result(timeout_s=TIMEOUT_S)
         except TimeoutError:
-            response.cancel()  # or Serve would keep it for a Router to come
+            response.cancel()  # otherwise Serve keeps the call for the next Router
             raise
         return news
 

@@ -91,7 +91,7 @@ def _decide(
         return publish_uniform(state, _static(settings), Mode.FALLBACK, reason, Cause.GUARD, forecast, applied)
     causes: dict[int, Why] = {}
     state, ended = _watch_trial(state, forecast, cells, prompts, causes)
-    # A restarted Router must not change a replica's table at its first report, on a guess.
+    # At a replica's first report a restarted Router knows too little to change the table.
     adopted = state.reports == 1 and applied.version > 0
     if (cells or prompts.cells) and not adopted:
         loaded = {range_index(cell.batch_size, settings.batch_max) for cell in cells}
@@ -141,7 +141,7 @@ def _watch_trial(
     index = state.trial.index
     trial = state.trial.saw(cells, prompts, forecast.ranges[index], forecast.now_s)
     if state.main != index:
-        # The trial can learn nothing more in this range, and nothing speaks against its depth.
+        # Without load in this range the trial learns nothing more; it has not shown that its depth is worse.
         causes[index] = Why(Cause.PROBE_REVERTED, "the load has moved to other batch sizes")
     elif trial.saw_enough or trial.has_lasted(state.depths[index], forecast.settings, forecast.now_s):
         said = "it is not better" if trial.saw_enough else "too few drafts to tell"
