@@ -15,10 +15,10 @@ def test_it_asks_for_a_key_keeps_it_in_its_tab_and_forgets_it(keyed: Served) -> 
     with chromium() as browser, opened(browser, keyed.url) as watched:
         page = watched.page
         expect(page.locator("#live")).to_have_text("An API key is needed", timeout=PATIENCE_MS)
-        expect(page.locator("#key-panel")).to_contain_text("This server asks for an API key")
+        expect(page.locator("#key-panel")).to_contain_text("This server requires an API key")
         page.get_by_label("API key", exact=True).fill("sk-other")
         page.get_by_role("button", name="Use this key").click()
-        expect(page.locator("#key-panel")).to_contain_text("The API key is not known here.")
+        expect(page.locator("#key-panel")).to_contain_text("The API key is not valid for this server.")
         assert page.locator("section.model").count() == 0
         page.get_by_label("API key", exact=True).fill("sk-few")
         page.keyboard.press("Enter")
