@@ -1,7 +1,7 @@
 """The console: a page that shows what the fleet does and has a playground, and the figures that it polls.
 
 The page holds no data, so it loads without an API key. The figures ask for one where keys are on: unlike `/fleet` they
-are meant for browsers on other machines, and they hold nothing that `/metrics` does not, but for why K is what it is.
+are meant for browsers on other machines, and they hold nothing that `/metrics` does not, except the reason for K.
 """
 
 import asyncio
@@ -40,6 +40,9 @@ HEADERS = {
 
 SHARED_S = 1.0
 """Age up to which figures answer further polls: many open pages cost the replicas no more than one."""
+
+ASK_S_MAX = 4.0
+"""Longest wait for one process. An answer may take two waits in a row, and a page waits 10 s for it."""
 
 
 @cache
@@ -86,6 +89,6 @@ class ConsoleRoutes(MetricsRoutes):
         return Response(data, media_type="application/json", headers={**HEADERS, "Cache-Control": "no-store"})
 
     async def _ask_for_figures(self, settings: ApiSettings) -> bytes:
-        rows = model_rows(await self.scrape(settings.probe_timeout_s), self._deployments)
+        rows = model_rows(await self.scrape(min(settings.probe_timeout_s, ASK_S_MAX)), self._deployments)
         figures = {"version": peagle.__version__, "at_s": time.time(), "counts": settings.metrics, "models": rows}
         return json.dumps(figures, separators=(",", ":")).encode()

@@ -11,9 +11,11 @@ import httpx
 import pytest
 
 from peagle.api.api_settings import ApiSettings
-from peagle.api.console.console_routes import ConsoleRoutes, page_files
+from peagle.api.console import console_routes
+from peagle.api.console.console_routes import ASK_S_MAX, ConsoleRoutes, page_files
 from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.http_metrics import Scrape
+from peagle.api.scraping import LEAST_S
 from support.metrics_sample import MODEL, whole_scrape
 
 POLICY = (
@@ -21,15 +23,21 @@ POLICY = (
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 FILES_LINES_MAX = 400
+MARKUP_OR_CODE_FROM_TEXT = (
+    r"(?i)innerHTML|outerHTML|insertAdjacentHTML|createContextualFragment|setHTML|parseFromString|srcdoc|"
+    r"document\.write|javascript:|\beval\(|new Function|setTimeout\(\s*[\"'`]"
+)
 
 
 class Routes(ConsoleRoutes):
     def __init__(self) -> None:
         self._deployments = {}
         self.scrapes = 0
+        self.timeouts_s: list[float] = []
 
     async def scrape(self, timeout_s: float) -> Scrape:
         self.scrapes += 1
+        self.timeouts_s.append(timeout_s)
         await asyncio.sleep(0)
         return whole_scrape()
 
@@ -90,7 +98,8 @@ def test_the_page_is_small_loads_only_its_own_files_and_has_no_inline_code() -> 
     assert imported <= set(texts)
     assert imported | {"index.html", "console.css", "console.js"} == set(texts)
     for text in texts.values():
-        assert "innerHTML" not in text
+        assert not re.search(MARKUP_OR_CODE_FROM_TEXT, text)
+        assert not re.search(r"localStorage|document\.cookie|indexedDB", text)
         assert set(re.findall(r"https?://[^\s\"'<>]+", text)) <= {"http://www.w3.org/2000/svg"}
 
 
@@ -109,6 +118,52 @@ async def test_many_open_pages_cost_the_replicas_one_answer() -> None:
         answers = await asyncio.gather(*(http.get("/console/status") for _ in range(20)))
     assert routes.scrapes == 1
     assert len({answer.content for answer in answers}) == 1
+
+
+async def test_a_replica_that_hangs_does_not_outlast_the_patience_of_a_page() -> None:
+    page_waits = re.search(r"AbortSignal.timeout\(([\d_]+)\)", page_files()["server.js"][0].decode())
+    assert page_waits is not None
+    for probe_timeout_s, expected_s in ((60.0, ASK_S_MAX), (0.5, 0.5)):
+        routes = Routes()
+        async with client(routes, probe_timeout_s=probe_timeout_s) as http:
+            await http.get("/console/status")
+        assert routes.timeouts_s == [expected_s]
+    # The other ingress processes are asked last, and get a little time even then.
+    assert int(page_waits[1]) / 1000 > 2 * ASK_S_MAX + LEAST_S
+
+
+async def test_figures_are_asked_for_once_while_they_are_on_their_way_and_again_when_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Hangs(Routes):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked, self.answered = asyncio.Event(), asyncio.Event()
+
+        async def scrape(self, timeout_s: float) -> Scrape:
+            scrape = await super().scrape(timeout_s)
+            self.asked.set()
+            await self.answered.wait()
+            return scrape
+
+    routes = Hangs()
+    monkeypatch.setattr(console_routes, "SHARED_S", 0.0)
+    async with client(routes) as http:
+        left = asyncio.create_task(http.get("/console/status"))
+        waits = asyncio.create_task(http.get("/console/status"))
+        async with asyncio.timeout(10):
+            await routes.asked.wait()
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+        late = asyncio.create_task(http.get("/console/status"))
+        await asyncio.sleep(0.05)
+        assert not waits.done()
+        assert not late.done()
+        routes.answered.set()
+        assert [answer.status_code for answer in await asyncio.gather(waits, late)] == [200, 200]
+        assert routes.scrapes == 1
+        assert (await http.get("/console/status")).status_code == 200
+    assert routes.scrapes == 2
 
 
 async def test_figures_that_could_not_be_had_are_asked_for_again() -> None:
