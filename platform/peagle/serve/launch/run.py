@@ -271,7 +271,7 @@ def wait_until_all_answer(
 
 
 def announce(deployments: Sequence[Deployment], settings: ApiSettings, url: str | None, terminal: Terminal) -> None:
-    """Print that the server is ready, its URL, and a command to try it."""
+    """Print that the server is ready, its URL, a command to try it, and the address of its console."""
     if url is None:
         terminal.say(
             "Ready, for callers on the cluster's own machines; --host 0.0.0.0 accepts others. Ctrl-C stops it."
@@ -282,6 +282,7 @@ def announce(deployments: Sequence[Deployment], settings: ApiSettings, url: str 
     key = f'-H "Authorization: Bearer ${API_KEY}" ' if settings.keys_file else ""
     json_type = "-H 'Content-Type: application/json'"
     terminal.say(f"curl {url}/v1/completions {key}{json_type} -d {shlex.quote(json.dumps(body))}\n")
+    terminal.say(f"Console: {url}/")
     terminal.say("Ctrl-C stops it.")
 
 

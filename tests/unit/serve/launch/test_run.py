@@ -84,7 +84,9 @@ def test_the_address_is_shown_whole(url: str, capsys: pytest.CaptureFixture[str]
     terminal = Terminal(tmp_path / "log")
     terminal.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     run.announce([model(1)], ApiSettings(), url, terminal)
-    assert f"Ready at {url}. Try it:" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert f"Ready at {url}. Try it:" in lines
+    assert f"Console: {url}/" in lines
 
 
 def test_the_line_to_try_has_the_key_where_one_is_asked_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
