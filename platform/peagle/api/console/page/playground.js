@@ -89,7 +89,7 @@ export class Playground {
     } catch (error) {
       if (this.#stop.signal.aborted) say(byId("answer-said"), "Stopped.");
       else if (error.status === 401) this.#askForKey(error.message);
-      else this.#fail(error);
+      if (!this.#stop.signal.aborted) this.#fail(error);
     } finally {
       this.#stop = null;
       byId("send").disabled = false;
@@ -137,8 +137,11 @@ export class Playground {
     const count = choice.token_ids?.length ?? 0;
     if (count) {
       const drafts = answer.take(count);
-      byId("answer").append(pieceOf(choice, count, drafts, answer.events));
-      byId("answer").scrollTop = byId("answer").scrollHeight;
+      const part = byId("answer");
+      // A reader who has scrolled up stays there.
+      const follows = part.scrollHeight - part.scrollTop - part.clientHeight < 40;
+      part.append(pieceOf(choice, count, drafts, answer.events));
+      if (follows) part.scrollTop = part.scrollHeight;
     }
     this.#figures(answer);
   }

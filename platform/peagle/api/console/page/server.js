@@ -33,11 +33,12 @@ async function call(path, options) {
   if (response.ok) return response;
   let message = `The server answered ${response.status}.`;
   try {
-    message = (await response.json()).error.message;
+    message = (await response.json()).error.message || message;
   } catch {
     // A proxy in between may answer in its own words.
   }
-  throw new Refusal(response.status, message);
+  const after = response.headers.get("Retry-After");
+  throw new Refusal(response.status, /^\d+$/.test(after) ? `${message} Try again in ${after} s.` : message);
 }
 
 export async function readStatus() {
@@ -58,18 +59,24 @@ export async function* streamChat(body, signal) {
     if (event.error) throw new Refusal(response.status, event.error.message);
     yield event;
   }
+  throw new Refusal(0, "The answer broke off before its end.");
 }
 
 async function* dataOf(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const events = (rest + value).split("\n\n");
-    rest = events.pop();
-    for (const event of events) {
-      for (const line of event.split("\n")) if (line.startsWith("data:")) yield line.slice(5).trim();
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const events = (rest + value).split("\n\n");
+      rest = events.pop();
+      for (const event of events) {
+        for (const line of event.split("\n")) if (line.startsWith("data:")) yield line.slice(5).trim();
+      }
     }
+  } finally {
+    // The server need not go on with an answer that is not read to its end.
+    reader.cancel().catch(() => {});
   }
 }
