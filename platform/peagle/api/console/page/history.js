@@ -36,8 +36,10 @@ export class History {
 
   add(figures) {
     const last = this.#polls.at(-1);
-    // Several pages share an answer; the same one again tells nothing new.
-    if (last && figures.at_s <= last.at_s) return;
+    // Several pages share an answer, and the clocks of ingress processes differ a little: an older one tells nothing new.
+    // Much older means that the server's clock was set back.
+    if (last && figures.at_s < last.at_s - WINDOW_S) this.#polls = [];
+    else if (last && figures.at_s <= last.at_s) return;
     this.#polls.push(figures);
     this.#polls = this.#polls.filter((poll) => figures.at_s - poll.at_s <= KEPT_S);
   }
@@ -52,9 +54,10 @@ export class History {
     return poll === this.last ? undefined : rowOf(poll, model);
   }
 
-  /** Tokens/s of a model between each two polls: pairs of age in seconds and speed. With `id`, those of one replica. */
+  /** Tokens/s of a model between each two polls: pairs of age in seconds and speed. With `id`, the last of one replica. */
   speeds(model, id) {
-    const pairs = this.#polls.slice(1).map((poll, index) => [this.#polls[index], poll]);
+    const polls = id === undefined ? this.#polls : this.#polls.slice(-2);
+    const pairs = polls.slice(1).map((poll, index) => [polls[index], poll]);
     return pairs.map(([earlier, later]) => {
       const then = tokensOf(rowOf(earlier, model));
       const now = tokensOf(rowOf(later, model));
