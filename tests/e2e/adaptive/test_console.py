@@ -118,6 +118,19 @@ def test_it_keeps_to_its_server_and_its_policy_and_complains_of_nothing(watched:
     assert watched.strays() == []
 
 
+def test_new_figures_leave_an_unchanged_cell_as_it_is(watched: Watched) -> None:
+    """A selection, and the place of a screen reader, would be lost with the cell."""
+    page = watched.page
+    page.evaluate("window.cell = document.querySelector('section.model tbody th')")
+    ask(page)
+    for _ in range(2):
+        with page.expect_response("**/console/status", timeout=PATIENCE_MS) as answered:
+            pass
+        assert answered.value.ok
+    page.wait_for_timeout(POLL_MS / 2)
+    assert page.evaluate("window.cell.isConnected")
+
+
 def test_rates_and_quantiles_are_those_of_prometheus_and_survive_a_restart(watched: Watched) -> None:
     """The page's own modules, in the browser that runs them."""
     script = """async () => {
@@ -126,7 +139,11 @@ def test_rates_and_quantiles_are_those_of_prometheus_and_survive_a_restart(watch
         const history = new History();
         for (const [at_s, id, generation_tokens] of [[0, "a", 100], [2, "a", 300], [4, "a", 50], [6, "b", 900]])
             history.add({ at_s, models: [{ name: "m", replicas: [{ id, generation_tokens }] }] });
+        const setBack = new History();
+        for (const [at_s, generation_tokens] of [[1000, 0], [1002, 10], [1001, 5], [500, 20], [502, 30]])
+            setBack.add({ at_s, models: [{ name: "m", replicas: [{ id: "a", generation_tokens }] }] });
         return {
+            setBack: [setBack.last.at_s, setBack.speeds("m"), setBack.speeds("m", "a")],
             middle: quantile({ bounds: [0.1, 0.2, 0.4], counts: [0, 10, 10, 0] }, 0.75),
             beyond: quantile({ bounds: [0.1, 0.2], counts: [0, 0, 3] }, 0.5),
             nothing: quantile({ bounds: [0.1], counts: [0, 0] }, 0.5),
@@ -136,6 +153,8 @@ def test_rates_and_quantiles_are_those_of_prometheus_and_survive_a_restart(watch
         };
     }"""
     assert watched.page.evaluate(script) == {
+        # An answer a little older is of another process's clock; one much older means that a clock was set back.
+        "setBack": [502, [[0, 5]], [[0, 5]]],
         "middle": pytest.approx(0.3),
         "beyond": 0.2,
         "nothing": None,

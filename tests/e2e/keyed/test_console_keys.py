@@ -22,6 +22,7 @@ def test_it_asks_for_a_key_keeps_it_in_its_tab_and_forgets_it(keyed: Served) -> 
         assert page.locator("section.model").count() == 0
         page.get_by_label("API key", exact=True).fill("sk-few")
         page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "key-toggle"
         expect(page.get_by_role("heading", name=keyed.model)).to_be_visible(timeout=PATIENCE_MS)
         expect(page.locator("#key-panel")).to_be_hidden()
         # A model that embeds is shown, and is not one to chat with.

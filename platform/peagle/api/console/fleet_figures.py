@@ -25,7 +25,10 @@ REPLICA_FIELDS = (
 
 
 def model_rows(scrape: Scrape, deployments: Mapping[str, Deployment]) -> list[dict[str, Any]]:
-    """Return a row for each model of `scrape.replicas`. Counters count since the start of the process they are from."""
+    """Return a row for each model of `scrape.replicas`. Counters count since the start of their processes.
+
+    `ingresses` names the processes that `requests`, `ttft` and `itl` are sums of.
+    """
     values = [value for of_process in scrape.ingress.values() for value in of_process]
     return [_model_row(model, scrape, values, deployments.get(model)) for model in scrape.replicas]
 
@@ -39,6 +42,7 @@ def _model_row(model: str, scrape: Scrape, values: Sequence[Value], deployment: 
         "generates": deployment is None or not deployment.pools,
         "depth_max": deployment.speculation.depth_max if deployment is not None and speculates else None,
         "states": dict(scrape.states.get(model, {})),
+        "ingresses": sorted(scrape.ingress),
         "requests": _requests_by_outcome(values, model),
         "requests_open": sum(_of_model(values, metrics.REQUESTS_OPEN.series[0], model)),
         "ttft": _histogram(values, metrics.REQUEST_TTFT, model),

@@ -17,7 +17,8 @@ def only_row(scrape: Scrape) -> dict[str, Any]:
 
 def test_a_row_sums_what_all_ingress_processes_saw() -> None:
     values = http_values().values()
-    row = only_row(replace(whole_scrape(), ingress={"i1": values, "i2": values}))
+    row = only_row(replace(whole_scrape(), ingress={"i2": values, "i1": values}))
+    assert row["ingresses"] == ["i1", "i2"]
     assert row["name"] == MODEL
     assert row["states"] == {"running": 1}
     assert row["requests"] == {"ok": 4, "client-error": 2, "shed": 2, "left": 2, "failed": 2}

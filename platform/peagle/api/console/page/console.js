@@ -25,6 +25,12 @@ function askForKey(message) {
   showKeyPanel(true);
 }
 
+function keep(key) {
+  keepKey(key);
+  byId("key").value = "";
+  byId("key").placeholder = key ? "a key is kept in this tab" : "";
+}
+
 function showKeyPanel(shown) {
   byId("key-panel").hidden = !shown;
   byId("key-toggle").setAttribute("aria-expanded", String(shown));
@@ -33,26 +39,27 @@ function showKeyPanel(shown) {
 function showFigures(figures) {
   history.add(figures);
   say(byId("version"), figures.version);
+  playground.offer(figures.models.filter((model) => model.generates));
   const names = figures.models.map((model) => model.name);
   if (names.join("\n") !== [...sections.keys()].join("\n")) {
     sections.clear();
-    for (const name of names) sections.set(name, new ModelSection(name));
+    names.forEach((name, number) => sections.set(name, new ModelSection(name, number)));
     const empty = h("p", { className: "panel empty" }, "No model is served.");
     byId("models").replaceChildren(...(names.length ? [...sections.values()].map((each) => each.root) : [empty]));
   }
   for (const section of sections.values()) section.show(history, figures.counts);
-  playground.offer(figures.models.filter((model) => model.generates));
 }
 
 async function poll() {
   clearTimeout(timer);
   if (document.hidden || polling) return;
   polling = true;
+  const key = readKey();
   try {
     showFigures(await readStatus());
     if (!document.hidden) setLive("fine", "Live");
   } catch (error) {
-    if (error.status === 401) {
+    if (error.status === 401 && key === readKey()) {
       askForKey(error.message);
       return; // until another key is typed, the answer stays the same
     }
@@ -77,18 +84,17 @@ byId("key-toggle").addEventListener("click", () => {
 
 byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  keepKey(byId("key").value.trim());
-  byId("key").value = "";
+  keep(byId("key").value.trim());
+  byId("key-toggle").focus(); // the field that has the focus is about to be hidden
   showKeyPanel(false);
   poll();
 });
 
 byId("key-forget").addEventListener("click", () => {
-  keepKey("");
-  byId("key").value = "";
+  keep("");
   say(byId("key-text"), "The key is forgotten.");
   poll();
 });
 
-byId("key").placeholder = readKey() ? "a key is kept in this tab" : "";
+keep(readKey());
 poll();

@@ -26,6 +26,17 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** Set an element's children, but leave those that are equal: a selection, or a reader's place in them, stays. */
+export function renew(parent, ...children) {
+  if (parent.children.length !== children.length) return parent.replaceChildren(...children);
+  for (const [index, child] of children.entries()) {
+    const old = parent.children[index];
+    if (old.isEqualNode(child)) continue;
+    if (child.localName === "tr") renew(old, ...child.children);
+    else old.replaceWith(child);
+  }
+}
+
 export const byId = (id) => document.getElementById(id);
 
 export const NONE = "–";

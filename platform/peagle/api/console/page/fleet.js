@@ -1,7 +1,7 @@
 // A section for each model: tiles of its load and latencies, why K is what it is, and its replicas.
 
 import { acceptanceChart, depthChart, gainChart, sparkline } from "./charts.js";
-import { NONE, fixed, h, known, milliseconds, percent, say } from "./dom.js";
+import { NONE, fixed, h, known, milliseconds, percent, renew, say } from "./dom.js";
 import { KEPT_S, minus, quantile, replicaOf, rowOf, sum } from "./history.js";
 
 /** A plan is confirmed twice a second; one this old is not. */
@@ -23,9 +23,10 @@ const TILES = [
 const COLUMNS = ["Replica", "State", "K", "Acceptance length", "Running", "Waiting", "KV cache", "Tokens/s", "Gain"];
 
 export class ModelSection {
-  constructor(name) {
+  /** `number` makes ids; a name may have spaces, which part ids. */
+  constructor(name, number) {
     this.name = name;
-    const title = h("h2", { id: `model-${name}` }, name);
+    const title = h("h2", { id: `model-${number}` }, name);
     this.states = h("span", { class: "states" });
     this.tiles = new Map(TILES.map(([key, label]) => [key, makeTile(label)]));
     this.panels = h("div", { class: "panels" });
@@ -33,7 +34,7 @@ export class ModelSection {
     this.acceptance = makePanel("Acceptance, %");
     this.gain = makePanel("Gain of speculation");
     this.panels.append(this.depth.root, this.acceptance.root, this.gain.root);
-    this.choice = h("select", { id: `replica-${name}` });
+    this.choice = h("select", { id: `replica-${number}` });
     this.choosing = h("p", { class: "choose" }, h("label", { htmlFor: this.choice.id }, "Speculation of replica"), this.choice);
     this.rows = h("tbody");
     const head = h("tr", {}, ...COLUMNS.map((column) => h("th", { scope: "col" }, column)));
@@ -54,7 +55,7 @@ export class ModelSection {
   show(history, counts) {
     const row = rowOf(history.last, this.name);
     const before = history.before(this.name);
-    this.#showStates(row);
+    this.#showStates(row, counts);
     this.#showTiles(row, before, history, counts);
     this.#showChoice(row);
     const replica = replicaOf(row, this.choice.value);
@@ -66,15 +67,15 @@ export class ModelSection {
       this.#showAcceptance(replica, earlier);
       this.#showGain(replica);
     }
-    this.rows.replaceChildren(...row.replicas.map((each) => replicaRow(each, history, this.name)));
+    renew(this.rows, ...row.replicas.map((each) => replicaRow(each, history, this.name)));
     const left = row.replicas_left_out;
-    say(this.note, left ? `${left} more replicas are not listed.` : row.replicas.length ? "" : "No replica answers.");
+    say(this.note, left ? `${left} more replicas are not listed, nor in the sums above.` : row.replicas.length ? "" : "No replica answers.");
   }
 
-  #showStates(row) {
+  #showStates(row, counts) {
     // Serve lists replicas that cannot answer yet, or no longer.
     const states = Object.entries(row.states).map(([state, count]) => stateMark(state, `${count} ${state.replace("_", " ")}`));
-    this.states.replaceChildren(...states, h("span", {}, `${fixed(row.requests_open)} open requests`));
+    renew(this.states, ...states, ...(counts ? [h("span", {}, `${fixed(row.requests_open)} open requests`)] : []));
   }
 
   #showTiles(row, before, history, counts) {
@@ -84,10 +85,11 @@ export class ModelSection {
     speed.draw(sparkline(speeds, KEPT_S));
     const total = (field) => sum(row.replicas.map((each) => each[field] ?? 0));
     const waiting = total("waiting_requests");
-    this.tiles.get("load").set(`${total("running_requests")} · ${waiting}`, finished(row, before));
-    for (const key of ["ttft", "itl"]) this.tiles.get(key).set(...quantiles(row[key], before?.[key], counts));
-    const queues = (of) => addUp((of?.replicas ?? []).map((each) => each.queue).filter(Boolean));
-    this.tiles.get("queue").set(...quantiles(queues(row), before && queues(before), counts));
+    // Sums of other processes than then would look like many new requests.
+    const same = before?.ingresses.join() === row.ingresses.join() ? before : undefined;
+    this.tiles.get("load").set(`${total("running_requests")} · ${waiting}`, finished(row, counts && same));
+    for (const key of ["ttft", "itl"]) this.tiles.get(key).set(...quantiles(row[key], grownSince(row[key], same?.[key]), counts));
+    this.tiles.get("queue").set(...quantiles(...queues(row, before), counts));
     const kv = row.replicas.map((each) => each.kv_usage_ratio).filter(known);
     const hits = total("prefix_query_tokens") ? percent(total("prefix_hit_tokens") / total("prefix_query_tokens")) : NONE;
     this.tiles.get("kv").set(`${kv.length ? percent(Math.max(...kv)) : NONE} · ${hits}`, "fullest replica · since start");
@@ -107,7 +109,7 @@ export class ModelSection {
   #showDepth(replica, depthMax, earlier) {
     const { root, chart, text, aside } = this.depth;
     const running = Math.max(1, replica.running_requests);
-    chart.replaceChildren(depthChart(replica.depths, depthMax ?? Math.max(...replica.depths), running));
+    renew(chart, depthChart(replica.depths, depthMax ?? Math.max(...replica.depths), running));
     const fallsBack = replica.depth_mode === "fallback";
     const alone = known(replica.plan_age_s) && replica.plan_age_s > PLAN_OLD_S;
     root.classList.toggle("warn", fallsBack || alone);
@@ -127,7 +129,7 @@ export class ModelSection {
       when = "last minute";
     }
     const { chart, text, aside } = this.acceptance;
-    chart.replaceChildren(acceptanceChart(of.drafted_by_position, of.accepted_by_position));
+    renew(chart, acceptanceChart(of.drafted_by_position, of.accepted_by_position));
     say(aside, when);
     const length = of.drafts ? 1 + of.accepted / of.drafts : null;
     say(text, `Drafts accepted, by position. Acceptance length ${fixed(length, 2)}, from ${fixed(of.drafts)} drafts.`);
@@ -138,20 +140,20 @@ export class ModelSection {
     const { speedup_ratio: ratio, speedup_low: low, speedup_high: high } = replica;
     if (!known(ratio) || !known(low) || !known(high)) {
       const fixedDepth = replica.depth_mode === "static";
-      chart.replaceChildren(h("p", { class: "figure none" }, NONE));
+      renew(chart, h("p", { class: "figure none" }, NONE));
       say(aside, "");
-      say(text, fixedDepth ? "K does not adapt here, so nobody estimates it." : "Not known before the replica has served.");
+      say(text, fixedDepth ? "K does not adapt here, so there is no estimate." : "Not known before the replica has served.");
       return;
     }
     if (replica.depth_planned === 0) {
-      chart.replaceChildren(h("p", { class: "figure none" }, "off"));
+      renew(chart, h("p", { class: "figure none" }, "off"));
       say(aside, "K = 0");
       say(text, "Drafting would cost more than it gains at this load.");
       return;
     }
     const interval = h("small", {}, `95 %: ${fixed(low, 2)} to ${fixed(high, 2)}`);
     const shown = h("p", { class: low > 1 ? "figure" : "figure none" }, `${fixed(ratio, 2)}×`, interval);
-    chart.replaceChildren(shown, gainChart(ratio, low, high));
+    renew(chart, shown, gainChart(ratio, low, high));
     say(aside, "estimate");
     const [planned, measured] = [replica.predicted_tokens_per_s, replica.measured_tokens_per_s].map((each) => fixed(each));
     say(text, `Tokens/s over those at K = 0, at the usual batch size. Predicted ${planned}, measured ${measured} tokens/s.`);
@@ -206,15 +208,23 @@ function replicaRow(replica, history, model) {
 const depthAt = ({ depths, running_requests: running }) => depths[Math.min(Math.max(1, running), depths.length - 1)];
 
 /** A tile's figures of a histogram: of the last minute where it holds any, else since the start. */
-function quantiles(now, then, counts) {
+function quantiles(now, lately, counts) {
   if (!counts) return [NONE, "metrics are off (--no-metrics)"];
-  const lately = then && { bounds: now.bounds, counts: minus(now.counts, then.counts) };
   const recent = lately && sum(lately.counts) > 0;
   const of = recent ? lately : now;
   const [half, most] = [quantile(of, 0.5), quantile(of, 0.95)];
   if (half === null) return [`${NONE} · ${NONE}`, "ms"];
   return [`${milliseconds(half)} · ${milliseconds(most)}`, recent ? "ms, last minute" : "ms, since start"];
 }
+
+/** Queue times since the start, and lately. A replica that has come or gone would look like many new requests. */
+function queues(row, before) {
+  const now = row.replicas.filter((each) => each.queue);
+  const lately = now.map((each) => grownSince(each.queue, replicaOf(before, each.id)?.queue)).filter(Boolean);
+  return [addUp(now.map((each) => each.queue)), addUp(lately)];
+}
+
+const grownSince = (now, then) => then && { bounds: now.bounds, counts: minus(now.counts, then.counts) };
 
 function addUp(histograms) {
   const [first, ...others] = histograms;
