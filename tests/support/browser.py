@@ -1,4 +1,4 @@
-"""Debian's Chromium on a page that the platform serves, and what it complains of."""
+"""Debian's Chromium on a page of the platform, with its console messages, requests and policy violations."""
 
 import shutil
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-# A sandbox needs rights that containers lack; the others keep the browser from asking anybody but the page's server.
+# A sandbox needs rights that containers lack. The other arguments stop the browser's own requests to other servers.
 ARGUMENTS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -19,7 +19,7 @@ window.violations = [];
 document.addEventListener("securitypolicyviolation", (event) => window.violations.push(event.violatedDirective));
 """
 
-# Text with less contrast than WCAG asks for; disabled controls are excepted there too.
+# Text below the contrast of WCAG AA, 4.5; disabled controls are exempt there too.
 LOW_CONTRAST = """
 () => {
   const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
@@ -36,19 +36,20 @@ LOW_CONTRAST = """
     return [255, 255, 255];
   };
   const found = [];
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const element = walker.currentNode.parentElement;
-    if (!walker.currentNode.textContent.trim() || !element.checkVisibility() || element.disabled) continue;
-    const pair = [parts(getComputedStyle(element).color), behind(element)].map(luminance);
+  const compare = (element, text, part) => {
+    if (!text.trim() || !element.checkVisibility() || element.disabled) return;
+    const pair = [parts(getComputedStyle(element, part).color), behind(element)].map(luminance);
     const ratio = (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
-    if (ratio < 4.5) found.push(`${walker.currentNode.textContent.trim().slice(0, 40)}: ${ratio.toFixed(2)}`);
-  }
+    if (ratio < 4.5) found.push(`${text.trim().slice(0, 40)}: ${ratio.toFixed(2)}`);
+  };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) compare(walker.currentNode.parentElement, walker.currentNode.textContent);
+  for (const each of document.querySelectorAll("[placeholder]")) compare(each, each.placeholder, "::placeholder");
   return found;
 }
 """
 
-# What somebody who does not see the page would not be told.
+# Elements without a name for a screen reader, and references to elements that do not exist.
 UNNAMED = """
 () => {
   const missing = (selector, named) =>
@@ -72,7 +73,7 @@ UNNAMED = """
 
 @dataclass(slots=True)
 class Watched:
-    """A page, and all that it said and asked for."""
+    """A page, with its console errors and its requests."""
 
     page: Page
     origin: str
@@ -80,18 +81,18 @@ class Watched:
     requests: list[str] = field(default_factory=list)
 
     def strays(self) -> list[str]:
-        """Requests to others than the page's own server."""
+        """Return requests to servers other than the page's own."""
         return [url for url in self.requests if not url.startswith((f"{self.origin}/", "data:"))]
 
     def violations(self) -> list[str]:
-        """Directives of the page's policy that it went against."""
+        """Return the directives of the page's policy that it violated."""
         found: list[str] = self.page.evaluate("window.violations")
         return found
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Yield a browser; skip the test where this machine has none."""
+    """Yield a browser; skip the test if Chromium is not installed."""
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("no chromium here: `make browser` installs Debian's, or install the package chromium")
@@ -103,7 +104,7 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def opened(browser: Browser, origin: str, **options: Any) -> Iterator[Watched]:
-    """Open `/` of `origin` in a window of its own, by options of Playwright's contexts."""
+    """Open `/` of `origin` in its own window, with options of Playwright's contexts."""
     context = browser.new_context(**options)
     watched = Watched(context.new_page(), origin)
     page = watched.page

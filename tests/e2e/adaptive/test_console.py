@@ -1,4 +1,4 @@
-"""The console in a real browser: it shows the served model, its playground streams, and everybody can read it."""
+"""The console in a real browser: its figures, its playground, and its accessibility."""
 
 import re
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def watched(browser: Browser, adaptive: Served) -> Iterator[Watched]:
 
 
 def ask(page: Page, depth_max: str = "") -> None:
-    """Have the playground answer, and wait for its end."""
+    """Send a prompt in the playground, and wait for the end of its answer."""
     page.get_by_label("Prompt").fill("def read_lines(path):")
     page.get_by_label("Max tokens").fill(str(TOKENS))
     page.get_by_label("Depth max").fill(depth_max)
@@ -61,7 +61,7 @@ def test_it_shows_the_model_its_replica_and_why_k_is_what_it_is(watched: Watched
     expect(page.locator(".tile", has_text="TTFT p50").first).to_contain_text("ms, last minute", timeout=PATIENCE_MS)
 
 
-def test_it_polls_while_it_is_seen_and_rests_while_it_is_not(watched: Watched) -> None:
+def test_it_polls_only_while_it_is_visible(watched: Watched) -> None:
     page = watched.page
     page.wait_for_timeout(2.5 * POLL_MS)
     polls = sum("/console/status" in url for url in watched.requests)
@@ -97,7 +97,7 @@ def test_the_playground_streams_and_marks_accepted_drafts_as_the_engine_counts_t
     assert page.locator("#answer .t.d").count() == 0
 
 
-def test_a_refusal_is_said_in_the_server_s_words_and_an_answer_can_be_stopped(watched: Watched) -> None:
+def test_a_refusal_shows_the_server_s_message_and_an_answer_can_be_stopped(watched: Watched) -> None:
     page = watched.page
     page.get_by_label("Max tokens").fill("100000")
     page.get_by_role("button", name="Send").click()
@@ -109,7 +109,7 @@ def test_a_refusal_is_said_in_the_server_s_words_and_an_answer_can_be_stopped(wa
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
 
 
-def test_it_keeps_to_its_server_and_its_policy_and_complains_of_nothing(watched: Watched) -> None:
+def test_it_sends_requests_only_to_its_server_and_logs_no_error(watched: Watched) -> None:
     ask(watched.page)
     watched.page.get_by_role("button", name="API key").click()
     watched.page.wait_for_timeout(POLL_MS)
@@ -170,7 +170,7 @@ def test_rates_and_quantiles_are_those_of_prometheus_and_survive_a_restart(watch
     [("light", DESKTOP, "light"), ("dark", DESKTOP, "dark"), ("phone", PHONE, "light")],
     ids=["light", "dark", "phone"],
 )
-def test_everybody_can_read_it(
+def test_it_is_accessible_in_both_themes_and_on_a_phone(
     browser: Browser, adaptive: Served, tmp_path: Path, name: str, size: dict[str, int], scheme: str
 ) -> None:
     with opened(browser, adaptive.url, viewport=size, color_scheme=scheme) as watched:
@@ -183,7 +183,7 @@ def test_everybody_can_read_it(
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
 
 
-def test_the_keyboard_reaches_everything_and_shows_where_it_is(watched: Watched) -> None:
+def test_the_keyboard_reaches_every_control_and_the_focus_is_visible(watched: Watched) -> None:
     page = watched.page
     ask(page)
     page.evaluate("document.activeElement.blur(); window.scrollTo(0, 0)")

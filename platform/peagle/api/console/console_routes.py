@@ -1,7 +1,7 @@
-"""The console: a page that shows what the fleet does and has a playground, and the figures that it polls.
+"""The console: a page with live figures of the fleet and a playground, and the route that it polls.
 
-The page holds no data, so it loads without an API key. The figures ask for one where keys are on: unlike `/fleet` they
-are meant for browsers on other machines, and they hold nothing that `/metrics` does not, except the reason for K.
+The page holds no data, so it loads without an API key. The figures require a key if keys are on: unlike `/fleet` they
+are meant for browsers on other machines. They hold nothing that `/metrics` does not, except the reason for K.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ HEADERS = {
 }
 
 SHARED_S = 1.0
-"""Age up to which figures answer further polls: many open pages cost the replicas no more than one."""
+"""Age up to which figures answer further polls, so that many open pages cost the replicas as much as one page."""
 
 ASK_S_MAX = 4.0
 """Longest wait for one process. An answer may take two waits in a row, and a page waits 10 s for it."""
@@ -72,7 +72,7 @@ class ConsoleRoutes(MetricsRoutes):
         if name not in page_files():
             raise HTTPException(404)
         data, kind, tag = page_files()[name]
-        # A browser asks each time whether its copy is still this release's.
+        # A browser revalidates its copy each time, because another release may have replaced the file.
         headers = {**HEADERS, "Cache-Control": "no-cache", "ETag": tag}
         if tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
@@ -84,7 +84,7 @@ class ConsoleRoutes(MetricsRoutes):
         if self._figures is None or _is_over(self._figures, now_s - self._figures_at_s):
             self._figures_at_s = now_s
             self._figures = asyncio.create_task(self._ask_for_figures(request.app.state.settings))
-        # A page that leaves does not stop the answer that others wait for.
+        # A page that disconnects must not cancel the answer that other pages wait for.
         data = await asyncio.shield(self._figures)
         return Response(data, media_type="application/json", headers={**HEADERS, "Cache-Control": "no-store"})
 

@@ -1,4 +1,4 @@
-"""Figures of each model for the console, from the same answers as `/metrics`; without addresses, paths and clients."""
+"""Figures of each model for the console, from the answers of `/metrics`, without addresses, paths and clients."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from peagle.config import Deployment
 from peagle.metrics import Metric
 
 REPLICAS_MAX = 64
-"""Replicas of a model that are shown one by one."""
+"""Maximum number of listed replicas of a model."""
 
 REPLICA_FIELDS = (
     *("id", "state", "running_requests", "waiting_requests", "kv_usage_ratio", "engine_stalls"),
@@ -53,7 +53,7 @@ def _model_row(model: str, scrape: Scrape, values: Sequence[Value], deployment: 
 
 
 def _replica_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    # JSON has no infinity, which an estimate from little evidence may reach.
+    # JSON has no infinity, and an estimate from few observations may be infinite.
     told = {name: row[name] for name in REPLICA_FIELDS if name in row}
     return {name: None if isinstance(value, float) and not isfinite(value) else value for name, value in told.items()}
 

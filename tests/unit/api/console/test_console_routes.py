@@ -1,4 +1,4 @@
-"""The page, its headers, and the figures that it polls. Real ASGI calls; the fleet's answers are a sample."""
+"""The page, its headers, and the figures that it polls, by real ASGI calls; the fleet's answers are a sample."""
 
 import asyncio
 import re
@@ -53,7 +53,7 @@ async def client(routes: Routes | None = None, **settings: Any) -> AsyncIterator
 
 
 @pytest.mark.parametrize("path", ["/", "/console/page/console.js", "/console/page/console.css", "/console/status"])
-async def test_every_answer_has_the_headers_that_keep_a_browser_at_home(path: str) -> None:
+async def test_every_answer_restricts_the_browser_to_this_server(path: str) -> None:
     async with client() as http:
         answer = await http.get(path)
     assert answer.status_code == 200
@@ -66,7 +66,7 @@ async def test_every_answer_has_the_headers_that_keep_a_browser_at_home(path: st
     ("path", "kind"),
     [("/", "text/html"), ("/console/page/console.js", "text/javascript"), ("/console/page/console.css", "text/css")],
 )
-async def test_a_browser_keeps_a_file_and_asks_whether_it_is_still_the_one(path: str, kind: str) -> None:
+async def test_a_browser_caches_a_file_and_revalidates_it(path: str, kind: str) -> None:
     async with client() as http:
         first = await http.get(path)
         again = await http.get(path, headers={"if-none-match": first.headers["etag"]})
@@ -103,7 +103,7 @@ def test_the_page_is_small_loads_only_its_own_files_and_has_no_inline_code() -> 
         assert set(re.findall(r"https?://[^\s\"'<>]+", text)) <= {"http://www.w3.org/2000/svg"}
 
 
-async def test_figures_are_not_kept_by_caches_and_say_when_they_are_from() -> None:
+async def test_figures_are_not_cached_and_have_a_time() -> None:
     async with client() as http:
         answer = await http.get("/console/status")
     assert answer.headers["cache-control"] == "no-store"
@@ -120,7 +120,7 @@ async def test_many_open_pages_cost_the_replicas_one_answer() -> None:
     assert len({answer.content for answer in answers}) == 1
 
 
-async def test_a_replica_that_hangs_does_not_outlast_the_patience_of_a_page() -> None:
+async def test_figures_arrive_before_a_page_stops_waiting_even_if_a_replica_hangs() -> None:
     page_waits = re.search(r"AbortSignal.timeout\(([\d_]+)\)", page_files()["server.js"][0].decode())
     assert page_waits is not None
     for probe_timeout_s, expected_s in ((60.0, ASK_S_MAX), (0.5, 0.5)):
@@ -132,7 +132,7 @@ async def test_a_replica_that_hangs_does_not_outlast_the_patience_of_a_page() ->
     assert int(page_waits[1]) / 1000 > 2 * ASK_S_MAX + LEAST_S
 
 
-async def test_figures_are_asked_for_once_while_they_are_on_their_way_and_again_when_old(
+async def test_polls_share_a_scrape_that_is_in_progress_even_if_its_first_page_disconnects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Hangs(Routes):
@@ -166,7 +166,7 @@ async def test_figures_are_asked_for_once_while_they_are_on_their_way_and_again_
     assert routes.scrapes == 2
 
 
-async def test_figures_that_could_not_be_had_are_asked_for_again() -> None:
+async def test_a_failed_scrape_is_repeated_for_the_next_poll() -> None:
     class Fails(Routes):
         async def scrape(self, timeout_s: float) -> Scrape:
             if not self.scrapes:

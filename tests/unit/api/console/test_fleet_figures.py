@@ -1,4 +1,4 @@
-"""Figures of the console: what a model's row is made of, and what never leaves the server."""
+"""Figures of the console: the fields of a model's row, and the fields that never leave the server."""
 
 import json
 from dataclasses import replace
@@ -45,14 +45,14 @@ def test_addresses_paths_and_clients_stay_on_the_server() -> None:
         assert hidden not in text
 
 
-def test_a_large_fleet_is_cut_and_the_cut_is_said() -> None:
+def test_a_large_fleet_is_cut_and_the_row_says_by_how_much() -> None:
     replicas = [{**replica_row(), "id": f"r{number:03}"} for number in range(REPLICAS_MAX + 7)]
     row = only_row(replace(whole_scrape(), replicas={MODEL: replicas}))
     assert len(row["replicas"]) == REPLICAS_MAX
     assert row["replicas_left_out"] == 7
 
 
-def test_an_estimate_without_bounds_is_told_as_unknown() -> None:
+def test_an_infinite_bound_becomes_null() -> None:
     row = only_row(Scrape(replicas={MODEL: [{"id": "r1", "speedup_high": float("inf"), "speedup_low": 0.0}]}))
     assert row["replicas"] == [{"id": "r1", "speedup_high": None, "speedup_low": 0.0}]
 
