@@ -1,4 +1,4 @@
-// The page's start: polls the server's figures while the page is seen, and asks for an API key where one is wanted.
+// Entry point: polls the server's figures while the page is visible, and asks for an API key if the server requires one.
 
 import { byId, h, say } from "./dom.js";
 import { ModelSection } from "./fleet.js";
@@ -61,9 +61,9 @@ async function poll() {
   } catch (error) {
     if (error.status === 401 && key === readKey()) {
       askForKey(error.message);
-      return; // until another key is typed, the answer stays the same
+      return; // no poll can succeed before another key is entered
     }
-    const ours = error.status === undefined; // a mistake of this page
+    const ours = error.status === undefined; // a defect of this page
     setLive("bad", ours ? "The figures cannot be shown" : error.message);
     if (ours) console.error(error);
   } finally {

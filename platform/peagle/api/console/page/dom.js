@@ -1,4 +1,4 @@
-// Elements and numbers. Text is only ever set as text, so nothing that a server or a model says becomes markup.
+// Elements and numbers. Text is set only as text, so no output of a server or a model becomes markup.
 
 /** Make an element. `attributes` named like properties of the DOM are set as such, others as attributes. */
 export function h(tag, attributes = {}, ...children) {
@@ -21,12 +21,12 @@ export function svg(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Set an element's text, unless it has it: screen readers hear only changes. */
+/** Set an element's text only if it differs, so that screen readers announce only changes. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Set an element's children, but leave those that are equal: a selection, or a reader's place in them, stays. */
+/** Set an element's children, but keep equal ones, with a selection or a screen reader's position in them. */
 export function renew(parent, ...children) {
   if (parent.children.length !== children.length) return parent.replaceChildren(...children);
   for (const [index, child] of children.entries()) {

@@ -4,7 +4,7 @@ import { acceptanceChart, depthChart, gainChart, sparkline } from "./charts.js";
 import { NONE, fixed, h, known, milliseconds, percent, renew, say } from "./dom.js";
 import { KEPT_S, minus, quantile, replicaOf, rowOf, sum } from "./history.js";
 
-/** A plan is confirmed twice a second; one this old is not. */
+/** Age of a plan that the Router has stopped confirming; it confirms twice a second. */
 const PLAN_OLD_S = 5;
 /** Drafts in the last minute from which acceptance is shown of that minute alone. */
 const DRAFTS_MIN = 50;
@@ -23,7 +23,7 @@ const TILES = [
 const COLUMNS = ["Replica", "State", "K", "Acceptance length", "Running", "Waiting", "KV cache", "Tokens/s", "Gain"];
 
 export class ModelSection {
-  /** `number` makes ids; a name may have spaces, which part ids. */
+  /** `number` is for ids: a name may have spaces, which separate ids. */
   constructor(name, number) {
     this.name = name;
     const title = h("h2", { id: `model-${number}` }, name);
@@ -69,11 +69,12 @@ export class ModelSection {
     }
     renew(this.rows, ...row.replicas.map((each) => replicaRow(each, history, this.name)));
     const left = row.replicas_left_out;
-    say(this.note, left ? `${left} more replicas are not listed, nor in the sums above.` : row.replicas.length ? "" : "No replica answers.");
+    const none = row.replicas.length ? "" : "No replica answers.";
+    say(this.note, left ? `${left} more replicas are not listed, and not in the sums above.` : none);
   }
 
   #showStates(row, counts) {
-    // Serve lists replicas that cannot answer yet, or no longer.
+    // Serve's states include replicas that cannot answer yet, or no longer.
     const states = Object.entries(row.states).map(([state, count]) => stateMark(state, `${count} ${state.replace("_", " ")}`));
     renew(this.states, ...states, ...(counts ? [h("span", {}, `${fixed(row.requests_open)} open requests`)] : []));
   }
@@ -85,7 +86,7 @@ export class ModelSection {
     speed.draw(sparkline(speeds, KEPT_S));
     const total = (field) => sum(row.replicas.map((each) => each[field] ?? 0));
     const waiting = total("waiting_requests");
-    // Sums of other processes than then would look like many new requests.
+    // Sums over another set of ingress processes would look like many new requests.
     const same = before?.ingresses.join() === row.ingresses.join() ? before : undefined;
     this.tiles.get("load").set(`${total("running_requests")} · ${waiting}`, finished(row, counts && same));
     for (const key of ["ttft", "itl"]) this.tiles.get(key).set(...quantiles(row[key], grownSince(row[key], same?.[key]), counts));
@@ -217,7 +218,7 @@ function quantiles(now, lately, counts) {
   return [`${milliseconds(half)} · ${milliseconds(most)}`, recent ? "ms, last minute" : "ms, since start"];
 }
 
-/** Queue times since the start, and lately. A replica that has come or gone would look like many new requests. */
+/** Queue times since the start, and lately. Compared by replica: a new replica's past is not of the last minute. */
 function queues(row, before) {
   const now = row.replicas.filter((each) => each.queue);
   const lately = now.map((each) => grownSince(each.queue, replicaOf(before, each.id)?.queue)).filter(Boolean);

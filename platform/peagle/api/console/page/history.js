@@ -1,11 +1,11 @@
-// What the last polls said, and what happened between them. Counters only grow, unless a process restarts.
+// Figures of the last polls, and their differences. Counters only grow, unless a process restarts.
 
 export const WINDOW_S = 60;
 export const KEPT_S = 120;
 
 const grown = (now, then) => (then === undefined || now < then ? now : now - then);
 
-/** Subtract counts, lists of counts or objects of counts; one that has shrunk began again from zero. */
+/** Subtract counts, lists of counts or objects of counts; a count that is smaller than before was reset. */
 export function minus(now, then) {
   if (typeof now === "number") return grown(now, then);
   if (Array.isArray(now)) return now.map((value, index) => grown(value, then?.[index]));
@@ -48,7 +48,7 @@ export class History {
     return this.#polls.at(-1);
   }
 
-  /** A model's row in the oldest poll of the last minute; undefined while there is but one poll. */
+  /** A model's row in the oldest poll of the last minute; undefined if it is also the latest poll. */
   before(model) {
     const poll = this.#polls.find((each) => this.last.at_s - each.at_s <= WINDOW_S);
     return poll === this.last ? undefined : rowOf(poll, model);
@@ -62,7 +62,7 @@ export class History {
       const then = tokensOf(rowOf(earlier, model));
       const now = tokensOf(rowOf(later, model));
       const ids = id === undefined ? [...now.keys()] : [id].filter((each) => now.has(each));
-      // What a replica generated before it was first seen is not of this interval.
+      // Tokens from before the first poll of a replica are not of this interval.
       const tokens = sum(ids.filter((each) => then.has(each)).map((each) => grown(now.get(each), then.get(each))));
       return [this.last.at_s - later.at_s, tokens / (later.at_s - earlier.at_s)];
     });

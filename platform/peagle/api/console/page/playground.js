@@ -9,7 +9,7 @@ import { streamChat } from "./server.js";
 
 const RUNS_KEPT = 6;
 
-/** What one answer has yielded so far. */
+/** Figures of one answer so far. */
 class Answer {
   constructor(depthMax) {
     this.depthMax = depthMax;
@@ -30,7 +30,7 @@ class Answer {
     return drafts;
   }
 
-  /** Without the first token, whose time is the time to first token. */
+  /** Tokens/s after the first token; the time before it is TTFT. */
   get speed() {
     const seconds = (this.lastMs - this.firstMs) / 1000;
     return this.tokens > 1 && seconds > 0 ? (this.tokens - 1) / seconds : null;
@@ -66,7 +66,7 @@ export class Playground {
     byId("send").disabled = true;
   }
 
-  /** Have these models to choose from. */
+  /** Offer these models in the selection. */
   offer(models) {
     const offered = models.map((model) => `${model.name} ${model.depth_max}`).join("\n");
     if (offered === this.#offered) return;

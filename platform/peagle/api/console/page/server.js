@@ -1,4 +1,4 @@
-// What the page asks of the server that it came from, with the API key that its reader typed.
+// Requests of the page to its own server, with the API key that was entered.
 
 const KEY = "peagle-api-key";
 
@@ -9,7 +9,7 @@ export function keepKey(key) {
   else sessionStorage.removeItem(KEY);
 }
 
-/** An answer that is an error, in the server's words. `status` is 0 where the server did not answer. */
+/** An error answer with the server's message. `status` is 0 if there is no complete answer. */
 export class Refusal extends Error {
   constructor(status, message) {
     super(message);
@@ -35,7 +35,7 @@ async function call(path, options) {
   try {
     message = (await response.json()).error.message || message;
   } catch {
-    // A proxy in between may answer in its own words.
+    // A proxy in between may answer without OpenAI's error object.
   }
   const after = response.headers.get("Retry-After");
   throw new Refusal(response.status, /^\d+$/.test(after) ? `${message} Try again in ${after} s.` : message);
@@ -45,7 +45,7 @@ export async function readStatus() {
   return (await call("console/status", { signal: AbortSignal.timeout(10_000) })).json();
 }
 
-/** Yield the events of a streamed chat completion. Throws a Refusal where the stream reports an error. */
+/** Yield the events of a streamed chat completion. Throws a Refusal if the stream reports an error or ends early. */
 export async function* streamChat(body, signal) {
   const response = await call("v1/chat/completions", {
     method: "POST",
@@ -76,7 +76,7 @@ async function* dataOf(body) {
       }
     }
   } finally {
-    // The server need not go on with an answer that is not read to its end.
+    // Lets the server stop an answer that is not read to its end.
     reader.cancel().catch(() => {});
   }
 }
