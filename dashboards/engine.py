@@ -3,8 +3,10 @@
 from grafana_foundation_sdk.models import units
 
 from dashboards.boards import OF_REPLICA, SPACE, Board
-from dashboards.panels import Panel, Query, Row, Shape
+from dashboards.panels import NO_RAY, Panel, Query, Row, Shape
 from dashboards.promql import WINDOW, quantile, rate, ratio
+from peagle.metrics import FINISH
+from peagle.palette import BAD, WARN
 
 _REPLICA = "{{model}} {{replica}}"
 _BY_REPLICA = "model, replica"
@@ -20,26 +22,30 @@ BATCH = (
         "Running requests.",
         units.Short,
         (Query(f"peagle_replica_running_requests{{{OF_REPLICA}}}", _REPLICA),),
+        width=6,
     ),
     Panel(
         "KV cache in use",
         "A full cache makes requests wait, and causes preemptions.",
         units.PercentUnit,
         (Query(f"peagle_replica_kv_usage_ratio{{{OF_REPLICA}}}", _REPLICA),),
-        limits=((0.9, "orange"), (0.98, "red")),
+        limits=((0.9, WARN), (0.98, BAD)),
         highest=1,
+        width=6,
     ),
     Panel(
         "Preemptions",
         "Requests preempted because the KV cache was full; they are recomputed.",
         units.RequestsPerSecond,
         (Query(rate("peagle_replica_preemptions_total", OF_REPLICA, _BY_REPLICA), _REPLICA),),
+        width=6,
     ),
     Panel(
         "Slow grammars",
         "Requests ended because their grammar became slower than `api.grammar.max_mask_s`.",
         units.RequestsPerSecond,
         (Query(rate("peagle_replica_slow_grammars_total", OF_REPLICA, _BY_REPLICA), _REPLICA),),
+        width=6,
     ),
     Panel(
         "Tokens in and out",
@@ -73,6 +79,7 @@ BATCH = (
         units.RequestsPerSecond,
         (Query(rate("peagle_replica_requests_total", OF_REPLICA, "reason"), "{{reason}}"),),
         Shape.STACK,
+        names=tuple(sorted(FINISH.values)),
     ),
 )
 
@@ -116,6 +123,7 @@ VLLM = (
             Query(f"sum by (model_name) (ray_vllm_num_requests_running{{{_VLLM}}})", "{{model_name}} running"),
             Query(f"sum by (model_name) (ray_vllm_num_requests_waiting{{{_VLLM}}})", "{{model_name}} waiting"),
         ),
+        none=NO_RAY,
     ),
     Panel(
         "Prefill, p95",
@@ -127,6 +135,7 @@ VLLM = (
                 "{{model_name}}",
             ),
         ),
+        none=NO_RAY,
     ),
     Panel(
         "Decode, p95",
@@ -138,6 +147,7 @@ VLLM = (
                 "{{model_name}}",
             ),
         ),
+        none=NO_RAY,
     ),
 )
 

@@ -6,7 +6,8 @@ Ray's series are filtered by namespace. NVIDIA's have the exporter's own namespa
 from grafana_foundation_sdk.models import units
 
 from dashboards.boards import SPACE, Board
-from dashboards.panels import Panel, Query, Row, Shape
+from dashboards.panels import NO_GPU, NO_RAY, Panel, Query, Row, Shape
+from peagle.palette import BAD, WARN
 
 _NODE, _GPU = "{{ip}}", "{{Hostname}} {{gpu}}"
 
@@ -16,7 +17,7 @@ def _ray(part: str) -> str:
 
 
 def _gpu(title: str, text: str, unit: str, expr: str, highest: float | None = None) -> Panel:
-    return Panel(title, text, unit, (Query(expr, _GPU),), highest=highest)
+    return Panel(title, text, unit, (Query(expr, _GPU),), highest=highest, none=NO_GPU)
 
 
 NODES = (
@@ -26,8 +27,8 @@ NODES = (
         units.Percent,
         (Query(_ray("cpu_utilization"), _NODE),),
         width=6,
-        limits=((90, "orange"),),
         highest=100,
+        none=NO_RAY,
     ),
     Panel(
         "Memory",
@@ -35,10 +36,13 @@ NODES = (
         units.PercentUnit,
         (Query(f"{_ray('mem_used')} / {_ray('mem_total')}", _NODE),),
         width=6,
-        limits=((0.85, "orange"), (0.95, "red")),
+        limits=((0.85, WARN), (0.95, BAD)),
         highest=1,
+        none=NO_RAY,
     ),
-    Panel("Disk", "In use.", units.BytesIEC, (Query(f"sum by (ip) ({_ray('disk_usage')})", _NODE),), width=6),
+    Panel(
+        "Disk", "In use.", units.BytesIEC, (Query(f"sum by (ip) ({_ray('disk_usage')})", _NODE),), width=6, none=NO_RAY
+    ),
     Panel(
         "GPUs, from Ray's agents",
         "For nodes without NVIDIA's exporter.",
@@ -46,6 +50,7 @@ NODES = (
         (Query(_ray("gpus_utilization"), "{{ip}} {{GpuIndex}}"),),
         width=6,
         highest=100,
+        none="No GPU, or Prometheus does not scrape Ray's agents.",
     ),
 )
 
@@ -63,11 +68,11 @@ GPUS = (
          "DCGM_FI_PROF_NVLINK_TX_BYTES + DCGM_FI_PROF_NVLINK_RX_BYTES"),
     _gpu("Power", "Drawn now.", units.Watt, "DCGM_FI_DEV_POWER_USAGE"),
     Panel("Temperature", "Of the chip.", units.Celsius, (Query("DCGM_FI_DEV_GPU_TEMP", _GPU),),
-          limits=((85, "orange"), (92, "red"))),
+          limits=((85, WARN), (92, BAD)), none=NO_GPU),
     _gpu("SM clock", "A fall under load is throttling.", units.Hertz,
          "DCGM_FI_DEV_SM_CLOCK * 1e6"),
     Panel("Errors (XID)", "The last XID of each GPU; if it is not 0, check the node's kernel log.", units.Short,
-          (Query("max by (Hostname, gpu) (DCGM_FI_DEV_XID_ERRORS)", _GPU),), Shape.STAT, 24, ((1, "red"),)),
+          (Query("max by (Hostname, gpu) (DCGM_FI_DEV_XID_ERRORS)", _GPU),), Shape.STAT, 24, ((1, BAD),), none=NO_GPU),
 )  # fmt: skip
 
 BOARD = Board(

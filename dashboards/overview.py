@@ -3,8 +3,10 @@
 from grafana_foundation_sdk.models import units
 
 from dashboards.boards import OF_MODEL, Board
-from dashboards.panels import WHERE_ADAPTIVE, Panel, Query, Row, Shape
+from dashboards.panels import NO_DRAFTS, NOT_ADAPTIVE, WHERE_ADAPTIVE, Panel, Query, Row, Shape
 from dashboards.promql import WINDOW, mean, quantile, rate, total_rate
+from peagle.metrics import CLIENT_ERROR, FAILED, LEFT, OK, SHED, STATE
+from peagle.palette import BAD, FINE, WARN
 
 _REQUESTS = total_rate("peagle_requests_total", OF_MODEL)
 _TOKENS = total_rate("peagle_replica_generation_tokens_total", OF_MODEL)
@@ -30,6 +32,9 @@ HEALTHY = (
         (Query(f"sum(peagle_replicas_answering{{{OF_MODEL}}})"),),
         Shape.STAT,
         6,
+        ((1, FINE),),
+        base=BAD,
+        none="Prometheus does not scrape the server.",
     ),
     Panel(
         "Requests failed",
@@ -38,7 +43,7 @@ HEALTHY = (
         (Query(_share("failed")),),
         Shape.STAT,
         6,
-        ((0.001, "orange"), (0.01, "red")),
+        ((0.001, WARN), (0.01, BAD)),
     ),
     Panel(
         "Requests shed",
@@ -47,7 +52,7 @@ HEALTHY = (
         (Query(_share("shed")),),
         Shape.STAT,
         6,
-        ((0.001, "orange"), (0.05, "red")),
+        ((0.001, WARN), (0.05, BAD)),
     ),
     Panel(
         "Alerts firing",
@@ -56,7 +61,7 @@ HEALTHY = (
         (Query('count(ALERTS{alertname=~"Peagle.*", alertstate="firing"}) or vector(0)'),),
         Shape.STAT,
         6,
-        ((1, "red"),),
+        ((1, BAD),),
     ),
     Panel(
         "Requests by outcome",
@@ -65,6 +70,7 @@ HEALTHY = (
         (Query(rate("peagle_requests_total", OF_MODEL, "outcome"), "{{outcome}}"),),
         Shape.STACK,
         12,
+        names=(OK, LEFT, CLIENT_ERROR, SHED, FAILED),
     ),
     Panel(
         "Replicas by state",
@@ -73,6 +79,8 @@ HEALTHY = (
         (Query(f"sum by (model, state) (peagle_replicas{{{OF_MODEL}}})", "{{model}} {{state}}"),),
         Shape.STACK,
         12,
+        none="Prometheus does not scrape the server.",
+        names=tuple(sorted(STATE.values)),
     ),
 )
 
@@ -144,6 +152,7 @@ WORTH = (
         ),
         Shape.STAT,
         6,
+        none=NOT_ADAPTIVE,
     ),
     Panel(
         "Cost per million tokens",
@@ -166,6 +175,7 @@ WORTH = (
         Shape.STAT,
         6,
         lowest=1,
+        none=NO_DRAFTS,
     ),
     Panel(
         "Tokens per second by model",
@@ -197,6 +207,7 @@ WORTH = (
         f"{WHERE_ADAPTIVE}",
         "suffix:x",
         (Query(f"avg by (model) (peagle_replica_speedup_ratio{{{OF_MODEL}}})", "{{model}}"),),
+        none=NOT_ADAPTIVE,
     ),
 )
 

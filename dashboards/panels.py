@@ -9,13 +9,21 @@ from grafana_foundation_sdk.builders import bargauge, common, heatmap, prometheu
 from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.models import dashboard, units
 from grafana_foundation_sdk.models.common import GraphThresholdsStyleMode, StackingMode, TooltipDisplayMode
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+from peagle.palette import FINE, SERIES
 
 DATASOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _LINE = GraphThresholdsStyleMode.DASHED
 
 WHERE_ADAPTIVE = "Only with adaptive depth (speculation.adaptive)."
 """Note on panels that show the depth rule's estimates."""
+NO_REQUESTS = "No requests in this time range."
+NOT_ADAPTIVE = "Adaptive depth is off (speculation.adaptive), or there were no requests."
+NO_DRAFTS = "No drafts: speculation is off, or K is 0, or there were no requests."
+NO_RAY = "Prometheus does not scrape Ray's agents."
+NO_GPU = "No GPU, or Prometheus does not scrape NVIDIA's exporter (DCGM)."
 
 
 class Shape(Enum):
@@ -50,8 +58,11 @@ class Panel:
         queries: At least one query.
         shape: Visualization.
         width: Width, of 24 columns.
-        limits: Ascending thresholds as (value, colour); below the first, values are green.
+        limits: Ascending thresholds as (value, colour): red and amber where an operator must act.
         lowest, highest: Ends of the axis, if the unit has them.
+        none: Text of the panel while it has no data: why.
+        names: Ends of the names of series that have a colour of their own, in the palette's order.
+        base: Colour of values below the first limit.
     """
 
     title: str
@@ -63,6 +74,9 @@ class Panel:
     limits: tuple[tuple[float, str], ...] = ()
     lowest: float | None = 0
     highest: float | None = None
+    none: str = NO_REQUESTS
+    names: tuple[str, ...] = ()
+    base: str = FINE
 
     @property
     def height(self) -> int:
@@ -77,8 +91,8 @@ class Row:
     panels: tuple[Panel, ...]
 
 
-def thresholds(limits: Sequence[tuple[float, str]]) -> builders.ThresholdsConfig:
-    steps = [dashboard.Threshold(value=None, color="green")]
+def thresholds(limits: Sequence[tuple[float, str]], base: str) -> builders.ThresholdsConfig:
+    steps = [dashboard.Threshold(value=None, color=base if limits else "text")]
     steps += [dashboard.Threshold(value=value, color=colour) for value, colour in limits]
     return builders.ThresholdsConfig().mode(dashboard.ThresholdsMode.ABSOLUTE).steps(steps)
 
@@ -86,7 +100,12 @@ def thresholds(limits: Sequence[tuple[float, str]]) -> builders.ThresholdsConfig
 def build(panel: Panel) -> Any:
     """Return Grafana's builder of `panel`."""
     built = _drawn(panel).title(panel.title).description(panel.text).datasource(DATASOURCE)
-    built = built.unit(panel.unit).span(panel.width).height(panel.height).thresholds(thresholds(panel.limits))
+    built = (
+        built.unit(panel.unit).span(panel.width).height(panel.height).thresholds(thresholds(panel.limits, panel.base))
+    )
+    built = built.no_value(panel.none)
+    if panel.shape is not Shape.STAT:
+        built = _coloured(built, panel)
     if panel.lowest is not None:
         built = built.min(panel.lowest)
     if panel.highest is not None:
@@ -94,6 +113,21 @@ def build(panel: Panel) -> Any:
     for index, query in enumerate(panel.queries):
         built = built.with_target(_target(panel, query, chr(ord("A") + index)))
     return built
+
+
+def _coloured(built: Any, panel: Panel) -> Any:
+    """Give every query its colour, in a shade per series: Grafana's own palette has red for series that are fine."""
+    colours = list(SERIES.values())
+    built = built.color_scheme(builders.FieldColor().mode(dashboard.FieldColorModeId.SHADES).fixed_color(colours[0]))
+    for index in range(1, len(panel.queries)):
+        built = built.override_by_query(chr(ord("A") + index), [_colour("shades", colours[index])])
+    for index, name in enumerate(panel.names):
+        built = built.override_by_regexp(f"/(^| ){name}$/", [_colour("fixed", colours[index % len(colours)])])
+    return built
+
+
+def _colour(mode: str, colour: str) -> dashboard.DynamicConfigValue:
+    return dashboard.DynamicConfigValue(id_val="color", value={"mode": mode, "fixedColor": colour})
 
 
 def _target(panel: Panel, query: Query, ref_id: str) -> prometheus.Dataquery:
@@ -114,7 +148,9 @@ def _drawn(panel: Panel) -> Any:
         case Shape.BUCKETS | Shape.ROWS:
             axis = heatmap.YAxisConfig().unit(panel.unit if panel.shape is Shape.BUCKETS else units.Short)
             shown = common.HideSeriesConfig().tooltip(False).legend(False).viz(False)
-            return heatmap.Panel().calculate(False).y_axis(axis).cell_gap(0).hide_from(shown)
+            colours = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Viridis").steps(64)
+            drawn = heatmap.Panel().calculate(False).y_axis(axis).cell_gap(0).hide_from(shown)
+            return drawn.color(colours.exponent(0.5))
         case _:
             drawn = timeseries.Panel().tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
             drawn = drawn.fill_opacity(30 if panel.shape is Shape.STACK else 5)

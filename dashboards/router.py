@@ -40,6 +40,7 @@ DISPATCH = (
         (Query(rate("peagle_dispatch_decisions_total", OF_MODEL, "reason"), "{{reason}}"),),
         Shape.STACK,
         12,
+        none="One replica: nothing to dispatch.",
     ),
     Panel(
         "Requests in the platform and in engines",
@@ -59,12 +60,15 @@ DISPATCH = (
             Query(rate("peagle_requests_total", f'{OF_MODEL}, outcome="shed"'), "{{model}} shed"),
             Query(rate("peagle_requests_total", f'{OF_MODEL}, outcome="failed"'), "{{model}} failed"),
         ),
+        width=6,
     ),
     Panel(
         "Retries",
         "Requests retried on another replica because theirs was lost before the first token.",
         units.RequestsPerSecond,
         (Query(rate("peagle_request_retries_total", OF_MODEL), "{{model}}"),),
+        width=6,
+        none="No request was retried.",
     ),
     Panel(
         "Engine stalls",
@@ -76,6 +80,7 @@ DISPATCH = (
                 "{{model}} {{replica}}",
             ),
         ),
+        width=6,
     ),
     Panel(
         "Clients that disconnected",
@@ -87,6 +92,7 @@ DISPATCH = (
                 "{{model}}",
             ),
         ),
+        width=6,
     ),
 )
 
@@ -97,41 +103,48 @@ HTTP = (
         units.RequestsPerSecond,
         (Query(rate("peagle_http_requests_total", SPACE, "route, status"), "{{route}} {{status}}"),),
         Shape.STACK,
+        none="No HTTP requests in this time range.",
     ),
     Panel(
         "Time to answer, by route",
         "p95 to the last byte.",
         units.Seconds,
         (Query(quantile(0.95, "peagle_http_request_seconds", SPACE, "route"), "{{route}}"),),
+        none="No HTTP requests in this time range.",
     ),
     Panel(
         "Requests by ingress process",
         "Each is one event loop; a busy loop delays every token.",
         units.RequestsPerSecond,
         (Query(rate("peagle_http_requests_total", SPACE, "ingress"), "{{ingress}}"),),
+        none="No HTTP requests in this time range.",
     ),
     Panel(
         "Stalls of ingress processes",
         "Longest delay of an event loop's timer, rounded up to the next bucket bound. No tokens are relayed meanwhile.",
         units.Seconds,
         (Query(quantile(1, "peagle_ingress_loop_stall_seconds", SPACE, "ingress"), "{{ingress}}"),),
+        width=12,
+        none="No HTTP requests in this time range.",
     ),
     Panel(
         "Stalls of replicas",
         "Longest delay of a timer in a replica's event loop, rounded up to the next bucket bound.",
         units.Seconds,
         (Query(quantile(1, "peagle_replica_loop_stall_seconds", SPACE, "replica"), "{{replica}}"),),
+        width=12,
     ),
 )
 
 CLIENTS = (
     Panel(
         "Tokens by client",
-        "Prompt and output tokens of finished requests, by API key name. Empty without a keys file.",
+        "Prompt and output tokens of finished requests, by API key name.",
         units.Short,
         (Query(rate("peagle_client_tokens_total", f'{OF_MODEL}, kind=~"prompt|output"', "client"), "{{client}}"),),
         Shape.STACK,
         12,
+        none="No keys file, or there were no requests with a key.",
     ),
     Panel(
         "Refused by limit",
@@ -140,6 +153,7 @@ CLIENTS = (
         (Query(rate("peagle_client_refusals_total", SPACE, "client, limit"), "{{client}} {{limit}}"),),
         Shape.STACK,
         12,
+        none="No key reached a limit.",
     ),
 )
 

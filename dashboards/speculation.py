@@ -3,8 +3,10 @@
 from grafana_foundation_sdk.models import units
 
 from dashboards.boards import OF_REPLICA, Board
-from dashboards.panels import WHERE_ADAPTIVE, Panel, Query, Row, Shape
+from dashboards.panels import NO_DRAFTS, NOT_ADAPTIVE, WHERE_ADAPTIVE, Panel, Query, Row, Shape
 from dashboards.promql import WINDOW, rate, ratio
+from peagle.metrics import CAUSE, GRAPH, MODE
+from peagle.palette import BAD, WARN
 
 _BY_REPLICA = "model, replica"
 _POSITIONS = ("peagle_replica_position_accepted_tokens_total", "peagle_replica_position_draft_tokens_total")
@@ -34,6 +36,7 @@ YIELD = (
         units.PercentUnit,
         (Query(ratio(*_POSITIONS, OF_REPLICA, "position"), "{{position}}"),),
         highest=1,
+        none=NO_DRAFTS,
     ),
     Panel(
         "Acceptance by position, now",
@@ -42,6 +45,7 @@ YIELD = (
         (Query(ratio(*_POSITIONS, OF_REPLICA, "position"), "{{position}}"),),
         Shape.BARS,
         highest=1,
+        none=NO_DRAFTS,
     ),
     Panel(
         "Acceptance length",
@@ -49,6 +53,7 @@ YIELD = (
         units.Short,
         (Query(f"1 + {_per_draft('peagle_replica_accepted_tokens_total')}", "{{model}} {{replica}}"),),
         lowest=1,
+        none=NO_DRAFTS,
     ),
     Panel(
         "Drafted and accepted",
@@ -59,6 +64,7 @@ YIELD = (
             Query(rate("peagle_replica_accepted_tokens_total", OF_REPLICA), "{{model}} accepted"),
         ),
         width=12,
+        none=NO_DRAFTS,
     ),
     Panel(
         "Waste",
@@ -75,6 +81,7 @@ YIELD = (
         ),
         width=12,
         highest=1,
+        none=NO_DRAFTS,
     ),
     Panel(
         "Rows drafted and verified",
@@ -88,6 +95,7 @@ YIELD = (
             Query(rate("peagle_replica_unfitted_rows_total", OF_REPLICA), "{{model}} drafted for the largest K"),
         ),
         width=24,
+        none=NO_DRAFTS,
     ),
 )
 
@@ -98,6 +106,7 @@ DEPTH = (
         units.Short,
         (Query(f"sum by (depth) (increase(peagle_replica_depth_steps_total{{{OF_REPLICA}}}[{WINDOW}]))", "{{depth}}"),),
         Shape.ROWS,
+        none="Speculation is off, or there were no requests.",
     ),
     Panel(
         "Steps by CUDA graph",
@@ -105,6 +114,8 @@ DEPTH = (
         units.Short,
         (Query(f"sum by (graph) (increase(peagle_replica_graph_steps_total{{{OF_REPLICA}}}[{WINDOW}]))", "{{graph}}"),),
         Shape.STACK,
+        none="No GPU: no CUDA graph steps.",
+        names=tuple(sorted(GRAPH.values)),
     ),
     Panel(
         "Requested and effective K",
@@ -116,6 +127,7 @@ DEPTH = (
             Query(_per_drafting_step("peagle_replica_draft_tokens_total"), "{{replica}} effective"),
             _gauge("peagle_replica_depth_planned", "{{replica}} planned"),
         ),
+        none=NO_DRAFTS,
     ),
     Panel(
         "Changes of K by cause",
@@ -127,6 +139,8 @@ DEPTH = (
             ),
         ),
         Shape.STACK,
+        none=NOT_ADAPTIVE,
+        names=tuple(sorted(CAUSE.values)),
     ),
     Panel(
         "What governs",
@@ -134,13 +148,16 @@ DEPTH = (
         units.Short,
         (Query(f"sum by (mode) (peagle_replica_depth_mode{{{OF_REPLICA}}})", "{{mode}}"),),
         Shape.STACK,
+        none="Speculation is off.",
+        names=tuple(sorted(MODE.values)),
     ),
     Panel(
         "Age of the plan",
         f"Time since the Router last confirmed it. Without the Router, a replica keeps its last plan. {WHERE_ADAPTIVE}",
         units.Seconds,
         (_gauge("peagle_replica_plan_age_seconds"),),
-        limits=((10, "orange"), (60, "red")),
+        limits=((10, WARN), (60, BAD)),
+        none=NOT_ADAPTIVE,
     ),
     Panel(
         "Version of the table",
@@ -150,6 +167,7 @@ DEPTH = (
             _gauge("peagle_replica_plan_version", "{{replica}} planned"),
             _gauge("peagle_replica_depth_version", "{{replica}} applied"),
         ),
+        none="Speculation is off.",
     ),
     Panel(
         "Fallbacks",
@@ -163,7 +181,8 @@ DEPTH = (
                 "{{model}} {{replica}}",
             ),
         ),
-        limits=((1, "red"),),
+        limits=((1, BAD),),
+        none=NOT_ADAPTIVE,
     ),
     Panel(
         "Assumed step times",
@@ -171,7 +190,8 @@ DEPTH = (
         f"Router's log says which, and the fix. Measurements replace them. {WHERE_ADAPTIVE}",
         units.Short,
         (Query(f"sum by (model, part) (peagle_replica_depth_prior_assumed{{{OF_REPLICA}}})", "{{model}} {{part}}"),),
-        limits=((1, "orange"),),
+        limits=((1, WARN),),
+        none=NOT_ADAPTIVE,
     ),
 )
 
@@ -184,6 +204,7 @@ WORTH = (
             _gauge("peagle_replica_predicted_tokens_per_second", "{{replica}} predicted"),
             _gauge("peagle_replica_measured_tokens_per_second", "{{replica}} measured"),
         ),
+        none=NOT_ADAPTIVE,
     ),
     Panel(
         "Goodput over its prediction",
@@ -198,6 +219,7 @@ WORTH = (
                 "{{model}} {{replica}}",
             ),
         ),
+        none=NOT_ADAPTIVE,
     ),
     Panel(
         "Speed-up over K = 0",
@@ -209,6 +231,7 @@ WORTH = (
             _gauge("peagle_replica_speedup_low_ratio", "{{model}} {{replica}} low"),
             _gauge("peagle_replica_speedup_high_ratio", "{{model}} {{replica}} high"),
         ),
+        none=NOT_ADAPTIVE,
     ),
 )
 

@@ -13,6 +13,8 @@ __all__ = ["METRICS", "OTHER", "Kind", "Label", "Metric", "Unit"]
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 # From one step of a small model to a stall that a reader notices.
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
+# From a step that starts at once to a queue behind long answers.
+QUEUE_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, *SECONDS)
 
 METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
 OK, CLIENT_ERROR, SHED, FAILED, LEFT = "ok", "client-error", "shed", "failed", "left"
@@ -241,7 +243,13 @@ REPLICA_METRICS = (
         TOKEN_SECONDS,
     ),
     _seconds("peagle_replica_e2e", OF_REPLICA, "Time from the engine's receipt of a request to its last token.", "e2e"),
-    _seconds("peagle_replica_queue", OF_REPLICA, "Time that a request waits in the engine's queue.", "queue"),
+    _seconds(
+        "peagle_replica_queue",
+        OF_REPLICA,
+        "Time that a request waits in the engine's queue.",
+        "queue",
+        QUEUE_SECONDS,
+    ),
     _seconds(
         "peagle_replica_loop_stall",
         OF_REPLICA,

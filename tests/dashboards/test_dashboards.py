@@ -13,6 +13,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.boards import SAID
 from dashboards.generate import BOARDS, CHART, HERE, generated
+from peagle.palette import BAD, FINE, SERIES, WARN
 from support.dashboard_queries import panels, queries
 from support.promql_names import nodes, selectors, wrong_names
 
@@ -76,7 +77,28 @@ def test_every_panel_says_what_it_shows_and_in_which_unit(board: dict[str, Any])
 
 
 @board
-def test_panels_lie_side_by_side_within_the_grid(board: dict[str, Any]) -> None:
+def test_a_panel_without_data_says_why(board: dict[str, Any]) -> None:
+    for panel in panels(board):
+        assert panel["fieldConfig"]["defaults"]["noValue"].endswith("."), panel["title"]
+
+
+@board
+def test_red_and_amber_are_of_thresholds_only(board: dict[str, Any]) -> None:
+    for panel in panels(board):
+        defaults, overrides = panel["fieldConfig"]["defaults"], panel["fieldConfig"]["overrides"]
+        steps = {step["color"] for step in defaults["thresholds"]["steps"]}
+        assert steps <= {"text", FINE, WARN, BAD}, panel["title"]
+        given = [*([defaults["color"]] if panel["type"] != "stat" else []), *_overriding(overrides)]
+        assert {each["mode"] for each in given} <= {"shades", "fixed"}, "Grafana's own palette has red"
+        assert {each["fixedColor"] for each in given} <= set(SERIES.values()), panel["title"]
+
+
+def _overriding(overrides: list[dict[str, Any]]) -> list[dict[str, str]]:
+    return [each["value"] for override in overrides for each in override["properties"]]
+
+
+@board
+def test_panels_lie_side_by_side_within_the_grid_and_leave_no_gap(board: dict[str, Any]) -> None:
     taken: set[tuple[int, int]] = set()
     for panel in board["panels"]:
         place = panel["gridPos"]
@@ -88,6 +110,7 @@ def test_panels_lie_side_by_side_within_the_grid(board: dict[str, Any]) -> None:
         }
         assert not cells & taken, panel["title"]
         taken |= cells
+    assert len(taken) == 24 * len({y for _, y in taken}), "a row is not full"
 
 
 @board

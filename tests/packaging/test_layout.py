@@ -35,7 +35,9 @@ LAYERS = (
     ("peagle.router",),
     tuple(
         f"peagle.{name}"
-        for name in ("errors", "import_paths", "metric_types", "metrics", "prompt_file", "tracing", "upstream")
+        for name in (
+            *("errors", "import_paths", "metric_types", "metrics", "palette", "prompt_file", "tracing", "upstream"),
+        )
     ),
 )
 HEAVY = {"ray", "vllm", "torch", "kubernetes", "transformers"}

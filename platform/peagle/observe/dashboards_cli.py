@@ -21,13 +21,13 @@ def preview(
         str, typer.Option(help="URL of Prometheus.", parser=http_url, metavar="URL")
     ] = "http://127.0.0.1:9090",
     dashboards: Annotated[Path, typer.Option(help="Folder of the dashboards.")] = Path("dashboards/generated"),
-    out: Annotated[Path, typer.Option(help="Folder for preview.html and preview.png.")] = Path("bench-results/preview"),
+    out: Annotated[Path, typer.Option(help="Folder for preview.html and preview.svg.")] = Path("bench-results/preview"),
     minutes: Annotated[float, typer.Option(min=1, max=10_080, help="Minutes to show, up to now.")] = 15.0,
     price: Annotated[float, typer.Option(min=0, help="Price of a device-hour.")] = 1.0,
 ) -> None:
     """Draw every panel with data from Prometheus.
 
-    Needs no Grafana. Writes one HTML page and one PNG, and lists panels without data. Exits with 1 if Prometheus
+    Needs no Grafana. Writes one HTML page and one SVG, and lists panels without data. Exits with 1 if Prometheus
     refuses a query.
 
     Example: peagle dashboards preview --minutes 10

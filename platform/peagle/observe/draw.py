@@ -1,6 +1,7 @@
 """Draws a dashboard panel from Prometheus' answers and the panel's Grafana JSON."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
 from peagle.observe.prometheus import Answer, Line, Span
+from peagle.palette import BAD, INK
 
 LINES_MAX = 12
 SPARSE_MAX = 4
@@ -44,7 +46,8 @@ def draw(axes: Axes, panel: dict[str, Any], answers: Sequence[Answer], span: Spa
     lines = [line for answer in answers for line in answer.lines]
     problems = [answer.problem for answer in answers if answer.problem]
     if problems or not any(line.has_value for line in lines):
-        _say(axes, problems[0] if problems else "no data", "red" if problems else "grey")
+        none = panel["fieldConfig"]["defaults"]["noValue"]
+        _say(axes, problems[0] if problems else none, BAD if problems else INK)
         return
     unit = panel["fieldConfig"]["defaults"]["unit"]
     match panel["type"]:
@@ -63,14 +66,22 @@ def draw(axes: Axes, panel: dict[str, Any], answers: Sequence[Answer], span: Spa
 
 
 def colour_of(panel: dict[str, Any], value: float) -> str:
-    """Return the colour of the highest threshold that `value` reaches; black below all."""
-    reached = [step["color"] for step in _steps(panel) if value >= step["value"]]
-    return str(reached[-1]) if reached else "black"
+    """Return the colour of the highest threshold that `value` reaches; without thresholds, that of text."""
+    reached = [step["color"] for step in _steps(panel) if step["value"] is None or value >= step["value"]]
+    return str(reached[-1]).replace("text", INK) if reached else INK
+
+
+def series_colour(panel: dict[str, Any], name: str) -> str | None:
+    """Return the colour that `panel` gives to the series of this name, if any."""
+    for override in panel["fieldConfig"].get("overrides", ()):
+        if override["matcher"]["id"] == "byRegexp" and re.search(override["matcher"]["options"].strip("/"), name):
+            return str(override["properties"][0]["value"]["fixedColor"])
+    return None
 
 
 def _steps(panel: dict[str, Any]) -> list[dict[str, Any]]:
-    steps = panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", ())
-    return [step for step in steps if step["value"] is not None]
+    steps: list[dict[str, Any]] = panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", [])
+    return steps
 
 
 def _say(axes: Axes, text: str, colour: str) -> None:
@@ -91,11 +102,13 @@ def _curves(axes: Axes, panel: dict[str, Any], lines: Sequence[Line], unit: str,
     stacked = custom.get("stacking", {}).get("mode") == "normal"
     if stacked:
         grid = np.arange(span.start_s, span.end_s + span.step_s / 2, span.step_s)
+        colours = [series_colour(panel, line.name) or f"C{index}" for index, line in enumerate(lines)]
         # A step ends at its sample, so that a single sample is visible.
         axes.stackplot(
             _dates(grid),
             [_on(line, grid) for line in lines],
             labels=[line.name for line in lines],
+            colors=colours,
             alpha=0.7,
             step="pre",
         )
@@ -104,14 +117,14 @@ def _curves(axes: Axes, panel: dict[str, Any], lines: Sequence[Line], unit: str,
         axes.plot(_dates(at), values, label=line.name, linewidth=1, marker="." if len(at) <= SPARSE_MAX else None)
     for step in _steps(panel):
         low, high = axes.get_ylim()
-        if low <= step["value"] <= high:
+        if step["value"] is not None and low <= step["value"] <= high:
             axes.axhline(step["value"], color=step["color"], linewidth=0.8, linestyle="--")
     if panel["fieldConfig"]["defaults"].get("min") == 0:
         axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda value, _: shown(value, unit))
-    axes.grid(alpha=0.3)
+    axes.grid()
     if any(line.name for line in lines):
-        axes.legend(fontsize=6, framealpha=0.6)
+        axes.legend(fontsize=6)
     _time(axes, span)
 
 

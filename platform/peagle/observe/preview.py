@@ -14,16 +14,20 @@ from matplotlib.figure import Figure
 from peagle.errors import ConfigError
 from peagle.observe.draw import draw
 from peagle.observe.prometheus import Answer, Prometheus, Span, filled_in
+from peagle.palette import SETTINGS
 
-COLUMNS, UNIT_INCHES, WIDTH_PX = 24, 0.55, 1440
+COLUMNS, UNIT_INCHES = 24, 0.55
+AS_TEXT = {**SETTINGS, "svg.fonttype": "none"}
+"""Settings of pictures: text stays text, which is smaller than its outlines and can be searched."""
 FIRST = "peagle-overview"
 INSTANT = ("stat", "bargauge")
 STYLE = """
-body { font-family: sans-serif; margin: 1em; background: #f4f5f5; }
-section { display: grid; grid-template-columns: repeat(24, 1fr); gap: 6px; }
-figure { margin: 0; background: white; border: 1px solid #ddd; }
-figure svg { width: 100%; height: auto; }
-figcaption { font-size: 11px; color: #555; padding: 2px 6px; }
+:root { color-scheme: light dark; }
+body { font-family: sans-serif; margin: 1em; background: Canvas; color: CanvasText; }
+section { display: grid; grid-template-columns: repeat(24, minmax(0, 1fr)); gap: 6px; }
+figure { margin: 0; border: 1px solid #7a7f8755; }
+figure svg { display: block; width: 100%; height: auto; }
+figcaption { font-size: 11px; opacity: 0.75; padding: 2px 6px; }
 h3 { grid-column: 1 / -1; margin: 0.5em 0 0; font-size: 14px; }
 """
 
@@ -70,11 +74,11 @@ def ask(board: dict[str, Any], prometheus: Prometheus, span: Span, price: float)
     return [Drawn(panel, tuple(answers(panel))) for panel in board["panels"]]
 
 
-def png(boards: Boards, span: Span) -> bytes:
-    """Return one picture of all dashboards, one below the other."""
+def picture(boards: Boards, span: Span) -> str:
+    """Return one SVG picture of all dashboards, one below the other."""
     heights = [max(each.panel["gridPos"]["y"] + each.panel["gridPos"]["h"] for each in panels) for _, panels in boards]
     total = sum(heights) + 2 * len(heights)
-    figure = Figure(figsize=(COLUMNS * UNIT_INCHES, total * UNIT_INCHES), dpi=WIDTH_PX / (COLUMNS * UNIT_INCHES))
+    figure = Figure(figsize=(COLUMNS * UNIT_INCHES, total * UNIT_INCHES))
     top = 0.0
     for (board, panels), height in zip(boards, heights, strict=True):
         figure.text(0.01, 1 - (top + 1) / total, board["title"], fontsize=15, weight="bold")
@@ -89,9 +93,7 @@ def png(boards: Boards, span: Span) -> bytes:
                 inner = (x + 0.045, y + 0.9 / total, w - 0.06, h - 1.9 / total)
                 draw(figure.add_axes(inner), each.panel, each.answers, span)
         top += height
-    sink = io.BytesIO()
-    figure.savefig(sink, format="png")
-    return sink.getvalue()
+    return _svg(figure)
 
 
 def page(boards: Boards, span: Span) -> str:
@@ -110,27 +112,32 @@ def _figure(each: Drawn, span: Span) -> str:
         return f"<h3>{html.escape(panel['title'])}</h3>"
     figure = Figure(figsize=(place["w"] * UNIT_INCHES, place["h"] * UNIT_INCHES * 0.8), layout="tight")
     draw(figure.add_subplot(), panel, each.answers, span)
-    sink = io.StringIO()
     # Without its own salt, element ids of one picture would clash with those of another on the same page.
     with matplotlib.rc_context({"svg.hashsalt": str(panel["id"]) + panel["title"]}):
-        figure.savefig(sink, format="svg")
-    picture = sink.getvalue()
-    picture = picture[picture.index("<svg") :]
+        drawn = _svg(figure)
+    drawn = drawn[drawn.index("<svg") :]
     queries = html.escape("\n".join(target["expr"] for target in panel["targets"]))
     return (
-        f"<figure style='grid-column: span {place['w']}' title='{queries}'>{picture}"
+        f"<figure style='grid-column: span {place['w']}' title='{queries}'>{drawn}"
         f"<figcaption>{html.escape(panel['description'])}</figcaption></figure>"
     )
 
 
+def _svg(figure: Figure) -> str:
+    sink = io.StringIO()
+    figure.savefig(sink, format="svg", transparent=True)
+    return sink.getvalue()
+
+
 def run_preview(url: str, folder: Path, out: Path, minutes: float, price: float) -> int:
-    """Write preview.html and preview.png into `out`; returns 1 if Prometheus refused a query, else 0."""
+    """Write preview.html and preview.svg into `out`; returns 1 if Prometheus refused a query, else 0."""
     boards, span = read_boards(folder), Span.of_last(minutes)
     with Prometheus(url) as prometheus:
         drawn = [(board, ask(board, prometheus, span, price)) for board in boards]
     out.mkdir(parents=True, exist_ok=True)
-    (out / "preview.html").write_text(page(drawn, span), encoding="utf-8")
-    (out / "preview.png").write_bytes(png(drawn, span))
+    with matplotlib.rc_context(AS_TEXT):
+        (out / "preview.html").write_text(page(drawn, span), encoding="utf-8")
+        (out / "preview.svg").write_text(picture(drawn, span), encoding="utf-8")
     refused = 0
     for board, panels in drawn:
         asked = [each for each in panels if each.panel["type"] != "row"]
@@ -142,5 +149,5 @@ def run_preview(url: str, folder: Path, out: Path, minutes: float, price: float)
             if each.problem:
                 refused += 1
                 print(f"  refused: {each.panel['title']}: {each.problem}")
-    print(f"Written: {out / 'preview.html'}, {out / 'preview.png'}")
+    print(f"Written: {out / 'preview.html'}, {out / 'preview.svg'}")
     return 1 if refused else 0

@@ -1,4 +1,4 @@
-"""SVG figures that are readable on light and dark pages: no background, medium colours."""
+"""SVG figures that are readable on light and dark pages: no background."""
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -10,37 +10,24 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from peagle.bench.core.rows import Row
+from peagle.palette import SERIES, SETTINGS
 
-INK = "#7a7f87"
 STYLES = {
-    "grey": {"color": "#808080", "marker": "s", "linestyle": ":"},
-    "orange": {"color": "#c56a15", "marker": "^", "linestyle": "--"},
-    "blue": {"color": "#3b82d6", "marker": "o", "linestyle": "-"},
-    "green": {"color": "#2f9e6e", "marker": "v", "linestyle": "-"},
-    "purple": {"color": "#a45fd0", "marker": "D", "linestyle": "-."},
+    "grey": {"color": SERIES["grey"], "marker": "s", "linestyle": ":"},
+    "olive": {"color": SERIES["olive"], "marker": "^", "linestyle": "--"},
+    "blue": {"color": SERIES["blue"], "marker": "o", "linestyle": "-"},
+    "green": {"color": SERIES["green"], "marker": "v", "linestyle": "-"},
+    "purple": {"color": SERIES["purple"], "marker": "D", "linestyle": "-."},
 }
 """Colour, marker and line of a series, distinguishable without colour."""
-SETTINGS: Any = {
-    "font.size": 11,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "grid.color": INK,
-    "grid.alpha": 0.25,
-    # Without these, the same result would give a different file each time.
-    "svg.hashsalt": "peagle",
-}
+_SETTINGS: Any = {**SETTINGS, "font.size": 11}
 
 
 def lines_by_concurrency(
     series: Mapping[str, Sequence[Row]], figure: str, label: str, styles: Mapping[str, str]
 ) -> bytes:
     """Draw a line of `figure` per name, with its extremes; `styles` maps names to `STYLES`."""
-    with rc_context(SETTINGS):
+    with rc_context(_SETTINGS):
         canvas, axes = _new_axes("Requests at once", label)
         for name, rows in series.items():
             spreads = [row[figure] for row in rows]
@@ -61,7 +48,7 @@ def lines_by_concurrency(
 
 def lines_by_depth(points: Mapping[str, Sequence[tuple[int, float]]], label: str, styles: Mapping[str, str]) -> bytes:
     """Draw a line per name through its points, which are K and a value of at least 1."""
-    with rc_context(SETTINGS):
+    with rc_context(_SETTINGS):
         canvas, axes = _new_axes("K", label)
         for name, line in points.items():
             style: Any = STYLES[styles[name]]
@@ -72,7 +59,7 @@ def lines_by_depth(points: Mapping[str, Sequence[tuple[int, float]]], label: str
 
 def stacked_bars(names: Sequence[str], parts: Mapping[str, Sequence[float]], label: str) -> bytes:
     """Draw a stacked bar per name."""
-    with rc_context(SETTINGS):
+    with rc_context(_SETTINGS):
         canvas, axes = _new_axes("", label)
         below = [0.0] * len(names)
         for part, heights in parts.items():
@@ -93,7 +80,7 @@ def _new_axes(across: str, up: str) -> tuple[Figure, Axes]:
 
 def _svg(canvas: Figure, axes: Axes, bottom: float = 0.0) -> bytes:
     axes.set_ylim(bottom=bottom)
-    axes.legend(frameon=False)
+    axes.legend()
     content = BytesIO()
     canvas.savefig(content, format="svg", transparent=True, metadata={"Date": None})
     return content.getvalue()

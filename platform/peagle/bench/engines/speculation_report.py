@@ -15,7 +15,7 @@ from peagle.bench.engines.speculation_rows import DISTINCT
 from peagle.bench.engines.step_costs import cost_lines
 
 ADAPTIVE = f"{PEAGLE}, adaptive"
-STYLES = {NONE: "grey", EAGLE3: "orange", PEAGLE: "blue", FIXED: "green", ADAPTIVE: "purple"}
+STYLES = {NONE: "grey", EAGLE3: "olive", PEAGLE: "blue", FIXED: "green", ADAPTIVE: "purple"}
 
 
 def result_table(rows: Sequence[Row]) -> Table:

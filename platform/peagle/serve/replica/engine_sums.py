@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from peagle.metrics import FINISH, SECONDS, TOKEN_SECONDS
+from peagle.metrics import FINISH, QUEUE_SECONDS, SECONDS, TOKEN_SECONDS
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class EngineSums:
     itl: Buckets = field(default_factory=lambda: Buckets(TOKEN_SECONDS))
     tpot: Buckets = field(default_factory=lambda: Buckets(TOKEN_SECONDS))
     e2e: Buckets = field(default_factory=lambda: Buckets(SECONDS))
-    queue: Buckets = field(default_factory=lambda: Buckets(SECONDS))
+    queue: Buckets = field(default_factory=lambda: Buckets(QUEUE_SECONDS))
     prompt_tokens: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0

@@ -29,6 +29,12 @@ def test_what_vllm_says_of_a_step_is_added() -> None:
     assert [sum(plain[name]["counts"]) for name in ("ttft", "itl", "tpot", "e2e", "queue")] == [2, 4, 2, 2, 2]
 
 
+def test_waits_below_a_millisecond_are_told_apart() -> None:
+    sums = EngineSums()
+    sums.stepped(step_of_vllm(finished_requests=[finished_request(queued_time=wait) for wait in (0.00005, 0.0004)]))
+    assert sums.queue.counts[:3] == [1, 0, 1]
+
+
 def test_a_request_that_generated_nothing_says_nothing_of_queue_and_tokens() -> None:
     sums = EngineSums()
     aborted = finished_request(finish_reason="abort", num_generation_tokens=0, queued_time=-3.0)
