@@ -6,6 +6,13 @@ from enum import StrEnum
 OTHER = "other"
 """Label value that replaces an undeclared value."""
 
+# From a health probe to a long generation.
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+# From one step of a small model to a stall that a reader notices.
+TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
+# From a step that starts at once to a queue behind long answers.
+QUEUE_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, *SECONDS)
+
 
 class Kind(StrEnum):
     """Prometheus' types."""
@@ -79,3 +86,21 @@ class Metric:
     def label_values(self, *values: str) -> list[str]:
         """Return `values`, in the order of the labels, with undeclared values replaced."""
         return [label.bounded(value) for label, value in zip(self.labels, values, strict=True)]
+
+
+def counter(name: str, unit: Unit, labels: tuple[Label, ...], text: str, field: str | None = None) -> Metric:
+    return Metric(name, Kind.COUNTER, unit, labels, text, field)
+
+
+def gauge(name: str, unit: Unit, labels: tuple[Label, ...], text: str, field: str | None = None) -> Metric:
+    return Metric(name, Kind.GAUGE, unit, labels, text, field)
+
+
+def seconds(
+    name: str,
+    labels: tuple[Label, ...],
+    text: str,
+    field: str | None = None,
+    buckets: tuple[float, ...] = SECONDS,
+) -> Metric:
+    return Metric(f"{name}_seconds", Kind.HISTOGRAM, Unit.SECONDS, labels, text, field, buckets)
