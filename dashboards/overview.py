@@ -70,7 +70,7 @@ HEALTHY = (
         (Query(rate("peagle_requests_total", OF_MODEL, "outcome"), "{{outcome}}"),),
         Shape.STACK,
         12,
-        names=(OK, LEFT, CLIENT_ERROR, SHED, FAILED),
+        names=(LEFT, CLIENT_ERROR, OK, SHED, FAILED),
     ),
     Panel(
         "Replicas by state",

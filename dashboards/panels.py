@@ -149,8 +149,8 @@ def _drawn(panel: Panel) -> Any:
             axis = heatmap.YAxisConfig().unit(panel.unit if panel.shape is Shape.BUCKETS else units.Short)
             shown = common.HideSeriesConfig().tooltip(False).legend(False).viz(False)
             colours = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Viridis").steps(64)
-            drawn = heatmap.Panel().calculate(False).y_axis(axis).cell_gap(0).hide_from(shown)
-            return drawn.color(colours.exponent(0.5))
+            cells = heatmap.Panel().calculate(False).y_axis(axis).cell_gap(0).hide_from(shown)
+            return cells.color(colours.exponent(0.5))
         case _:
             drawn = timeseries.Panel().tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
             drawn = drawn.fill_opacity(30 if panel.shape is Shape.STACK else 5)

@@ -24,6 +24,7 @@ SERIES = {
 """Colours of series, by name, in the order of use."""
 SETTINGS: Any = {
     "text.color": INK,
+    "axes.facecolor": "none",
     "axes.labelcolor": INK,
     "axes.edgecolor": INK,
     "axes.prop_cycle": f"cycler('color', {list(SERIES.values())})",

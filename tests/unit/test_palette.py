@@ -3,11 +3,13 @@
 from itertools import combinations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from peagle.palette import BAD, FINE, INK, SERIES, WARN
 
 LIGHT, DARK = "#ffffff", "#0d1117"
+Vector = npt.NDArray[np.float64]
 COLOURS = {*SERIES.values(), FINE, WARN, BAD}
 # Machado, Oliveira and Fernandes, 2009: linear RGB as seen without one kind of cone.
 SIGHTS = {
@@ -19,7 +21,7 @@ XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1
 WHITE = np.array([0.9505, 1.0, 1.089])
 
 
-def linear(color: str) -> np.ndarray:
+def linear(color: str) -> Vector:
     channels = np.array([int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)])
     return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
 
@@ -29,7 +31,7 @@ def luminance(color: str) -> float:
     return float(np.array([0.2126, 0.7152, 0.0722]) @ linear(color))
 
 
-def lab(rgb: np.ndarray) -> np.ndarray:
+def lab(rgb: Vector) -> Vector:
     """CIE L*a*b* of linear RGB."""
     x, y, z = np.cbrt(XYZ @ rgb.clip(0, 1) / WHITE)
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])

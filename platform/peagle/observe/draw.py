@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.dates import MINUTELY, AutoDateLocator, ConciseDateFormatter
 
 from peagle.observe.prometheus import Answer, Line, Span
 from peagle.palette import BAD, INK
@@ -109,7 +109,7 @@ def _curves(axes: Axes, panel: dict[str, Any], lines: Sequence[Line], unit: str,
             [_on(line, grid) for line in lines],
             labels=[line.name for line in lines],
             colors=colours,
-            alpha=0.7,
+            alpha=0.6,
             step="pre",
         )
     for line in lines[: 0 if stacked else LINES_MAX]:
@@ -174,6 +174,7 @@ def _dates(seconds: Any) -> Any:
 
 def _time(axes: Axes, span: Span) -> None:
     axes.set_xlim(*_dates(np.array([span.start_s, span.end_s])))
-    locator = AutoDateLocator(minticks=3)  # type: ignore[no-untyped-call]
+    locator = AutoDateLocator(minticks=3, maxticks=6)  # type: ignore[no-untyped-call]
+    locator.intervald[MINUTELY] = [1, 2, 5, 10, 15, 30]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, show_offset=False))  # type: ignore[no-untyped-call]

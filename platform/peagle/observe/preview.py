@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from peagle.observe.draw import draw
 from peagle.observe.prometheus import Answer, Prometheus, Span, filled_in
 from peagle.palette import SETTINGS
 
-COLUMNS, UNIT_INCHES = 24, 0.55
+COLUMNS, UNIT_INCHES, EMPTY_HEIGHT = 24, 0.55, 3
 AS_TEXT = {**SETTINGS, "svg.fonttype": "none"}
 """Settings of pictures: text stays text, which is smaller than its outlines and can be searched."""
 FIRST = "peagle-overview"
@@ -47,6 +48,12 @@ class Drawn:
     def is_empty(self) -> bool:
         return not any(line.has_value for answer in self.answers for line in answer.lines)
 
+    @property
+    def height(self) -> int:
+        """Rows of the grid that the picture takes; few if all it says is why there is no data."""
+        is_short = self.panel["type"] != "row" and self.is_empty and not self.problem
+        return EMPTY_HEIGHT if is_short else int(self.panel["gridPos"]["h"])
+
 
 Boards = Sequence[tuple[dict[str, Any], Sequence[Drawn]]]
 
@@ -76,17 +83,18 @@ def ask(board: dict[str, Any], prometheus: Prometheus, span: Span, price: float)
 
 def picture(boards: Boards, span: Span) -> str:
     """Return one SVG picture of all dashboards, one below the other."""
-    heights = [max(each.panel["gridPos"]["y"] + each.panel["gridPos"]["h"] for each in panels) for _, panels in boards]
+    placed = [(board, list(_placed(panels))) for board, panels in boards]
+    heights = [max(y + each.height for y, each in panels) for _, panels in placed]
     total = sum(heights) + 2 * len(heights)
     figure = Figure(figsize=(COLUMNS * UNIT_INCHES, total * UNIT_INCHES))
-    top = 0.0
-    for (board, panels), height in zip(boards, heights, strict=True):
+    top = 0
+    for (board, panels), height in zip(placed, heights, strict=True):
         figure.text(0.01, 1 - (top + 1) / total, board["title"], fontsize=15, weight="bold")
         top += 2
-        for each in panels:
+        for row, each in panels:
             place = each.panel["gridPos"]
-            x, y = place["x"] / COLUMNS, 1 - (top + place["y"] + place["h"]) / total
-            w, h = place["w"] / COLUMNS, place["h"] / total
+            x, y = place["x"] / COLUMNS, 1 - (top + row + each.height) / total
+            w, h = place["w"] / COLUMNS, each.height / total
             if each.panel["type"] == "row":
                 figure.text(0.01, y + h * 0.2, each.panel["title"], fontsize=11)
             else:
@@ -94,6 +102,15 @@ def picture(boards: Boards, span: Span) -> str:
                 draw(figure.add_axes(inner), each.panel, each.answers, span)
         top += height
     return _svg(figure)
+
+
+def _placed(panels: Sequence[Drawn]) -> Iterator[tuple[int, Drawn]]:
+    """Yield each panel with its row in the grid, so that lines of empty panels leave no gap."""
+    row = 0
+    for _, line in groupby(panels, key=lambda each: each.panel["gridPos"]["y"]):
+        members = list(line)
+        yield from ((row, each) for each in members)
+        row += max(each.height for each in members)
 
 
 def page(boards: Boards, span: Span) -> str:
@@ -110,7 +127,7 @@ def _figure(each: Drawn, span: Span) -> str:
     panel, place = each.panel, each.panel["gridPos"]
     if panel["type"] == "row":
         return f"<h3>{html.escape(panel['title'])}</h3>"
-    figure = Figure(figsize=(place["w"] * UNIT_INCHES, place["h"] * UNIT_INCHES * 0.8), layout="tight")
+    figure = Figure(figsize=(place["w"] * UNIT_INCHES, each.height * UNIT_INCHES * 0.8), layout="tight")
     draw(figure.add_subplot(), panel, each.answers, span)
     # Without its own salt, element ids of one picture would clash with those of another on the same page.
     with matplotlib.rc_context({"svg.hashsalt": str(panel["id"]) + panel["title"]}):
