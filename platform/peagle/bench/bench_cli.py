@@ -138,10 +138,7 @@ def depth(
         typer.Option("--shifting", help="Also compare while load (1, 8, 32) and prompts (code, prose, noise) shift."),
     ] = False,
     mixed: Annotated[
-        bool,
-        typer.Option(
-            "--mixed", help="Use random tokens as every second prompt, so that requests differ in acceptance."
-        ),
+        bool, typer.Option("--mixed", help="Replace every second prompt with random tokens, to mix acceptance.")
     ] = False,
     fixed: Annotated[
         int | None,
@@ -177,9 +174,7 @@ def depth(
         usual = ",".join(str(each) for each in (0, 1, 3, 5, 7) if each <= deepest)
         asked = _numbers("--depths", depths or usual, least=0), _numbers("--concurrency", concurrency)
         if not any(asked[0]):
-            raise ConfigError(
-                "--depths", depths, "the largest of them is the draft depth, which must be above 0", "Add a larger K."
-            )
+            raise ConfigError("--depths", depths, "the largest is the draft depth: it must exceed 0", "Add a larger K.")
         for stand_in in cost_prior(deployment).stand_ins.values():
             typer.echo(f"The rule starts from assumed step times: {stand_in}", err=True)
         job = EngineJob.of(

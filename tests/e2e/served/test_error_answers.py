@@ -87,7 +87,7 @@ def test_an_adapter_of_a_known_model_is_unknown(http: httpx.Client, served: Serv
     assert error["code"] == "model_not_found"
 
 
-@pytest.mark.parametrize("path", ["/v1/nothing", "/", "/v1", "/docs", "/openapi.json", "/v1/chat"])
+@pytest.mark.parametrize("path", ["/v1/nothing", "/console", "/v1", "/docs", "/openapi.json", "/v1/chat"])
 def test_an_unknown_path(http: httpx.Client, path: str) -> None:
     assert error_of(http.get(path), 404)["code"] == "unknown_url"
 
