@@ -134,7 +134,7 @@ def _depths_of_changing(runner: Runner, truth: Truth, depths: Sequence[int]) -> 
 
 
 def acceptance_at_a_position_does_not_depend_on_depth(runner: Runner, _: Truth) -> None:
-    """Where K is drawn anew for each step: in runs of their own, deep drafts would start from other places."""
+    """K is drawn for each step: in runs of their own, deep drafts would start from other places."""
     rng, before = random.Random(0), runner.stats()
     runner.generate(
         held_out(96), BATCH, lambda _: runner.set_depths(rng.choice((3, DEPTH_MAX))), max_tokens=64, ignore_eos=True

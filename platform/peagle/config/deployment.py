@@ -248,7 +248,7 @@ class Deployment(Strict):
                 raise wrong(key, value, REFUSED_ARGUMENTS[key], "Remove it.")
             if not key.isidentifier() or key.startswith("_"):
                 name = key.lstrip("-_").replace("-", "_")
-                raise wrong(key, value, "it is no engine argument", f"Write it as vLLM names it in Python: {name}.")
+                raise wrong(key, value, "it is not an engine argument", f"Write it as vLLM names it in Python: {name}.")
         return engine
 
     @field_validator("environment")
@@ -256,7 +256,7 @@ class Deployment(Strict):
     def _settable(cls, environment: dict[str, str]) -> dict[str, str]:
         for name, value in environment.items():
             if not VARIABLE_NAME.fullmatch(name):
-                raise wrong(name, None, "it is no name of a variable", "Use letters, digits and underscores.")
+                raise wrong(name, None, "it is not a variable name", "Use letters, digits and underscores.")
             if "\0" in value:
                 raise wrong(name, None, "its value holds a NUL character", "Write it without.")
             if name in REFUSED_VARIABLES and value not in ("", "0"):
@@ -268,7 +268,7 @@ class Deployment(Strict):
     def _compiles_within_bounds(cls, engine: dict[str, Any]) -> dict[str, Any]:
         config = engine.get(STRUCTURED_OUTPUTS, {})
         if not isinstance(config, dict):
-            raise wrong(STRUCTURED_OUTPUTS, config, "it is no mapping", "Write fields such as backend: xgrammar.")
+            raise wrong(STRUCTURED_OUTPUTS, config, "it is not a mapping", "Write fields such as backend: xgrammar.")
         backend = config.get("backend", GRAMMAR_BACKENDS[0])
         if backend not in GRAMMAR_BACKENDS:
             is_auto = backend == "auto"
@@ -351,7 +351,7 @@ class Deployment(Strict):
     def pipeline_parallel_size(self) -> int:
         """Stages of a replica, each on `resources.tensor_parallel_size` accelerators of one node."""
         size = self.engine.get("pipeline_parallel_size", 1)
-        return size if isinstance(size, int) else 1  # vLLM's own check refuses what is no number
+        return size if isinstance(size, int) else 1  # vLLM's own check refuses other values
 
     @property
     def devices(self) -> int:
@@ -382,6 +382,6 @@ def parse_deployment(raw: Mapping[str, Any], origin: str, base: Path | None = No
                 folder = (base / Path(checkpoint.source).expanduser()).resolve()
             except (OSError, RuntimeError) as error:
                 place = f"{origin}: {field}.source"
-                raise ConfigError(place, checkpoint.source, f"it is no path ({error})", "Name a folder.") from None
+                raise ConfigError(place, checkpoint.source, f"it is not a path ({error})", "Name a folder.") from None
             changes[field] = checkpoint.model_copy(update={"source": str(folder)})
     return deployment.model_copy(update=changes)

@@ -76,7 +76,7 @@ _ADVICE: Mapping[str, tuple[str, str]] = {
     "model_type": ("it must hold fields", "Write fields under it, or remove it."),
     "dict_type": ("it must hold fields", "Write fields under it, or remove it."),
     "invalid_key": ("a field's name must be text", "Put it in quotes."),
-    "invalid-json-value": ("it is no plain value", "Write text in quotes, a number, true, false, a list or fields."),
+    "invalid-json-value": ("it is not a plain value", "Write text in quotes, a number, true, false, a list or fields."),
 }
 
 

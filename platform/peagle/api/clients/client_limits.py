@@ -112,7 +112,7 @@ class ClientLimits:
                 asked, self._asks = self._asks, []
                 try:
                     await self._tell(asked, exchange)
-                except Exception as error:  # whoever waits must not wait for ever
+                except Exception as error:  # waiting requests must not wait for ever
                     logger.exception("Limits could not be looked up.")
                     for _, future in asked:
                         if not future.done():

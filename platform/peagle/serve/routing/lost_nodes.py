@@ -52,7 +52,7 @@ class OpenCalls:
         return [key for key in self._open if key[1] in self._left]
 
     async def _end_lost(self) -> None:
-        # Whoever left may only be stopping: then it answers what it has, and Ray may learn of a death later than Serve.
+        # A replica that left may only be stopping and still answer, and Ray may learn of a death later than Serve.
         while self._at_those_that_left():
             try:
                 alive = await asyncio.to_thread(self._alive)
