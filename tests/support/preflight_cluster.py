@@ -1,6 +1,6 @@
 """A cluster that meets a release's requirements, and the checks of `peagle cluster preflight` on it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +17,8 @@ MODEL = {
     "replicas": {"min": 8, "max": 8},
     "resources": {"accelerator": "gpu", "accelerator_type": "B200", "cpus": 8.0},
 }
+# Labels of a node's driver, as GPU feature discovery sets them.
+DRIVER = {"nvidia.com/cuda.driver-version.major": "580", "nvidia.com/cuda.driver.major": "580"}
 RAW: dict[str, Any] = {
     "models": {"m": {"deployment": MODEL}, "off": {"enabled": False, "deployment": {"name": 3}}},
     "workerGroupDefaults": {
@@ -55,9 +57,11 @@ def crd(name: str, fields: tuple[str, ...] = (*RAYSERVICE_FIELDS, TOKEN_FIELD)) 
     return {"metadata": {"name": name}, "spec": {"versions": [{"name": "v1", "served": True, "schema": schema}]}}
 
 
-def gpu_node(name: str, product: str = "NVIDIA-B200", gpus: int = 8) -> dict[str, Any]:
+def gpu_node(
+    name: str, product: str = "NVIDIA-B200", gpus: int = 8, driver: Mapping[str, str] = DRIVER
+) -> dict[str, Any]:
     return {
-        "metadata": {"name": name, "labels": {"nvidia.com/gpu.product": product}},
+        "metadata": {"name": name, "labels": {"nvidia.com/gpu.product": product, **driver}},
         "spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]},
         "status": {
             "allocatable": {"cpu": "64", "memory": "1Ti", "nvidia.com/gpu": str(gpus)},

@@ -43,7 +43,7 @@ def check_capacity(values: Values, facts: Facts, scale_up: bool) -> Iterator[Che
     for kind in kinds:
         group = values.groups.get(kind.name)
         if group is not None and group.gpus:
-            yield _products(kind, group, suitable[kind.name], facts.nodes)
+            yield _products(kind, group, facts.nodes)
         placed = least[kind.name]
         if placed == kind.least:
             placed += _place(kind, kind.most - kind.least, suitable[kind.name], free)
@@ -83,9 +83,14 @@ def tolerates(tolerations: Sequence[Mapping[str, Any]], taint: Mapping[str, str]
     return False
 
 
-def _admits(node: NodeFacts, kind: PodKind) -> bool:
-    selected = all(node.labels.get(key) == value for key, value in kind.node_selector.items())
-    return node.is_ready and selected and all(tolerates(kind.tolerations, taint) for taint in node.taints)
+def gpu_nodes(group: WorkerGroup, nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
+    """Return the nodes that have the group's GPUs and admit its pods."""
+    return [node for node in nodes if node.capacity.get(group.gpu_resource, Decimal(0)) > 0 and _admits(node, group)]
+
+
+def _admits(node: NodeFacts, pods: PodKind | WorkerGroup) -> bool:
+    selected = all(node.labels.get(key) == value for key, value in pods.node_selector.items())
+    return node.is_ready and selected and all(tolerates(pods.tolerations, taint) for taint in node.taints)
 
 
 def _place(kind: PodKind, most: int, nodes: Sequence[NodeFacts], free: dict[str, dict[str, Decimal]]) -> int:
@@ -148,10 +153,10 @@ def _lacking(kind: PodKind, suitable: Sequence[NodeFacts], free: Mapping[str, Am
         yield f"and {len(suitable) - SHOWN} more nodes"
 
 
-def _products(kind: PodKind, group: WorkerGroup, suitable: Sequence[NodeFacts], nodes: Sequence[NodeFacts]) -> Check:
+def _products(kind: PodKind, group: WorkerGroup, nodes: Sequence[NodeFacts]) -> Check:
     """Compare the product labels of GPU nodes with the accelerator type that Ray will detect."""
     subject = f"GPUs for {kind.name}"
-    with_gpus = [node for node in suitable if node.capacity.get(group.gpu_resource, Decimal(0)) > 0]
+    with_gpus = gpu_nodes(group, nodes)
     if not with_gpus:
         there = Counter(
             node.labels.get(PRODUCT, "unlabelled") for node in nodes if node.capacity.get(group.gpu_resource)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from peagle.cluster.preflight.capacity import check_capacity
 from peagle.cluster.preflight.facts import CrdFacts, Facts, Known, OperatorFacts, crds_needed, secrets_needed
+from peagle.cluster.preflight.gpu_driver import check_drivers
 from peagle.cluster.preflight.outcome import Check, Outcome, failed, passed, unknown, warned
 from peagle.cluster.preflight.values import Values
 from peagle.errors import ClusterError
@@ -35,6 +36,7 @@ def check_all(values: Values, facts: Facts, scale_up: bool = False) -> list[Chec
         *_operator(values, facts),
         *_namespace(values, facts),
         *check_capacity(values, facts, scale_up),
+        *check_drivers(values, facts),
         *_storage(values, facts),
         *_secrets(values, facts),
         *_classes(facts),
