@@ -142,6 +142,14 @@ COMBINATIONS: dict[str, tuple[Mapping[str, Any], str]] = {
     "more CPUs than there are": (
         at(f"{DEPLOYMENT}.resources.cpus", 16), "workerGroups: they have at most 16 CPUs (cpus * maxReplicas), but the"
     ),
+    **{
+        f"more CPUs than pods of {cpus} CPUs have": (
+            laid_over(at(f"{DEPLOYMENT}.resources.cpus", counted), at("workerGroups.b200.cpus", cpus)),
+            f"Raise cpus or maxReplicas. Ray counts whole CPUs, so workerGroups.b200.cpus {cpus} counts as {counted}: "
+            f"to share a node's CPUs, write whole cpus and cpuRequest: {cpus}.",
+        )
+        for cpus, counted in (("500m", 1), (1.5, 2))
+    },
     "more CPUs than a pod of 1500m has, rounded up": (
         laid_over(at(f"{DEPLOYMENT}.resources.cpus", 3), at("workerGroups.b200.cpus", "1500m")),
         f"{DEPLOYMENT}.resources.cpus is 3, but the largest suitable pod has 2 (workerGroups.*.cpus)",

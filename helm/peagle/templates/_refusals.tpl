@@ -160,9 +160,13 @@ The schema checks single fields; this checks combinations.
 - "workerGroups: it is empty. Pass a ready file, or add a group, such as workerGroups: {b200: {}}."
 {{- end }}
 {{- $cpus := 0 -}}
+{{- $rounded := "" -}}
 {{- range $name, $group := $groups }}
 {{- $at := printf "workerGroups.%s" $name -}}
 {{- $cpus = add $cpus (mul (int $group.rayCpus) (int $group.maxReplicas)) -}}
+{{- if ne (include "peagle.milliCpus" $group.cpus | int) (mul (int $group.rayCpus) 1000 | int) }}
+{{- $rounded = printf "%s Ray counts whole CPUs, so %s.cpus %v counts as %d: to share a node's CPUs, write whole cpus and cpuRequest: %v." $rounded $at $group.cpus (int $group.rayCpus) $group.cpus -}}
+{{- end }}
 {{- if and $group.cpuRequest (gt (include "peagle.milliCpus" $group.cpuRequest | int) (include "peagle.milliCpus" $group.cpus | int)) }}
 - {{ printf "%s.cpuRequest is %v, above cpus, which is %v and the pod's limit. Lower it, or raise cpus." $at $group.cpuRequest $group.cpus | quote }}
 {{- end }}
@@ -178,7 +182,7 @@ The schema checks single fields; this checks combinations.
 {{- $needed = addf $needed (mulf (float64 $deployment.resources.cpus) (float64 $deployment.replicas.min)) -}}
 {{- end }}
 {{- if and $groups (gt $needed (float64 $cpus)) }}
-- {{ printf "workerGroups: they have at most %d CPUs (cpus * maxReplicas), but the minimum number of replicas needs %v, with %d for the ingress. Raise cpus or maxReplicas." (int $cpus) $needed $ingresses | quote }}
+- {{ printf "workerGroups: they have at most %d CPUs (cpus * maxReplicas), but the minimum number of replicas needs %v, with %d for the ingress. Raise cpus or maxReplicas.%s" (int $cpus) $needed $ingresses $rounded | quote }}
 {{- end }}
 {{- end -}}
 
