@@ -6,23 +6,26 @@ the target verifies K + 1 positions. Everything else is vLLM's own: it already s
 tokens than Kmax if a token budget or the end of the context leaves no room. So outputs do not change, K may differ by
 request, and no worker is patched.
 
-- A table may define K as an average (`by_request`). A step then verifies as many drafts in all, at the positions
-  likeliest to be accepted according to `DraftChances`; outputs stay the target's.
-- The batch size that selects K is the number of running requests when the step is scheduled. Requests admitted in the
-  same step have no draft to cut, so it is exact for decode-only steps.
-- KV slots are reserved for Kmax drafts whatever K is, since the drafter writes that many.
+- A table may define K as an average (`by_request`). A step then verifies in total as many draft tokens as with K for
+  each request, namely those likeliest to be accepted according to `DraftChances`. Outputs stay the target's.
+- The batch size that selects K is the number of running requests when the step is scheduled. This excludes requests
+  admitted in the same step, which have no draft to cut. So the batch size is exact for decode-only steps.
+- KV slots are reserved for Kmax drafts whatever K is, since the drafter may write that many.
 - Grammars: vLLM validates a draft before this cut and masks only what is scheduled after it.
 - Asynchronous scheduling (GPU): a draft is a list of placeholders here. The worker reads the first K tokens of each
-  request from the drafter's output, at the stride that was drafted, so the cut works the same. For steps that draft
-  beyond K the worker reports the tokens one step later; they are known by then, and can be scored.
-- K = 0 verifies nothing. Unless `skips_drafter` is set the drafter still runs and keeps its cache in step, so K can
-  rise at any step. With it, a step whose requests all have K = 0 skips the drafter. These requests then have a gap in
-  the drafter's cache and stay at K = 0 until they end, while new ones draft again. The drafter runs over prompts only
-  if K is above 0 for the running requests plus those that can be admitted, or for a recent batch: an ended request is
-  usually replaced, but not in the same instant. Requests that draft do not use prefix-cache blocks with a gap.
+  request's row in the drafter's output. Rows are as long as the draft was, so the cut works the same. If a step drafts
+  Kmax to show acceptance beyond K, the worker reports its drafts to the scheduler one step later. They can then be
+  compared with the target's tokens.
+- K = 0 verifies no drafts. Without `skips_drafter` the drafter still runs and keeps its cache complete, so K can rise
+  at any step. With `skips_drafter`, a step whose requests all have K = 0 skips the drafter. These requests then have a
+  gap in the drafter's cache and stay at K = 0 until they end, while new ones draft again.
+- With `skips_drafter`, the drafter runs over prompts only if K is above 0 at the batch size to come. This is the number
+  of running requests plus those that can be admitted, or the size of the largest recent batch if that is larger: an
+  ended request is usually replaced, but a moment later. Requests that draft do not use prefix-cache blocks with a gap.
 - With `drafts_to_depth` a step drafts what the next step will verify with the current table and batch. One step in
-  eight drafts Kmax, so that cut tails still show acceptance beyond K. After K rises, one step still verifies drafts of
-  the lower K. The worker is told which requests draft less or nothing (`tell_own_depths`).
+  eight drafts Kmax. The tokens beyond K, the cut tail, are not verified but compared with what the target emits later,
+  which shows acceptance beyond K. After K rises, one step still verifies drafts of the lower K. The worker is told
+  which requests draft less or nothing (`tell_own_depths`).
 - A request may have its own bound of K (`depth_bound.py`), which applies from its first draft. Drafts cut by a bound
   are not scored, since no K of the table would have verified them. A request with bound 0 does not draft, like a
   request with a gap; such requests are called rested. If all requests of a decode-only step are rested, the drafter is
@@ -158,7 +161,7 @@ class LiveDepthScheduler(GraphCountingScheduler):
         prefilling = len(decoding) < len(self.running)
         depths, expected = self._depths_of_drafts(depth)
         whole_drafts = self._cut_drafts(depths)
-        # After a cut, vLLM's empty drafts for a new request would only add rows to verify beyond K.
+        # vLLM pads a new request with Kmax empty drafts. If K is lower, they would only add positions to verify.
         self._pads = depth == self.num_spec_tokens
         self.pad_with_empty_drafts(self._pads)
         output = super().schedule(throttle_prefills)
@@ -182,7 +185,7 @@ class LiveDepthScheduler(GraphCountingScheduler):
             if decodes_only:
                 cell = self._sums.cell(len(output.num_scheduled_tokens), 0 if none_drafts else depth)
                 cell.add_expected(expected)
-                # A request without a share of the drafts counts as having a draft of no tokens.
+                # With shared drafts, a draft that was cut to no tokens still counts as a draft.
                 cell.drafts += [*depths.values()].count(0) if depth else 0
                 cell.spared += sum(depth - bound for bound in self._bounds.values() if 0 < bound < depth)
                 self._keep_tails(whole_drafts, output, cell)
@@ -242,8 +245,9 @@ class LiveDepthScheduler(GraphCountingScheduler):
     def _depth_to_come(self, now_s: float) -> int:
         """Return K for the batch after waiting requests are admitted, limited by places and KV cache blocks.
 
-        Prefix-cache hits need no new blocks and are ignored here, so more requests may be admitted. The result is at
-        least that of a recent batch: if many requests end at once, not all of their successors are waiting yet.
+        Prefix-cache hits need no new blocks and are ignored here, so more requests may be admitted. The batch size is
+        at least that of the largest recent batch: if many requests end at once, not all of their successors are waiting
+        yet.
         """
         batch_size = len(self.running)
         places = self.max_num_running_reqs - batch_size
@@ -283,9 +287,10 @@ class LiveDepthScheduler(GraphCountingScheduler):
         self._confidences = {name: told for name, told in confidences.items() if name in self.requests}
 
     def _depths_of_drafts(self, depth: int) -> tuple[dict[str, int], list[tuple[float, float]]]:
-        """Return how much of each draft to verify, by request id; and sometimes each K's yield, see `StepCell`.
+        """Return how many tokens of each draft to verify, by request id, and the expected accepted drafts of each K.
 
-        Drafts beyond a request's own bound are dropped at once.
+        The latter, without and with sharing, is reported only in some steps; else it is empty. See `equal_right` and
+        `shared_right` of `StepCell`. Draft tokens beyond a request's own bound are dropped at once.
         """
         self._bounds = {}
         drafts = {}
@@ -314,10 +319,10 @@ class LiveDepthScheduler(GraphCountingScheduler):
         return depth_drafted(depth, depth_max) if self._table.by_request else depth
 
     def _cut_drafts(self, depths: dict[str, int]) -> dict[str, list[int]]:
-        """Cut every running request's draft to its K, 0 if it has none.
+        """Cut every running request's draft to its length in `depths`, or to nothing if it is not there.
 
         Returns:
-            The drafts that were longer, up to the request's bound, by request id.
+            The drafts before the cut, by request id, of those that were cut; tokens beyond a bound are gone already.
         """
         whole_drafts: dict[str, list[int]] = {}
         for request in self.running:
@@ -364,7 +369,7 @@ class LiveDepthScheduler(GraphCountingScheduler):
                 self._tails.add(request_id, cut)
 
     def _count_drafts(self, step: ScheduledStep, cell: CellSums, model_output: ModelRunnerOutput) -> None:
-        """Count as vLLM does, but by cell, and without drafts that only pad a step."""
+        """Count as vLLM does, but by cell, and without rested requests, whose drafts only make the batch uniform."""
         invalid = step.output.num_invalid_spec_tokens or {}
         sampled = model_output.sampled_token_ids
         for request_id, draft in step.output.scheduled_spec_decode_tokens.items():
