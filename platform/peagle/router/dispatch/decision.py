@@ -23,12 +23,15 @@ class Limits:
     """Bounds of one decision.
 
     Attributes:
-        handful: Candidates weighed against each other: the prefix's home and random replicas. More would be worse:
-            all dispatchers read the same reports, so with more candidates more of them choose the same replica.
+        handful: Candidates weighed against each other: the home of the request's prefix, and random replicas. A home
+            is a replica that `Homes` assigns to a prefix. More candidates would be worse: all dispatchers read the
+            same reports, so more dispatchers would choose the same replica.
         probed: Replicas examined, a handful at a time, before the request is shed.
         stale_after_s: Age at which a report is no longer believed: four missed reports.
-        home_load_ratio: A home keeps its prefixes up to this multiple of the mean load over all dispatchers.
-        home_free_requests: Load up to which it keeps them regardless of the mean, which says little on an idle fleet.
+        home_load_ratio: A home gets the requests for its prefixes while its load is below this multiple of the mean
+            load per replica, rounded up. A load is the estimated number of open requests from all dispatchers together.
+        home_free_requests: A home with a load below this gets them whatever the mean is: the mean of an almost idle
+            fleet says little.
     """
 
     handful: int = 3
@@ -58,9 +61,12 @@ class Route:
 
     Attributes:
         replica_id: The chosen replica.
-        reason: The policy's own reason; `home` if this is also the home of the request's prefix; `least-in-flight` if
-            reports were stale; `queued` if no candidate had room and this is the best of them.
-        weighed: Every replica examined. Costs are in the policy's unit, or open requests under `least-in-flight`.
+        reason: `queued` if no candidate had room and this is the best of them. Otherwise `least-in-flight` if a weighed
+            candidate had no current report, or `home` if this is the home of the request's prefix, or else the
+            policy's own reason. A policy with `HomeUse.FIRST` that takes the home always has the reason `home`.
+        weighed: The candidates that were weighed, with their costs, and the excluded replicas. Replicas without room
+            are not in it unless the reason is `queued`. Costs are in the unit of the policy's scorers, or of its
+            fallback if a weighed candidate had no current report.
     """
 
     replica_id: str
@@ -69,7 +75,7 @@ class Route:
 
     @property
     def ranked(self) -> tuple[str, ...]:
-        """All replicas that could take the request: the chosen one, then the others, cheapest first."""
+        """The weighed candidates: the chosen one, then the others, cheapest first."""
         others = [each for each in self.weighed if each.excluded is None and each.replica_id != self.replica_id]
         others.sort(key=lambda each: each.cost)
         return (self.replica_id, *(each.replica_id for each in others))
@@ -139,7 +145,8 @@ def _home(decision: _Decision) -> Candidate | None:
     request, in_flight, limits = decision.request, decision.in_flight, decision.limits
     if request.affinity_key is None or decision.policy.homes is HomeUse.NONE or not decision.fleet.replica_ids:
         return None
-    # Other dispatchers follow the same rule. Each alone may have too few requests in flight to fill a home.
+    # Other dispatchers follow the same rule, so every load is this dispatcher's own, times the number of dispatchers.
+    # A dispatcher's own requests alone may never reach the bound while all dispatchers together overload a home.
     dispatchers = decision.fleet.dispatchers
     mean = (dispatchers * in_flight.open_requests + 1) / len(decision.fleet.replica_ids)
     bound = max(limits.home_free_requests, math.ceil(limits.home_load_ratio * mean))
@@ -176,15 +183,15 @@ def _look(decision: _Decision, replica_id: str, is_home: bool = False) -> Candid
     """Collect what is known about one replica for this request."""
     request, fleet = decision.request, decision.fleet
     seen, sent = fleet.snapshots.get(replica_id), decision.in_flight.to(replica_id)
-    # A home counts as holding its prefix. If no dispatcher has sent it there yet, this request warms the cache.
+    # Assume that a home has its prefix in its cache. If it has not, this request puts the prefix there for later ones.
     has_prefix = is_home or request.affinity_key in sent.prefixes
     cached = min(request.prefix_tokens, request.prompt_tokens) if has_prefix else 0
     age_s = math.inf if seen is None else decision.now_s - seen.taken_at_s
     if seen is None or age_s > decision.limits.stale_after_s:
         mine = sent.open_requests
         return Candidate(replica_id, seen, False, mine, mine, mine, 0.0, math.inf, cached)
-    # Other dispatchers' requests since the report are unknown. They follow the same rule, so assume that each sent and
-    # ended as many as this one.
+    # Other dispatchers' requests since the report are unknown. They follow the same rule, so assume that each of them
+    # sent as many requests as this dispatcher, and that as many of those ended.
     dispatchers, since = fleet.dispatchers, len(sent.unseen) - sent.ended_requests
     free = math.inf
     if seen.kv_capacity_tokens:
@@ -195,7 +202,8 @@ def _look(decision: _Decision, replica_id: str, is_home: bool = False) -> Candid
         seen.has_rates or not decision.policy.needs_rates,
         sent.open_requests,
         max(sent.open_requests, seen.requests + since),
-        # At least this dispatcher's own: the others may have sent nothing, and none of theirs may have ended.
+        # At least this dispatcher's own. If more of its requests ended than it sent, `since` is negative, and the sum
+        # subtracts as many for every other dispatcher, although possibly none of theirs ended.
         max(sent.open_requests, seen.requests + dispatchers * since),
         _queued_prompt_tokens(seen, sent, dispatchers, decision.now_s),
         free,
@@ -206,7 +214,8 @@ def _look(decision: _Decision, replica_id: str, is_home: bool = False) -> Candid
 def _queued_prompt_tokens(seen: ReplicaSnapshot, sent: Sent, dispatchers: int, now_s: float) -> float:
     """Return the prompt tokens still to be prefilled: the reported queue and later requests, drained over time.
 
-    Computed request by request, because an idle replica cannot have worked ahead.
+    Computed from one sent request to the next: once its queue is empty, a replica has no work until a request
+    arrives, so idle time must not be subtracted from later prompts.
     """
     queued, at_s = float(seen.queued_prompt_tokens), seen.taken_at_s
     for request in sent.unseen.values():
@@ -231,7 +240,7 @@ def _route(
 
 
 def _shed(decision: _Decision, ruled_out: list[tuple[Candidate, Exclusion]]) -> Shed:
-    """Return the reason likeliest to pass soon, with the shortest queue as the time to wait."""
+    """Return the reason likeliest to pass soon. `retry_after_s` is the shortest predicted wait at a full replica."""
     found = {reason for _, reason in ruled_out}
     reason = next((ShedReason(kind) for kind in Exclusion if kind in found), ShedReason.NO_REPLICAS)
     full = [candidate for candidate, why in ruled_out if why is Exclusion.FULL and candidate.is_current]
