@@ -54,7 +54,7 @@ from peagle.api.relay import EventStream, final_error, finish, first_reply, rela
 from peagle.api.routes.pooling_routes import POOLED, PoolingRoutes
 from peagle.api.routes.sagemaker_routes import SageMakerRoutes
 from peagle.api.scraping import LEAST_S
-from peagle.api.tries import Tries
+from peagle.api.tries import LAST_TRY_HEADER, Tries
 from peagle.config import Deployment
 from peagle.config.deployment import POOLING
 from peagle.errors import NotFoundError, RequestError
@@ -214,7 +214,8 @@ class PeagleIngress(
             if "request_id" in type(sent).model_fields:
                 # The answer's id contains it. A client may repeat its id, and an earlier try may still be running.
                 sent.request_id = f"{request.state.request_id}-{uuid.uuid4().hex[:8]}"
-            response = getattr(handle, method).remote(sent, TriedRequestInfo(headers, tries))
+            this_try = headers if retries_left else {**headers, LAST_TRY_HEADER: "1"}
+            response = getattr(handle, method).remote(sent, TriedRequestInfo(this_try, tries))
             rest = self.metered(request, replies_of(response, settings.request_timeout_s), body, charge, kind)
             try:
                 first = await first_reply(rest, asked, preamble, kind)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from peagle.api.clients.request_charge import Charge
     from peagle.api.ledger import Ledger
 
+LAST_TRY_HEADER = "x-peagle-last-try"
+"""Set on a call that is not tried again, so that its replica does not give it back."""
+
 
 class Tries:
     """One request to `model`, which is retried on another replica if its replica is lost.

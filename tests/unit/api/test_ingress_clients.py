@@ -7,12 +7,14 @@ from typing import Any
 
 import httpx
 import pytest
+from ray.exceptions import ActorDiedError
 from ray.llm._internal.serve.core.configs.openai_api_models import CompletionResponse
 
 from peagle.api.api_settings import ApiSettings
 from peagle.api.clients.request_charge import Charge
 from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
+from peagle.api.tries import LAST_TRY_HEADER
 from peagle.config.deployment import Replicas, Routing
 from peagle.router.fairness.limit_book import LimitAnswer, LimitBook, LimitReport
 from peagle.router.fairness.step_sharing import Flow
@@ -48,14 +50,14 @@ class Answers:
 class Platform:
     """The routes of an ingress, with handles of a model and a Router that record their calls."""
 
-    def __init__(self, keys: Path | None) -> None:
+    def __init__(self, keys: Path | None, retries: int = 0) -> None:
         self.headers: list[dict[str, str]] = []
         self.charges: list[Charge | None] = []
         self.error: Exception | None = None
         self.answers = asyncio.Event()
         self.answers.set()
         self._book, self.reports = LimitBook(), list[LimitReport]()
-        self.app = build_http(ApiSettings(keys_file=None if keys is None else str(keys), replica_retries=0))
+        self.app = build_http(ApiSettings(keys_file=None if keys is None else str(keys), replica_retries=retries))
         handle = SimpleNamespace(completions=SimpleNamespace(remote=self._complete))
         handle.options = lambda **options: handle
         router = SimpleNamespace(limit_clients=SimpleNamespace(remote=self._limit))
@@ -92,11 +94,18 @@ async def platform(tmp_path: Path) -> Platform:
 async def test_a_replica_is_told_whose_a_request_is(platform: Platform) -> None:
     assert (await platform.ask("sk-many")).status_code == 200
     assert (await platform.ask("sk-many", service_tier="flex")).status_code == 200
-    assert platform.headers == [
-        {"x-peagle-client": '{"client":"many","weight":3.0,"class":"interactive"}'},
-        {"x-peagle-client": '{"client":"many","weight":3.0,"class":"batch"}'},
+    assert [headers["x-peagle-client"] for headers in platform.headers] == [
+        '{"client":"many","weight":3.0,"class":"interactive"}',
+        '{"client":"many","weight":3.0,"class":"batch"}',
     ]
     assert platform.reports == []
+
+
+async def test_a_replica_is_told_of_a_request_that_is_not_tried_again() -> None:
+    platform = Platform(None, retries=2)
+    platform.error = ActorDiedError()
+    assert (await platform.ask(None)).status_code == 502
+    assert [LAST_TRY_HEADER in headers for headers in platform.headers] == [False, False, True]
 
 
 async def test_the_request_router_knows_whose_turn_a_request_takes_and_all_that_its_answers_may_need(
@@ -109,7 +118,7 @@ async def test_the_request_router_knows_whose_turn_a_request_takes_and_all_that_
 
 
 async def test_without_keys_nothing_is_told_and_nobody_asked() -> None:
-    platform = Platform(None)
+    platform = Platform(None, retries=1)
     answer = await platform.ask(None)
     assert (answer.status_code, platform.headers, platform.reports) == (200, [{}], [])
     assert not any(name.startswith("x-ratelimit") for name in answer.headers)

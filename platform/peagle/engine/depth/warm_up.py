@@ -1,6 +1,6 @@
 """Warms up an engine before it takes requests: every K at several batch sizes through every sampling path.
 
-`router/depth/warm_runs.py` plans the runs. On a CPU no kernel compiles at first use, so nothing runs.
+`router/depth/warm_runs.py` plans the runs. On a CPU only a few kernels of vLLM's sampling compile at first use.
 """
 
 import asyncio
@@ -47,14 +47,17 @@ async def warm_up(client: Any, deployment: Deployment, tell: Told) -> int:
 
 
 def runs_of(client: Any, deployment: Deployment) -> tuple[WarmRun, ...]:
-    """Return the runs that warm up `deployment`'s engine; empty on a CPU, or if it embeds or scores."""
-    if deployment.resources.accelerator == "cpu" or deployment.pools:
+    """Return the runs that warm up `deployment`'s engine; empty if it embeds or scores."""
+    if deployment.pools:
         return ()
     speculation, depth = deployment.speculation, drafted_depth(deployment)
     live = deployment.speculates and speculation.live_depth
     rungs = depth_ladder(speculation.depth_max, static=speculation.depth_static) if live else (depth,)
     scheduler = client.vllm_config.scheduler_config
     longest = min(scheduler.max_num_batched_tokens, int(_PROMPT_SHARE_MAX * client.model_config.max_model_len))
+    if deployment.resources.accelerator == "cpu":
+        # What compiles depends on the path, on whether a batch drafts, and on whether it has one row or more.
+        return warm_runs((rungs[0], rungs[-1]), min(scheduler.max_num_seqs, 2), 1, _lacking(client))
     return warm_runs(rungs, scheduler.max_num_seqs, max(1, longest), _lacking(client))
 
 

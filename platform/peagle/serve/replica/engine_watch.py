@@ -83,14 +83,15 @@ class EngineWatch:
         else:
             self._pulse.answered()
 
-    async def movable(self, replies: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-        """Pass on `replies`.
+    async def movable(self, replies: AsyncGenerator[Any, None], *, last_try: bool = False) -> AsyncGenerator[Any, None]:
+        """Pass on `replies`. On its last try a request waits, since a stalled engine may respond again.
 
         Raises EngineStalledError if the engine stalls before the first reply and the request may move.
         """
+        moves = self._moves and not last_try
         try:
-            async with asyncio.timeout(0.0 if self.stalled and self._moves else None) as until:
-                if self._moves and not self.stalled:
+            async with asyncio.timeout(0.0 if self.stalled and moves else None) as until:
+                if moves and not self.stalled:
                     self._waiting.add(until)
                 try:
                     reply = await anext(replies, self)

@@ -22,6 +22,7 @@ from peagle.api.clients.client_header import CLIENT_HEADER, flow_in
 from peagle.api.loop_watch import watch_loop
 from peagle.api.loopback import answer_on_loopback
 from peagle.api.openai_errors import told
+from peagle.api.tries import LAST_TRY_HEADER
 from peagle.config import Deployment
 from peagle.engine.client_mistakes import in_serve, in_vllm, shorten, shorten_vllm
 from peagle.engine.depth.live_depth import StepStatsReader, set_depths
@@ -249,12 +250,13 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         if self._notes_kinds:
             self._drafted.listen(args[0] if args else None, flow)
         headers.pop(CLIENT_HEADER, None)
+        last_try = headers.pop(LAST_TRY_HEADER, None) is not None
         if tracing.is_on():
             tracing.continue_in(headers)  # Serve's span of this replica instead of the request's first span
         options["raw_request_info"] = RawRequestInfo(headers=headers)
-        return self._while_alive(await super()._run_request(*args, **options))
+        return self._while_alive(await super()._run_request(*args, **options), last_try)
 
-    async def _while_alive(self, replies: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    async def _while_alive(self, replies: AsyncGenerator[Any, None], last_try: bool) -> AsyncGenerator[Any, None]:
         """Pass on `replies`; raise if the engine is dead, which vLLM reports like any failed request.
 
         The raised error counts as a lost replica's, so the request goes to another. Other exceptions are converted to
@@ -262,7 +264,7 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         """
         async with aclosing(replies):
             try:
-                async for reply in self._watch.movable(replies):
+                async for reply in self._watch.movable(replies, last_try=last_try):
                     if self._client.errored:
                         raise self._client.dead_error
                     yield reply

@@ -160,10 +160,13 @@ async def test_a_request_that_fails_is_told_and_the_depths_are_as_before(fails_a
 
 
 @in_virtual_time
-async def test_on_a_cpu_nothing_compiles_so_nothing_runs() -> None:
+async def test_on_a_cpu_each_path_runs_once_with_one_request_and_once_with_two() -> None:
     engine = Engine()
-    assert await warming.warm_up(engine, deployment("cpu"), lambda done, of: None) == 0
-    assert (engine.seen, engine.resets, engine.version) == ({}, 0, 4)
+    await warming.warm_up(engine, deployment("cpu"), lambda done, of: None)
+    assert {depth for _, depth, _ in engine.seen} == {0, 7}
+    assert {(size, path) for size, _, path in engine.seen} >= {
+        (size, path) for size in (1, 2) for path in SamplingPath if path is not SamplingPath.MIXED
+    }
 
 
 def test_the_runs_of_an_engine_follow_its_limits() -> None:

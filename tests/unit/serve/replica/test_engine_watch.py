@@ -31,8 +31,8 @@ class Engine:
             await self.runs.wait()
             yield text
 
-    async def ask(self, *texts: str) -> list[Any]:
-        return [reply async for reply in self.watch.movable(self.replies(*texts))]
+    async def ask(self, *texts: str, last_try: bool = False) -> list[Any]:
+        return [reply async for reply in self.watch.movable(self.replies(*texts), last_try=last_try)]
 
 
 @pytest.fixture
@@ -96,6 +96,15 @@ async def test_where_there_is_no_other_replica_a_request_waits(quick: None) -> N
     engine.runs.set()
     assert await asked == ["a"]
     running.cancel()
+
+
+async def test_a_request_that_is_not_tried_again_waits(engine: Engine) -> None:
+    engine.runs.clear()
+    await _until_stalled(engine)
+    asked = asyncio.create_task(engine.ask("a", last_try=True))
+    await asyncio.sleep(0.05)
+    engine.runs.set()
+    assert await asked == ["a"]
 
 
 async def test_an_engine_that_hangs_is_ended(engine: Engine) -> None:
