@@ -86,8 +86,8 @@ class TriedRequestInfo(RawRequestInfo):  # type: ignore[misc]  # Ray ships no ty
     The request router runs in this process. Pickling for the replica drops the tries.
     """
 
-    def __init__(self, headers: dict[str, str], tries: Tries) -> None:
-        super().__init__(headers=headers)
+    def __init__(self, headers: dict[str, str], tries: Tries, *, last: bool = False) -> None:
+        super().__init__(headers={**headers, LAST_TRY_HEADER: "1"} if last else headers)
         self.tries = tries
 
     def __reduce__(self) -> Any:
@@ -214,8 +214,7 @@ class PeagleIngress(
             if "request_id" in type(sent).model_fields:
                 # The answer's id contains it. A client may repeat its id, and an earlier try may still be running.
                 sent.request_id = f"{request.state.request_id}-{uuid.uuid4().hex[:8]}"
-            this_try = headers if retries_left else {**headers, LAST_TRY_HEADER: "1"}
-            response = getattr(handle, method).remote(sent, TriedRequestInfo(this_try, tries))
+            response = getattr(handle, method).remote(sent, TriedRequestInfo(headers, tries, last=not retries_left))
             rest = self.metered(request, replies_of(response, settings.request_timeout_s), body, charge, kind)
             try:
                 first = await first_reply(rest, asked, preamble, kind)
