@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.release import Release, prepared_chart, run
+from support.kubernetes.release import Release, prepared_chart, run
 
 NAME = "peagle"
 NAMESPACE = os.environ.get("PEAGLE_TEST_NAMESPACE")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from support.release import OWN_VALUES, Release, until
+from support.kubernetes.release import OWN_VALUES, Release, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(900)]
 

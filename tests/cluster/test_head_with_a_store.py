@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from support.release import Release, until
+from support.kubernetes.release import Release, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(1800)]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.release import Release, until
+from support.kubernetes.release import Release, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(1800)]
 

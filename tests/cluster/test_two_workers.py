@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.release import Release, until
+from support.kubernetes.release import Release, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(1800)]
 

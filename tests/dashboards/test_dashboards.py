@@ -14,8 +14,8 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from dashboards.boards import SAID
 from dashboards.generate import BOARDS, CHART, HERE, generated
 from peagle.palette import BAD, FINE, SERIES, WARN
-from support.dashboard_queries import panels, queries
-from support.promql_names import nodes, selectors, wrong_names
+from support.observe.dashboard_queries import panels, queries
+from support.observe.promql_names import nodes, selectors, wrong_names
 
 FILES = sorted((HERE / "generated").glob("*.json"))
 TEXTS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FILES}

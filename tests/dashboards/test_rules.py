@@ -15,8 +15,8 @@ from dashboards.generate import HERE
 from dashboards.objectives import OBJECTIVES
 from dashboards.rules import RUNBOOKS
 from peagle.metrics import METRICS
-from support.prometheus_tools import program
-from support.promql_names import SCRAPED, aggregations, nodes, selectors, wrong_names
+from support.observe.prometheus_tools import program
+from support.observe.promql_names import SCRAPED, aggregations, nodes, selectors, wrong_names
 
 FILES = sorted((HERE / "generated").glob("*.yaml"))
 RULES: list[dict[str, Any]] = [

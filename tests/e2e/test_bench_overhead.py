@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.served import START_TIMEOUT_S, write_deployment
+from support.platforms.served import START_TIMEOUT_S, write_deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(1500)]
 

@@ -24,7 +24,7 @@ from peagle.router.dispatch import DispatcherReport
 from peagle.router.fairness.client_terms import Client
 from peagle.serve.routing import router_deployment
 from peagle.serve.routing.router_deployment import bind_router
-from support.local_ray import local_ray
+from support.platforms.local_ray import local_ray
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]

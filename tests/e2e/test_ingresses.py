@@ -24,8 +24,8 @@ from ray.llm._internal.serve.core.protocol import LLMServerProtocol
 from peagle.api.api_settings import ApiSettings
 from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
-from support.local_ray import local_ray
-from support.served import free_port
+from support.platforms.local_ray import local_ray
+from support.platforms.served import free_port
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from peagle.serve.launch.machine_checks import visible_gpus
-from support.served import START_TIMEOUT_S, Served, free_port, start, write_deployment
+from support.platforms.served import START_TIMEOUT_S, Served, free_port, start, write_deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 

@@ -26,8 +26,8 @@ from peagle.config import load_deployment
 from peagle.host import processes
 from peagle.serve.app import compose
 from peagle.serve.launch import ray_cluster
-from support.engine_runner import held_out
-from support.served import free_port, write_deployment
+from support.engines.engine_runner import held_out
+from support.platforms.served import free_port, write_deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(1500)]
 

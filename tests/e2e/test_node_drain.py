@@ -25,10 +25,10 @@ from peagle.cluster.drain.drainer import Drainer
 from peagle.cluster.drain.ray_nodes import Gcs
 from peagle.config import parse_deployment
 from peagle.serve.app import DRAIN_AWARE, parting_options, routing_options
-from support import replicas
-from support.kubernetes_api import KubernetesApi, client_of, node, ray_pod
-from support.replicas import take_requests_without_vllm
-from support.served import free_port
+from support.kubernetes.kubernetes_api import KubernetesApi, client_of, node, ray_pod
+from support.platforms import replicas
+from support.platforms.replicas import take_requests_without_vllm
+from support.platforms.served import free_port
 from support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]

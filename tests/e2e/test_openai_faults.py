@@ -25,9 +25,9 @@ from peagle.api.ingress import PeagleIngress
 from peagle.import_paths import DRAIN_AWARE_ROUTER
 from peagle.serve import haproxy
 from peagle.serve.launch.ray_cluster import TRANSPORT
-from support import replicas
-from support.replicas import Answered, take_requests_without_vllm
-from support.served import free_port
+from support.platforms import replicas
+from support.platforms.replicas import Answered, take_requests_without_vllm
+from support.platforms.served import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
 

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from peagle.serve.launch.ray_cluster import ENVIRONMENT
-from support.rendered_chart import CHART, REPOSITORY, ready_values, render
-from support.served import free_port
+from support.kubernetes.rendered_chart import CHART, REPOSITORY, ready_values, render
+from support.platforms.served import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from support.gpu_checks import why_no_gpu
+from support.engines.gpu_checks import why_no_gpu
 from support.paths import REPOSITORY
 
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from peagle.bench.core import machine
 from peagle.bench.core.records import NONE, PEAGLE
-from support.gpu_checks import CHECKS, drafting, empty_caches, why_no_gpu
-from support.gpu_lines import all_lines, shown, table
+from support.engines.gpu_checks import CHECKS, drafting, empty_caches, why_no_gpu
+from support.engines.gpu_lines import all_lines, shown, table
 
 HERE = Path(__file__).parent
 # In the order of measurement, with the share of the remaining time that each may take.

@@ -25,8 +25,8 @@ from peagle.bench.engines.speculation import one_pass
 from peagle.bench.engines.step_costs import times_since
 from peagle.config import Deployment, parse_deployment
 from peagle.router.depth.cost_table import CostTable
-from support.gpu_checks import compiled_kernels
-from support.gpu_lines import ADAPTIVE, DEPTHS, LOADS
+from support.engines.gpu_checks import compiled_kernels
+from support.engines.gpu_lines import ADAPTIVE, DEPTHS, LOADS
 
 SHAPE = "llama-3.1-8b"
 ACCEPTANCE = (0.83, 0.60, 0.45, 0.34, 0.27, 0.21, 0.17)

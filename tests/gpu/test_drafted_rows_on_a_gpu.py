@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
-from support.engine_runner import Runner, embedded, held_out, running
+from support.engines.engine_runner import Runner, embedded, held_out, running
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 DEPTH_MAX, REQUESTS, TOKENS = 7, 16, 128

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from support.gpu_lines import ADAPTIVE, DEPTHS, LOADS, TRIAL_STEP_MS, Line, all_lines, shown, table
+from support.engines.gpu_lines import ADAPTIVE, DEPTHS, LOADS, TRIAL_STEP_MS, Line, all_lines, shown, table
 
 
 def rows(variants: tuple[int | str, ...], speed: float = 100.0, loads: tuple[int, ...] = LOADS) -> list[dict[str, Any]]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from peagle.router.depth.cost_table import CostTable
-from support.gpu_lines import ADAPTIVE, DEPTHS
-from support.tiny_shape import TINY
+from support.engines.gpu_lines import ADAPTIVE, DEPTHS
+from support.engines.tiny_shape import TINY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from support.engine_runner import Runner
-from support.gpu_checks import CHECKS, adaptive_on_gpu, drafting, on_gpu
+from support.engines.engine_runner import Runner
+from support.engines.gpu_checks import CHECKS, adaptive_on_gpu, drafting, on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 

@@ -11,8 +11,8 @@ from peagle.engine.arguments import engine_arguments, without_server
 from peagle.engine.depth import live_depth
 from peagle.router.snapshot import DepthTable
 from peagle.serve.replica.making_ready import make_ready
-from support.engine_runner import embedded
-from support.gpu_checks import DEPTHS, SCHEMA, compiled_kernels, empty_caches, on_gpu
+from support.engines.engine_runner import embedded
+from support.engines.gpu_checks import DEPTHS, SCHEMA, compiled_kernels, empty_caches, on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 

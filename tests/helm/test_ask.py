@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from support.http_server import serving
-from support.rendered_chart import MINIMAL, NAMESPACE, RELEASE, render
+from support.kubernetes.rendered_chart import MINIMAL, NAMESPACE, RELEASE, render
+from support.platforms.http_server import serving
 
 
 @dataclass

@@ -23,8 +23,8 @@ import peagle
 from peagle.api.api_settings import read_settings
 from peagle.serve.launch.ray_cluster import ENVIRONMENT, TRANSPORT
 from peagle.serve.launch.serving_arguments import read_deployments
-from support.chart_schemas import CUSTOM, KUBERNETES, WITHOUT_SCHEMA, validator_of
-from support.rendered_chart import (
+from support.kubernetes.chart_schemas import CUSTOM, KUBERNETES, WITHOUT_SCHEMA, validator_of
+from support.kubernetes.rendered_chart import (
     CHART,
     FULLNAME,
     MINIMAL,

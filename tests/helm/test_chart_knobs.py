@@ -9,7 +9,17 @@ import pytest
 
 from peagle.import_paths import TRACE_EXPORTER
 from peagle.tracing import environment
-from support.rendered_chart import CHART, FULLNAME, MINIMAL, Rendered, at, laid_over, render, schema, value_paths
+from support.kubernetes.rendered_chart import (
+    CHART,
+    FULLNAME,
+    MINIMAL,
+    Rendered,
+    at,
+    laid_over,
+    render,
+    schema,
+    value_paths,
+)
 
 ABSENT = object()
 SAME = object()

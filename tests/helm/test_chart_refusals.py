@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from helm_python import HelmRenderError, HelmValuesError
 
-from support.rendered_chart import MINIMAL, at, laid_over, render
+from support.kubernetes.rendered_chart import MINIMAL, at, laid_over, render
 
 DEPLOYMENT = "models.small.deployment"
 

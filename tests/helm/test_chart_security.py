@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from support.rendered_chart import FULLNAME, MINIMAL, NAMESPACE, READY, Rendered, at, laid_over, ready_values, render
+from support.kubernetes.rendered_chart import (
+    FULLNAME,
+    MINIMAL,
+    NAMESPACE,
+    READY,
+    Rendered,
+    at,
+    laid_over,
+    ready_values,
+    render,
+)
 
 # Kubernetes' own list for that level.
 ALLOWED_VOLUMES = {

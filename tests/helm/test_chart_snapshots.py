@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.rendered_chart import MINIMAL, render
+from support.kubernetes.rendered_chart import MINIMAL, render
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 PINNED = {"defaults": {}, "minimal": MINIMAL}

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from helm_python import HelmRenderError
 
-from support.rendered_chart import CHART, MINIMAL, at, laid_over, ready_values, render, schema, value_paths
+from support.kubernetes.rendered_chart import CHART, MINIMAL, at, laid_over, ready_values, render, schema, value_paths
 
 # Everything that only shows behind a switch.
 FULL = laid_over(

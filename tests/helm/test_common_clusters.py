@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from peagle.cluster.preflight.values import parse_values
-from support.chart_schemas import CUSTOM, KUBERNETES, WITHOUT_SCHEMA, validator_of
-from support.rendered_chart import CHART, FULLNAME, MINIMAL, Rendered, laid_over, render
+from support.kubernetes.chart_schemas import CUSTOM, KUBERNETES, WITHOUT_SCHEMA, validator_of
+from support.kubernetes.rendered_chart import CHART, FULLNAME, MINIMAL, Rendered, laid_over, render
 
 CLUSTERS = {path.stem: path for path in sorted((Path(__file__).parent / "clusters").glob("*.yaml"))}
 # These are as long as what they hold, which has tests of its own.

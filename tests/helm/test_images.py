@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import peagle
-from support.dockerfiles import IMAGES, last_stage
-from support.rendered_chart import MINIMAL, REPOSITORY, at, laid_over, ready_values, render
+from support.kubernetes.dockerfiles import IMAGES, last_stage
+from support.kubernetes.rendered_chart import MINIMAL, REPOSITORY, at, laid_over, ready_values, render
 
 
 def test_there_is_an_image_for_each_variant_of_the_chart() -> None:

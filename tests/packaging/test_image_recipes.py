@@ -21,9 +21,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from peagle.serve.launch.sagemaker import PORT
-from support.dockerfiles import IMAGES, instructions, last_stage, stages
-from support.http_server import serving
+from support.kubernetes.dockerfiles import IMAGES, instructions, last_stage, stages
 from support.paths import DEPLOYMENTS, REPOSITORY
+from support.platforms.http_server import serving
 
 FOLDER = DEPLOYMENTS / "images"
 PINS = {"cpu": ".constraints.txt", "gpu": ".constraints-gpu.txt"}

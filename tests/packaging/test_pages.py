@@ -13,8 +13,8 @@ import pytest
 from peagle import __version__
 from peagle.config import load_deployment
 from support.imports import MODULES, parsed
+from support.kubernetes.rendered_chart import ready_values, render
 from support.paths import REPOSITORY as ROOT
-from support.rendered_chart import ready_values, render
 
 README = ROOT / "README.md"
 CHANGELOG = ROOT / "CHANGELOG.md"

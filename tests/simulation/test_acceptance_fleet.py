@@ -1,6 +1,6 @@
-"""Dispatch by acceptance, evaluated on fleets of drafting replicas; see `support.acceptance_fleet`."""
+"""Dispatch by acceptance, evaluated on fleets of drafting replicas; see `support.depth.acceptance_fleet`."""
 
-from support.acceptance_fleet import BY_ACCEPTANCE, compared, served
+from support.depth.acceptance_fleet import BY_ACCEPTANCE, compared, served
 
 
 def test_fleets_that_serve_code_and_noise_yield_more_at_no_later_first_token() -> None:

@@ -21,7 +21,7 @@ from peagle.router.depth import (
 )
 from peagle.simulator.depth_loop import Loop, WholeRule
 from peagle.simulator.depth_replica import CODE, NOISE, PROSE, OpenReplica, Replica
-from support.depth_reports import QUICK_CPU
+from support.depth.depth_reports import QUICK_CPU
 
 SETTINGS = DepthSettings(
     depth_max=7, depth_static=7, batch_max=32, cost=QUICK_CPU, acceptance=AcceptancePrior.geometric(7)

@@ -13,7 +13,7 @@ from peagle.router.depth.rule.choice import wish
 from peagle.router.depth.rule.state import calibrate
 from peagle.router.snapshot import StepTime
 from peagle.simulator.depth_loop import WholeRule
-from support.depth_scenarios import (
+from support.depth.depth_scenarios import (
     BATCH_MAX,
     SmallRule,
     mixed,
@@ -23,7 +23,7 @@ from support.depth_scenarios import (
     shifted,
     steady,
 )
-from support.step_costs import COSTS, CURVES, DEPTHS
+from support.depth.step_costs import COSTS, CURVES, DEPTHS
 
 
 @pytest.mark.parametrize("curve", CURVES)

@@ -18,7 +18,7 @@ from peagle.router.depth import Mode
 from peagle.router.depth.plan import Cause
 from peagle.router.dispatch import DECISION_REASONS
 from peagle.router.graphs import GraphKind
-from support.metrics_sample import whole_scrape
+from support.observe.metrics_sample import whole_scrape
 
 PINNED = Path(__file__).parent / "golden" / "metrics.txt"
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.served import Served, Stop, up, write_deployment
+from support.platforms.served import Served, Stop, up, write_deployment
 
 
 @pytest.fixture(scope="package")

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from support.served import Served
+from support.platforms.served import Served
 from support.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from support.browser import LOW_CONTRAST, UNNAMED, Watched, chromium, opened
-from support.served import Served
+from support.platforms.browser import LOW_CONTRAST, UNNAMED, Watched, chromium, opened
+from support.platforms.served import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
 

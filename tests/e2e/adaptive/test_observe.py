@@ -19,10 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from dashboards import external
 from peagle.metrics import METRICS
 from peagle.observe.prometheus import Span, filled_in
-from support.dashboard_queries import queries
-from support.prometheus_tools import REPOSITORY, program
-from support.promql_names import nodes, selectors
-from support.served import Served, free_port
+from support.observe.dashboard_queries import queries
+from support.observe.prometheus_tools import REPOSITORY, program
+from support.observe.promql_names import nodes, selectors
+from support.platforms.served import Served, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 

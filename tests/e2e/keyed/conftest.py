@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from support.pooling_models import write_embedding_model
-from support.served import Served, Stop, up, write_deployment
-from support.trace_collector import Collector, collecting
+from support.engines.pooling_models import write_embedding_model
+from support.observe.trace_collector import Collector, collecting
+from support.platforms.served import Served, Stop, up, write_deployment
 
 KEYS = """keys:
 - {name: few, key: sk-few}

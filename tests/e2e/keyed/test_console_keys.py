@@ -3,8 +3,8 @@
 import pytest
 from playwright.sync_api import expect
 
-from support.browser import chromium, opened
-from support.served import Served
+from support.platforms.browser import chromium, opened
+from support.platforms.served import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
 

@@ -8,8 +8,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from support.pooling_models import VECTOR
-from support.served import Served
+from support.engines.pooling_models import VECTOR
+from support.platforms.served import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
 

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from support.served import Served
-from support.trace_collector import Collector, Span
+from support.observe.trace_collector import Collector, Span
+from support.platforms.served import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 

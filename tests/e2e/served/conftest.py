@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.served import Served, up, write_deployment
+from support.platforms.served import Served, up, write_deployment
 
 REPLICAS = 2
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from support.served import Served
+from support.platforms.served import Served
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.served import Served
+from support.platforms.served import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 

@@ -15,7 +15,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from support.served import Served
+from support.platforms.served import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 

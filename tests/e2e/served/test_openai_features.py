@@ -12,7 +12,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from support.served import Served
+from support.platforms.served import Served
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]

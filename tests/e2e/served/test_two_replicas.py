@@ -5,7 +5,7 @@ import time
 import psutil
 import pytest
 
-from support.served import Served
+from support.platforms.served import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 

@@ -10,7 +10,7 @@ from peagle.bench.engines.made_up import made_up, random_prompts
 from peagle.bench.engines.speculation import one_pass
 from peagle.config import parse_deployment
 from peagle.router.depth.cost_table import CostTable
-from support.tiny_shape import TINY
+from support.engines.tiny_shape import TINY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

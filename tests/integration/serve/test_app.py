@@ -21,7 +21,7 @@ from peagle.serve.app import (
 from peagle.serve.replica.server import LocalCheckpoint, PeagleServer
 from peagle.serve.routing.draining import DrainAwareRouter
 from peagle.serve.routing.request_router import PolicyRouter
-from support.local_ray import local_ray
+from support.platforms.local_ray import local_ray
 
 
 def _deployment(**fields: Any) -> Deployment:

@@ -20,7 +20,7 @@ from peagle.serve.replica.asking_flow import FLOW, named_encode
 from peagle.serve.replica.first_request import answer_once
 from peagle.serve.replica.load_listener import LoadListener, kv_capacity_tokens, queued_prompt_tokens
 from peagle.serve.replica.relayed_apis import ask_pooled
-from support.pooling_models import VECTOR, write_embedding_model, write_reranking_model
+from support.engines.pooling_models import VECTOR, write_embedding_model, write_reranking_model
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:ORJSONResponse is deprecated"),  # vLLM writes vectors with it

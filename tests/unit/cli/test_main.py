@@ -22,7 +22,7 @@ from peagle.client.running_server import choose_model, key_headers
 from peagle.client.server_url import heeds_proxies, http_url
 from peagle.errors import ConfigError, RequestError, StartupError
 from peagle.serve.launch import run
-from support.served import DEPLOYMENT
+from support.platforms.served import DEPLOYMENT
 
 COMMANDS = (
     "serve",

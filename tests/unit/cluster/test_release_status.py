@@ -9,7 +9,7 @@ import pytest
 from peagle.cluster.release_status import ReleaseStatus, read_status
 from peagle.cluster.table import print_status
 from peagle.errors import ClusterError, ConfigError
-from support.kubernetes_api import KubernetesApi, client_of, node, ray_cluster, ray_pod
+from support.kubernetes.kubernetes_api import KubernetesApi, client_of, node, ray_cluster, ray_pod
 
 TELL_FLEET = ("head", "ray-head", "peagle status --json")
 REPLICA = {

@@ -8,7 +8,7 @@ import pytest
 
 from peagle.cluster.remove import main, remove
 from peagle.errors import ClusterError
-from support.kubernetes_api import Json, KubernetesApi, client_of, ray_cluster, ray_pod
+from support.kubernetes.kubernetes_api import Json, KubernetesApi, client_of, ray_cluster, ray_pod
 from support.waiting import until
 
 

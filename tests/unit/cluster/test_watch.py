@@ -14,7 +14,7 @@ from peagle.cluster.drain.drain_actions import KubeNode, parse_node
 from peagle.cluster.kube import KubeApi
 from peagle.cluster.watch import Collection, Watch
 from peagle.errors import ClusterError
-from support.kubernetes_api import KubernetesApi, client_of, node
+from support.kubernetes.kubernetes_api import KubernetesApi, client_of, node
 from support.waiting import until
 
 NODES: Collection[KubeNode] = Collection("nodes", "/api/v1/nodes", parse_node, {})

@@ -9,7 +9,7 @@ import pytest
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write configurations of a small target and its head."""
     # Imported here, because it imports torch.
-    from support.scheduler_core import write_models
+    from support.engines.scheduler_core import write_models
 
     return write_models(tmp_path_factory.mktemp("model"))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.scheduler_core import BLOCK, VOCABULARY, Core, add, continuation, expected, scheduler_of
+from support.engines.scheduler_core import BLOCK, VOCABULARY, Core, add, continuation, expected, scheduler_of
 
 MANY, FEW, BATCH = ("many", 1.0, False), ("few", 1.0, False), ("many", 1.0, True)
 

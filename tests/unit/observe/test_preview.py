@@ -27,10 +27,10 @@ from peagle.observe.prometheus import Answer, Line, Span, filled_in, legend
 from peagle.observe.provision import prometheus_config, write_grafana, write_prometheus
 from peagle.observe.services import Child
 from peagle.palette import BAD, INK, WARN
-from support.http_server import serving
-from support.metrics_sample import whole_scrape
-from support.prometheus_tools import REPOSITORY, program
-from support.served import free_port
+from support.observe.metrics_sample import whole_scrape
+from support.observe.prometheus_tools import REPOSITORY, program
+from support.platforms.http_server import serving
+from support.platforms.served import free_port
 from support.waiting import eventually
 
 GENERATED = REPOSITORY / "dashboards" / "generated"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from support.haproxy_front import echo, listening
+from support.platforms.haproxy_front import echo, listening
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from starlette.types import Receive, Scope, Send
 from peagle.errors import StartupError
 from peagle.serve import haproxy
 from peagle.serve.launch.run import put_haproxy_in_front
-from support.haproxy_front import NODE, below, in_front, listening, serves_haproxy
-from support.served import free_port
+from support.platforms.haproxy_front import NODE, below, in_front, listening, serves_haproxy
+from support.platforms.served import free_port
 from support.waiting import until
 
 pytestmark = pytest.mark.skipif(not haproxy.is_installed(), reason="Ray brings HAProxy for Linux only")

@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from peagle.serve import haproxy
-from support.haproxy_front import NODE, below, in_front, listening, serves_haproxy
-from support.served import free_port
+from support.platforms.haproxy_front import NODE, below, in_front, listening, serves_haproxy
+from support.platforms.served import free_port
 from support.waiting import until
 
 pytestmark = pytest.mark.skipif(not haproxy.is_installed(), reason="Ray brings HAProxy for Linux only")

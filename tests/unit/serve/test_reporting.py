@@ -9,7 +9,7 @@ from peagle.errors import OverloadedError
 from peagle.router.depth import Cause, DepthLimits, DepthPlan, Mode, ModelDepths, StandingLimits
 from peagle.router.snapshot import DepthTable, StepReport, StepStats, StepTime
 from peagle.serve.reporting import TRIAL_S, DepthReporter, keep_reporting
-from support.depth_reports import SETTINGS, good_cell
+from support.depth.depth_reports import SETTINGS, good_cell
 from support.virtual_time import in_virtual_time
 from support.waiting import until
 

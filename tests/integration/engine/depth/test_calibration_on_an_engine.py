@@ -12,7 +12,7 @@ from peagle.engine.depth import live_depth
 from peagle.engine.depth.calibration import calibrate
 from peagle.router.depth.warm_runs import SamplingPath, warm_batch_sizes, warm_runs
 from peagle.router.snapshot import DepthTable, StepStats
-from support.engine_runner import KV_CACHE_GIB, embedded
+from support.engines.engine_runner import KV_CACHE_GIB, embedded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 

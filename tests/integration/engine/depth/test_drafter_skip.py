@@ -8,7 +8,7 @@ import pytest
 
 from peagle.api.bounds.speculation_field import DEPTH_MAX_ARG
 from peagle.router.snapshot import StepStats
-from support.engine_runner import Runner, embedded, held_out, running
+from support.engines.engine_runner import Runner, embedded, held_out, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

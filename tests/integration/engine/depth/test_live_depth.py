@@ -18,7 +18,7 @@ from peagle.engine.grammars.mask_times import SLOW_GRAMMAR
 from peagle.engine.shared_steps import FLOW_ARG
 from peagle.errors import ConfigError
 from peagle.router.snapshot import DepthTable, StepCell
-from support.engine_runner import Runner, embedded, held_out, running
+from support.engines.engine_runner import Runner, embedded, held_out, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from peagle.config import Deployment
-from support.engine_runner import embedded, held_out, running
+from support.engines.engine_runner import embedded, held_out, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

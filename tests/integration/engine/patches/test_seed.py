@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.engine_runner import Runner, embedded, held_out, running
+from support.engines.engine_runner import Runner, embedded, held_out, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -16,7 +16,7 @@ from peagle.api.console.console_routes import ASK_S_MAX, ConsoleRoutes, page_fil
 from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.http_metrics import Scrape
 from peagle.api.scraping import LEAST_S
-from support.metrics_sample import MODEL, whole_scrape
+from support.observe.metrics_sample import MODEL, whole_scrape
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "

@@ -7,7 +7,7 @@ from typing import Any
 from peagle.api.console.fleet_figures import REPLICAS_MAX, model_rows
 from peagle.api.http_metrics import Scrape
 from peagle.metrics import SECONDS
-from support.metrics_sample import MODEL, http_values, replica_row, whole_scrape
+from support.observe.metrics_sample import MODEL, http_values, replica_row, whole_scrape
 
 
 def only_row(scrape: Scrape) -> dict[str, Any]:

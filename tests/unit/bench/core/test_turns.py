@@ -13,7 +13,7 @@ from peagle.bench.core.turns import assemble, in_turn, planned_passes, rotated, 
 from peagle.bench.core.workloads import prompt_sets
 from peagle.bench.engines.engine_plan import Variant
 from peagle.bench.engines.speculation import one_pass
-from support.generator_engine import OUTPUT_TOKENS, Generator
+from support.engines.generator_engine import OUTPUT_TOKENS, Generator
 
 NONE, SHALLOW, DEEP = Variant(0, "none", 0), Variant(1, "p-eagle", 2), Variant(1, "p-eagle", 4)
 VARIANTS = [NONE, SHALLOW, DEEP]

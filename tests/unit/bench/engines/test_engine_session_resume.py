@@ -22,7 +22,7 @@ from peagle.bench.engines.engine_session import EngineJob
 from peagle.config import parse_deployment
 from peagle.errors import ConfigError
 from peagle.host.terminal import Terminal
-from support.generator_engine import OUTPUT_TOKENS, Generator, started
+from support.engines.generator_engine import OUTPUT_TOKENS, Generator, started
 
 RAW: dict[str, Any] = {
     "name": "model",
@@ -261,7 +261,7 @@ KILLED = """
 import asyncio, signal, sys, types
 from pathlib import Path
 import test_engine_session_resume as test_resume
-from support import generator_engine
+from support.engines import generator_engine
 class Slow(generator_engine.started()):
     async def prepare(self, depth):
         await asyncio.sleep(0.03)

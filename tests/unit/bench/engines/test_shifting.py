@@ -17,7 +17,7 @@ from peagle.bench.engines.shifting import (
 )
 from peagle.bench.engines.speculation_report import shifting_line
 from peagle.errors import ConfigError
-from support.generator_engine import OUTPUT_TOKENS, Generator
+from support.engines.generator_engine import OUTPUT_TOKENS, Generator
 
 NONE, THREE, SEVEN = Variant(0, "none", 0), Variant(1, "p-eagle", 3), Variant(1, "p-eagle", 7)
 ADAPTIVE = Variant(1, "p-eagle", 7, adaptive=True)

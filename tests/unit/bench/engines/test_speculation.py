@@ -6,7 +6,7 @@ import pytest
 
 from peagle.bench.engines.speculation import select_prompts
 from peagle.errors import ConfigError
-from support.generator_engine import OUTPUT_TOKENS, Generator
+from support.engines.generator_engine import OUTPUT_TOKENS, Generator
 
 
 async def test_prompts_that_lead_to_a_loop_or_do_not_fit_are_left_out_and_counted() -> None:

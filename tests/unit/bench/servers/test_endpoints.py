@@ -20,7 +20,7 @@ from peagle.bench.servers.endpoint_session import EndpointJob
 from peagle.bench.servers.endpoints import Endpoint, EndpointClient, read_counts
 from peagle.errors import ConfigError, PeagleError, StartupError
 from peagle.host.terminal import Terminal
-from support.http_server import serving
+from support.platforms.http_server import serving
 
 TOKENS, OWN_DEPTH, ACCEPTED = 4, 5, 2
 NO_LIMITS = {"floor": 0, "ceiling": None, "pin": None, "paused": False}

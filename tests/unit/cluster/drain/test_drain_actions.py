@@ -28,7 +28,7 @@ from peagle.cluster.drain.drain_actions import (
     replacements,
     resizes,
 )
-from support.kubernetes_api import node, ray_cluster, ray_pod, ray_service
+from support.kubernetes.kubernetes_api import node, ray_cluster, ray_pod, ray_service
 
 NOW_MS = 1_000_000
 POLICY = DrainPolicy(patience_s=300.0, finish_s=60.0)

@@ -16,7 +16,7 @@ from peagle.cluster.drain.drain_actions import DrainPolicy, KubeNode, RayNode, l
 from peagle.cluster.drain.drainer import Drainer
 from peagle.cluster.drain.ray_nodes import RayControl, RayUnreachable
 from peagle.errors import ClusterError
-from support.kubernetes_api import Json, KubernetesApi, client_of, node, ray_cluster, ray_pod, ray_service
+from support.kubernetes.kubernetes_api import Json, KubernetesApi, client_of, node, ray_cluster, ray_pod, ray_service
 from support.waiting import until
 
 POLICY = DrainPolicy(patience_s=30.0, finish_s=60.0)

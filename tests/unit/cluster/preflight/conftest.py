@@ -2,8 +2,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from support.kubernetes_api import KubernetesApi
-from support.preflight_cluster import ready_cluster
+from support.kubernetes.kubernetes_api import KubernetesApi
+from support.kubernetes.preflight_cluster import ready_cluster
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from peagle.cluster.preflight.outcome import Check, Outcome
-from support.kubernetes_api import KubernetesApi
-from support.preflight_cluster import RAW, checks, gpu_node, only, values
+from support.kubernetes.kubernetes_api import KubernetesApi
+from support.kubernetes.preflight_cluster import RAW, checks, gpu_node, only, values
 
 NEWER, OLDER = "nvidia.com/cuda.driver-version.major", "nvidia.com/cuda.driver.major"
 SUBJECT = "NVIDIA driver for b200"

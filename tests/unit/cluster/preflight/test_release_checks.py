@@ -16,9 +16,9 @@ from peagle.cluster.preflight.facts import pod_requests
 from peagle.cluster.preflight.outcome import Outcome
 from peagle.cluster.preflight.values import load_values
 from peagle.errors import ClusterError, ConfigError
-from support.kubernetes_api import KubernetesApi
+from support.kubernetes.kubernetes_api import KubernetesApi
+from support.kubernetes.preflight_cluster import MODEL, RAW, checks, gpu_node, only, values
 from support.paths import REPOSITORY
-from support.preflight_cluster import MODEL, RAW, checks, gpu_node, only, values
 
 CHART = REPOSITORY / "helm" / "peagle"
 

@@ -4,8 +4,8 @@ import pytest
 
 from peagle.cluster.preflight.outcome import Outcome
 from peagle.cluster.preflight.release_checks import RAYSERVICE_FIELDS, TOKEN_FIELD
-from support.kubernetes_api import KubernetesApi
-from support.preflight_cluster import checks, crd, only, operator, values
+from support.kubernetes.kubernetes_api import KubernetesApi
+from support.kubernetes.preflight_cluster import checks, crd, only, operator, values
 
 
 async def test_without_kuberay_the_fix_installs_it(server: KubernetesApi) -> None:

@@ -21,10 +21,10 @@ from peagle.drafter.train.compute import ALONE
 from peagle.drafter.train.heads import make_head
 from peagle.drafter.train.plan_file import load_training
 from peagle.drafter.train.training import CHECKPOINT
+from support.engines.train_processes import train
 from support.paths import SUPPORT
-from support.train_processes import train
 
-SCRIPT = SUPPORT / "train_processes.py"
+SCRIPT = SUPPORT / "engines" / "train_processes.py"
 STEPS = 6
 PLANS: dict[str, dict[str, Any]] = {
     "p-eagle": {"method": "p-eagle"},

@@ -9,7 +9,7 @@ import pytest
 
 from support.paths import EMBEDDED, SUPPORT
 
-SCRIPT = SUPPORT / "partition_cost.py"
+SCRIPT = SUPPORT / "engines" / "partition_cost.py"
 TARGET = EMBEDDED / "target"
 ROW_TOKENS = 2048
 

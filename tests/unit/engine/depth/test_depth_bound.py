@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.scheduler_core import (
+from support.engines.scheduler_core import (
     DEPTH_MAX,
     VOCABULARY,
     Core,

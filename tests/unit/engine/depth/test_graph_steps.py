@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.scheduler_core import DEPTH_MAX, Core, add, continuation, scheduler_of, stats_of
+from support.engines.scheduler_core import DEPTH_MAX, Core, add, continuation, scheduler_of, stats_of
 
 EACH_SCHEDULER = pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
 

@@ -8,7 +8,7 @@ import pytest
 from peagle.bench.engines.made_up import synthetic_acceptance
 from peagle.engine.versions import KNOWN_VERSIONS, require_known_vllm
 from peagle.errors import ConfigError, StartupError
-from support.scheduler_core import (
+from support.engines.scheduler_core import (
     DEPTH_MAX,
     STEP_S,
     VOCABULARY,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.scheduler_core import (
+from support.engines.scheduler_core import (
     DEPTH_MAX,
     VOCABULARY,
     Core,
@@ -87,7 +87,7 @@ def test_requests_after_an_ended_batch_expect_a_batch_of_its_size(
 ) -> None:
     core = Core(scheduler_of(folder, overlapped, blocks=200, skips_drafter=True), overlapped, random.Random(1))
     monkeypatch.setattr("peagle.engine.depth.scheduler.perf_counter", lambda: core.now_s)
-    monkeypatch.setattr("support.scheduler_core.STEP_S", step_s)
+    monkeypatch.setattr("support.engines.scheduler_core.STEP_S", step_s)
     core.scheduler.set_depths(1, [DEPTH_MAX, DEPTH_MAX, DEPTH_MAX, 0])
     for index in range(before):
         add(core, f"r{index}", [1, 2, 3], 20, [])

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from peagle.engine.drafting.markov_head import CANDIDATES, MarkovHead, chained, chained_in_text, chains_of  # noqa: E402
-from support.markov import DEPTH, DRAFTS, HIDDEN, RANK, VOCABULARY, passed, texts, weights  # noqa: E402
+from support.engines.markov import DEPTH, DRAFTS, HIDDEN, RANK, VOCABULARY, passed, texts, weights  # noqa: E402
 
 
 def test_each_draft_follows_the_one_before_as_in_training() -> None:

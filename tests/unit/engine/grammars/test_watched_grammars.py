@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from peagle.engine.grammars.mask_times import SLOW_GRAMMAR
-from support.scheduler_core import Core, add, expected, scheduler_of
+from support.engines.scheduler_core import Core, add, expected, scheduler_of
 from support.waiting import eventually
 
 pytest.importorskip("vllm")

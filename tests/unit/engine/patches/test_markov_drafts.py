@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from peagle.engine.drafting.markov_head import MarkovHead, chained, chained_in_text  # noqa: E402
 from peagle.engine.drafting.ngrams import BatchNgrams  # noqa: E402
 from peagle.engine.patches import markov_drafts  # noqa: E402
-from support.markov import DEPTH, DRAFTS, HIDDEN, VOCABULARY, passed, texts, weights  # noqa: E402
+from support.engines.markov import DEPTH, DRAFTS, HIDDEN, VOCABULARY, passed, texts, weights  # noqa: E402
 
 HEAD = EMBEDDED / "p-eagle"
 

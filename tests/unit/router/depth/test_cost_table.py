@@ -9,8 +9,8 @@ from peagle.router.depth.cost_table import CostTable
 from peagle.router.depth.rule.state import calibrate
 from peagle.router.snapshot import StepTime
 from peagle.simulator.depth_replica import Replica
-from support.depth_reports import SETTINGS, good_cell
-from support.gpu_lines import TRIAL_STEP_MS
+from support.depth.depth_reports import SETTINGS, good_cell
+from support.engines.gpu_lines import TRIAL_STEP_MS
 
 TIMES = (StepTime(1, 0, 10, 0.05), StepTime(1, 7, 10, 0.06), StepTime(4, 0, 5, 0.04), StepTime(4, 7, 20, 0.32))
 

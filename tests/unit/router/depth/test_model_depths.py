@@ -7,7 +7,7 @@ import pytest
 from peagle.router.depth import DepthLimits, DepthPlan, Mode, ModelDepths
 from peagle.router.depth.model_depths import FORGET_AFTER_S
 from peagle.router.snapshot import DepthTable, StepTime
-from support.depth_reports import SETTINGS, good_cell, report
+from support.depth.depth_reports import SETTINGS, good_cell, report
 
 
 def fed(depths: ModelDepths, replica: str, reports: int, start_s: float = 0.0) -> DepthPlan:

@@ -24,8 +24,8 @@ from peagle.router.depth import (
     view,
 )
 from peagle.router.snapshot import DepthTable, RequestRates, StepCell
-from support.depth_reports import SETTINGS, STATIC, good_cell, report
-from support.step_cells import cells
+from support.depth.depth_reports import SETTINGS, STATIC, good_cell, report
+from support.depth.step_cells import cells
 
 
 def limited(**limits: object) -> DepthSettings:

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from peagle.router.dispatch import Exclusion
 from peagle.router.dispatch.filters import kv_room, not_full
-from support.candidates import IDLE, REQUEST, SNAPSHOT
+from support.depth.candidates import IDLE, REQUEST, SNAPSHOT
 
 
 def test_room_counts_the_whole_request_less_what_is_cached() -> None:

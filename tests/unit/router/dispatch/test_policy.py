@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from peagle.router.dispatch import SOONEST
-from support.candidates import IDLE, REQUEST
+from support.depth.candidates import IDLE, REQUEST
 
 
 @pytest.mark.parametrize("bad", [math.nan, -1.0])

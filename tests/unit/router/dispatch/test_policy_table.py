@@ -19,7 +19,7 @@ from peagle.router.dispatch import (
     ShedReason,
 )
 from peagle.router.snapshot import RequestRates
-from support.candidates import REQUEST, SNAPSHOT, dispatcher_of
+from support.depth.candidates import REQUEST, SNAPSHOT, dispatcher_of
 
 NAMES = ["a", "b", "c", "d", "e"]
 ALL = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 from peagle.router.dispatch.scorers import decode_s, prefill_s, wait_s
 from peagle.router.snapshot import RequestRates
-from support.candidates import IDLE, REQUEST, SNAPSHOT
+from support.depth.candidates import IDLE, REQUEST, SNAPSHOT
 
 
 def test_wait_is_the_queued_prompts_at_the_prefill_rate() -> None:

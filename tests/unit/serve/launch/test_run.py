@@ -13,7 +13,7 @@ from peagle.config import Deployment, parse_deployment
 from peagle.errors import StartupError
 from peagle.host.terminal import Terminal
 from peagle.serve.launch import run
-from support.http_server import serving
+from support.platforms.http_server import serving
 
 
 @pytest.mark.parametrize(

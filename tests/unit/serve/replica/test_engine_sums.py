@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from peagle.metrics import FINISH
 from peagle.serve.replica.engine_sums import Buckets, EngineSums
-from support.metrics_sample import engine_sums, finished_request, step_of_vllm
+from support.observe.metrics_sample import engine_sums, finished_request, step_of_vllm
 
 
 @given(st.lists(st.floats(min_value=0.0, max_value=100.0)))

@@ -12,7 +12,7 @@ from peagle.router.fairness.client_terms import Limits
 from peagle.router.fairness.limit_book import Ask, LimitReport
 from peagle.router.snapshot import ReplicaSnapshot
 from peagle.serve.routing.router_deployment import Router
-from support.depth_reports import report
+from support.depth.depth_reports import report
 
 MODEL = {
     "name": "m",

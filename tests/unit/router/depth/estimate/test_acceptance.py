@@ -12,7 +12,7 @@ from peagle.engine.depth.step_sums import CellSums
 from peagle.router.depth.estimate.acceptance import Acceptance, Counts, counts_of, observe, pooled
 from peagle.router.depth.settings import AcceptancePrior
 from peagle.router.snapshot import StepCell
-from support.step_cells import cells
+from support.depth.step_cells import cells
 
 DEPTH_MAX = 7
 EMBEDDED = (0.69, 0.565, 0.74, 0.79, 0.65, 0.93, 0.71)

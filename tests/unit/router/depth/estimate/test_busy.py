@@ -10,7 +10,7 @@ from peagle.router.depth.estimate.busy import Busy
 from peagle.router.depth.rule.choice import together
 from peagle.router.depth.rule.trial import Trial
 from peagle.router.snapshot import DepthTable, PromptStats
-from support.depth_reports import SETTINGS, good_cell, report
+from support.depth.depth_reports import SETTINGS, good_cell, report
 
 RANGES = [batches.at for batches in batch_ranges(SETTINGS.batch_max)]
 FOUR, SIX, EIGHT = (RANGES.index(batch_size) for batch_size in (4, 6, 8))

@@ -9,7 +9,7 @@ from peagle.router.depth import EMBEDDED_CPU, Mode, ModelDepths, start, step
 from peagle.router.depth.estimate.prompt_cost import PromptCost, observe
 from peagle.router.depth.estimate.step_cost import Load, StepCost
 from peagle.router.snapshot import PromptCell, PromptStats, StepReport, StepStats
-from support.depth_reports import SETTINGS, STATIC, good_cell
+from support.depth.depth_reports import SETTINGS, STATIC, good_cell
 
 COST = StepCost.start(EMBEDDED_CPU)
 

@@ -10,7 +10,7 @@ from peagle.router.depth.estimate.step_cost import Load, StepCost, calibrated, o
 from peagle.router.depth.ladder import batch_ranges, range_index
 from peagle.router.depth.priors import DEVICES, EMBEDDED_CPU, TARGETS, CostPrior, roofline_prior
 from peagle.router.snapshot import StepCell, StepTime
-from support.depth_reports import QUICK_CPU
+from support.depth.depth_reports import QUICK_CPU
 
 BATCH_MAX = 32
 DEPTHS = (0, 1, 2, 3, 5, 7)

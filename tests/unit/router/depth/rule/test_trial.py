@@ -9,7 +9,7 @@ from peagle.router.depth import DepthState, Mode, start, step
 from peagle.router.depth.rule.choice import wish
 from peagle.router.depth.rule.trial import next_trial
 from peagle.router.snapshot import DepthTable, StepCell
-from support.depth_reports import SETTINGS, good_cell, report
+from support.depth.depth_reports import SETTINGS, good_cell, report
 
 FORECAST = start(SETTINGS).forecast(SETTINGS, 0.0)
 LEAST = log1p(SETTINGS.gain_ratio)

@@ -5,7 +5,7 @@ import pytest
 from peagle.router.dispatch import Board, Dispatcher, DispatcherReport, EndedDrafts, Route
 from peagle.router.dispatch.policies.by_acceptance import BY_ACCEPTANCE
 from peagle.router.snapshot import DepthTable, DraftPlan, ReplicaSnapshot, RequestRates
-from support.candidates import REQUEST, SNAPSHOT
+from support.depth.candidates import REQUEST, SNAPSHOT
 
 CODE, NOISE = 11, 22
 SURVIVAL = (0.6, 0.4, 0.3, 0.2, 0.15, 0.1, 0.1)

@@ -3,7 +3,7 @@ import pytest
 from peagle.router.dispatch import Dispatcher
 from peagle.router.dispatch.policies.least_loaded import LEAST_LOADED
 from peagle.router.snapshot import RequestRates
-from support.candidates import dispatcher_of, routed
+from support.depth.candidates import dispatcher_of, routed
 
 
 def least_loaded(**reports: dict[str, object]) -> Dispatcher:

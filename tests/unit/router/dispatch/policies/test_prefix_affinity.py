@@ -6,7 +6,7 @@ import pytest
 from peagle.router.dispatch import LIMITS, Dispatcher
 from peagle.router.dispatch.policies.prefix_affinity import PREFIX_AFFINITY
 from peagle.router.snapshot import ReplicaState
-from support.candidates import REQUEST, SNAPSHOT, dispatcher_of, routed
+from support.depth.candidates import REQUEST, SNAPSHOT, dispatcher_of, routed
 
 NAMES = "abcdefgh"
 SHARING = replace(REQUEST, affinity_key=12345, prefix_tokens=900)

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from peagle.router.dispatch import SOONEST
-from support.candidates import IDLE, REQUEST
+from support.depth.candidates import IDLE, REQUEST
 
 
 def test_a_weighed_candidate_shows_the_terms_of_its_cost() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from support.http_server import serving
+from support.platforms.http_server import serving
 
 PATIENCE_S = 60.0
 

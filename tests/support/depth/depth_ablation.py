@@ -2,7 +2,7 @@
 
 Run it with `tests` and `platform` on the path; it takes half an hour on one core.
 
-    python -m support.depth_ablation
+    python -m support.depth.depth_ablation
 """
 
 import sys
@@ -19,7 +19,7 @@ from peagle.router.depth import DepthSettings
 from peagle.router.depth.estimate import acceptance, busy, forecast, prompt_cost, sharing, step_cost
 from peagle.router.depth.rule import choice, guard, state, trial, tuner
 from peagle.simulator.depth_loop import Rule, WholeRule
-from support.depth_scenarios import CURVES, Scenario, SmallRule, mixed, replica_of, served, shifted, steady
+from support.depth.depth_scenarios import CURVES, Scenario, SmallRule, mixed, replica_of, served, shifted, steady
 
 Patches = Sequence[tuple[Any, str, Any]]
 

@@ -12,7 +12,7 @@ from peagle.router.depth import ModelDepths
 from peagle.router.snapshot import DepthTable, StepStats
 from peagle.serve.replica.engine_sums import Buckets, EngineSums
 from peagle.serve.reporting import PlanStatus
-from support.depth_reports import SETTINGS, good_cell, report
+from support.depth.depth_reports import SETTINGS, good_cell, report
 
 MODEL, REPLICA = "m", "r1"
 

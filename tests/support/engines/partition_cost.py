@@ -3,7 +3,7 @@
 Each is measured in a process of its own, since a peak cannot be taken back; they are forks of one that has imported
 what takes long.
 
-python tests/support/partition_cost.py TARGET LENGTH PARTITIONS...
+python tests/support/engines/partition_cost.py TARGET LENGTH PARTITIONS...
 """
 
 import json

@@ -8,7 +8,7 @@ from peagle.cluster.preflight.facts import gather
 from peagle.cluster.preflight.outcome import Check, Outcome
 from peagle.cluster.preflight.release_checks import RAYSERVICE_FIELDS, TOKEN_FIELD, check_all
 from peagle.cluster.preflight.values import Values, parse_values
-from support.kubernetes_api import KubernetesApi, client_of
+from support.kubernetes.kubernetes_api import KubernetesApi, client_of
 
 MODEL = {
     "name": "m",

@@ -12,7 +12,7 @@ from peagle.router.depth.ladder import range_index
 from peagle.router.snapshot import DepthTable, StepReport
 from peagle.simulator.depth_loop import Loop, R
 from peagle.simulator.depth_replica import Replica
-from support.step_costs import COSTS, CURVES, DEPTH_MAX, DEPTHS
+from support.depth.step_costs import COSTS, CURVES, DEPTH_MAX, DEPTHS
 
 BATCH_MAX = 128
 

@@ -1,6 +1,6 @@
 """Trains the heads of several plan files in the processes that torchrun started. What is refused goes beside the plan.
 
-torchrun --nproc-per-node 2 tests/support/train_processes.py [--kill-at STEP] PLAN...
+torchrun --nproc-per-node 2 tests/support/engines/train_processes.py [--kill-at STEP] PLAN...
 """
 
 import argparse

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from peagle.serve import haproxy
-from support.served import free_port
+from support.platforms.served import free_port
 
 # A Ray node id, after which Serve names the folders of its sockets.
 NODE = "7" * 56

@@ -2,7 +2,7 @@
 
 Run it with `tests` and `platform` on the path; it takes a few minutes.
 
-    python -m support.acceptance_fleet
+    python -m support.depth.acceptance_fleet
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ from peagle.router.dispatch import POLICIES, SOONEST
 from peagle.simulator.depth_loop import WholeRule
 from peagle.simulator.drafting_fleet import DraftingReplica, QueuedReplica, code_and_noise
 from peagle.simulator.simulated_fleet import ByPolicy, Dispatch, Job, Simulation
-from support.depth_scenarios import settings_of
-from support.step_costs import COSTS, CURVES
+from support.depth.depth_scenarios import settings_of
+from support.depth.step_costs import COSTS, CURVES
 
 # Acceptance of noise relative to code at each position, as measured.
 LEAN = -0.6

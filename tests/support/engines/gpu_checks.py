@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from peagle.config import Deployment
-from support.engine_runner import Runner, embedded, held_out, running
+from support.engines.engine_runner import Runner, embedded, held_out, running
 
 DEPTHS = (7, 5, 3, 2, 1, 0)
 DEPTH_MAX = 7

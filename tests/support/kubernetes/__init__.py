@@ -1,0 +1,1 @@
+"""Kubernetes: the rendered chart, releases on a real cluster, and an API server over HTTP."""

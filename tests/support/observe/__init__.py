@@ -1,0 +1,1 @@
+"""What operators read: metrics, Prometheus queries, traces."""
