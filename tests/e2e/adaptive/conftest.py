@@ -11,7 +11,7 @@ from support.platforms.served import Served, Stop, up, write_deployment
 @pytest.fixture(scope="package")
 def adaptive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("adaptive")
-    speculation = {"calibration_s": 15.0}
+    speculation = {"calibration_s": 30.0}
     deployment = write_deployment(folder, engine={"enforce_eager": True}, speculation=speculation)
     with up(folder, deployment, stop=Stop(signal.SIGINT)) as platform:
         yield platform
