@@ -11,7 +11,7 @@ import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextvars import Context
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from peagle.api.clients.request_charge import Charge
 from peagle.errors import LimitError
@@ -31,6 +31,15 @@ LEVELS_KEPT = 10_000
 Exchange = Callable[[LimitReport], Awaitable[LimitAnswer]]
 
 
+@dataclass(slots=True)
+class _Heard:
+    """A client's levels at a time, and the tokens returned since then."""
+
+    levels: Levels
+    at_s: float
+    returned: int
+
+
 class ClientLimits:
     """An ingress process's part of the accounting. Everything runs on one event loop and its clock."""
 
@@ -45,7 +54,7 @@ class ClientLimits:
         self._owed_requests: Counter[str] = Counter()
         self._owed_tokens: Counter[str] = Counter()
         self._patience_s = FIRST_PATIENCE_S
-        self._heard: dict[str, tuple[Levels, float]] = {}
+        self._heard: dict[str, _Heard] = {}
         self._ingresses = 1
         self._alone: LimitBook | None = None
         self._probe: asyncio.Task[LimitAnswer | None] | None = None
@@ -86,7 +95,10 @@ class ClientLimits:
         self._open[name] -= 1
         self._has_news = True
         if charge.used is not None:
-            self._returned[name] += charge.tokens - (charge.used.prompt + charge.used.output)
+            returned = charge.tokens - (charge.used.prompt + charge.used.output)
+            self._returned[name] += returned
+            if (heard := self._heard.get(name)) is not None:
+                heard.returned += returned
         limits = charge.client.limits
         if limits.requests_at_once is not None or limits.tokens_per_minute is not None:
             self._woken.set()  # the client may be about to send its next, to whichever process
@@ -94,8 +106,9 @@ class ClientLimits:
     def headers(self, client: Client) -> dict[str, str]:
         """Return the limit headers of an answer to `client`."""
         now_s = asyncio.get_running_loop().time()
-        levels, at_s = self._heard.get(client.name, (Levels(), now_s))
-        return limit_headers(client.limits, levels, now_s - at_s)
+        heard = self._heard.get(client.name)
+        levels, age_s = (Levels(), 0.0) if heard is None else (heard.levels, now_s - heard.at_s)
+        return limit_headers(client.limits, levels, age_s)
 
     async def _keep_telling(self, exchange: Exchange) -> None:
         while True:
@@ -122,7 +135,7 @@ class ClientLimits:
         now_s = asyncio.get_running_loop().time
         held = {name: Held(count, self._waiting[name]) for name, count in self._open.items()}
         returned, self._returned = self._returned, Counter()
-        report = LimitReport(self._name, held, dict(returned), tuple(self._ask(charge) for charge, _ in asked))
+        report = LimitReport(self._name, held, dict(returned), tuple(self._ask(charge, now_s()) for charge, _ in asked))
         answer, share = None, 1
         if self._alone is None:
             answer = await self._of_router(report, exchange)
@@ -156,9 +169,10 @@ class ClientLimits:
                 del owed[name]
         return answer
 
-    def _ask(self, charge: Charge) -> Ask:
-        heard, _ = self._heard.get(charge.client.name, (Levels(), 0.0))
-        return Ask(charge.client.name, charge.client.limits, charge.tokens, heard)
+    def _ask(self, charge: Charge, now_s: float) -> Ask:
+        client, heard = charge.client, self._heard.get(charge.client.name)
+        known = Levels() if heard is None else heard.levels.after(now_s - heard.at_s, client.limits, heard.returned)
+        return Ask(client.name, client.limits, charge.tokens, known)
 
     def _decide_alone(self, report: LimitReport, now_s: float) -> LimitAnswer:
         """Decide with this process's share of each limit and of its last known remainder."""
@@ -177,7 +191,9 @@ class ClientLimits:
         client = charge.client
         if client.name not in self._heard and len(self._heard) >= LEVELS_KEPT:
             del self._heard[next(iter(self._heard))]
-        self._heard[client.name] = verdict.levels.times(share), asyncio.get_running_loop().time()
+        # What was returned during the call is in no report yet.
+        levels, returned = verdict.levels.times(share), self._returned[client.name]
+        self._heard[client.name] = _Heard(levels, asyncio.get_running_loop().time(), returned)
         if verdict.refusal is None:
             charge.is_open = True
             self._open[client.name] += 1

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from peagle.router.fairness.client_terms import Limits
-from peagle.router.fairness.rate_bucket import Bucket
+from peagle.router.fairness.rate_bucket import MINUTE_S, Bucket
 
 GONE_AFTER_S = 5.0
 """Silence after which a process counts as having nothing open, in seconds."""
@@ -28,6 +28,13 @@ class Levels:
         scaled = (None if level is None else level * factor for level in (self.requests, self.tokens))
         return Levels(*scaled)
 
+    def after(self, age_s: float, limits: Limits, returned: int) -> "Levels":
+        """Return the levels `age_s` later, if nothing else is taken; `returned` tokens are given back."""
+        return Levels(
+            _later(self.requests, limits.requests_per_minute, age_s),
+            _later(self.tokens, limits.tokens_per_minute, age_s, returned),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -37,7 +44,7 @@ class Ask:
         client: Its client's name.
         limits: The client's limits, as the asking process knows them.
         tokens: Expected tokens of prompt and answers together.
-        known: The levels that the process last heard, for a book that does not know the client.
+        known: The levels as far as the process knows them, for a book that does not know the client.
     """
 
     client: str
@@ -113,6 +120,7 @@ class _Account:
     limits: Limits
     requests: Bucket | None
     tokens: Bucket | None
+    asked_at_s: float
 
     def levels(self) -> Levels:
         return Levels(
@@ -161,11 +169,11 @@ class LimitBook:
         """Return the client's account, refilled until now, under the limits of the ask."""
         account = self._accounts.get(ask.client)
         if account is None:
-            account = self._accounts[ask.client] = _Account(ask.limits, None, None)
+            account = self._accounts[ask.client] = _Account(ask.limits, None, None, now_s)
         known, limits = ask.known, ask.limits
         account.requests = _bucket(account.requests, limits.requests_per_minute, known.requests, now_s)
         account.tokens = _bucket(account.tokens, limits.tokens_per_minute, known.tokens, now_s)
-        account.limits = limits
+        account.limits, account.asked_at_s = limits, now_s
         return account
 
     def _refusal(self, ask: Ask, account: _Account) -> Refusal | None:
@@ -194,9 +202,18 @@ class LimitBook:
             return
         self._forgot_at_s = now_s
         for name, account in list(self._accounts.items()):
+            # Only after a minute without an ask, because by then the levels that processes know are full again, too.
+            if now_s - account.asked_at_s < MINUTE_S:
+                continue
             buckets = (account.requests, account.tokens)
             if all(bucket is None or bucket.at(now_s).level >= bucket.per_minute for bucket in buckets):
                 del self._accounts[name]
+
+
+def _later(level: float | None, per_minute: int | None, age_s: float, returned: int = 0) -> float | None:
+    if level is None or per_minute is None:
+        return None
+    return Bucket(per_minute, level, 0.0).less(-returned).at(age_s).level
 
 
 def _bucket(bucket: Bucket | None, per_minute: int | None, known: float | None, now_s: float) -> Bucket | None:

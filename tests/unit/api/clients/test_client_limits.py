@@ -12,7 +12,7 @@ from peagle.api.clients.client_limits import PATIENCE_S, PERIOD_S, ClientLimits
 from peagle.api.clients.request_charge import Charge, Usage
 from peagle.errors import LimitError
 from peagle.router.fairness.client_terms import Client, Limits
-from peagle.router.fairness.limit_book import LimitAnswer, LimitBook, LimitReport
+from peagle.router.fairness.limit_book import FORGET_EVERY_S, LimitAnswer, LimitBook, LimitReport
 from support.virtual_time import in_virtual_time, now_s
 
 PROCESSES = 4
@@ -148,6 +148,40 @@ async def test_unused_tokens_are_returned_when_a_request_ends() -> None:
     await asyncio.sleep(PERIOD_S / 2)
     await fleet.ask(1, tokens=900, used=10)
     assert len(fleet.admitted) == 2
+
+
+@in_virtual_time
+async def test_a_client_that_was_idle_has_its_whole_limit_again() -> None:
+    fleet = Fleet(Limits(requests_per_minute=10, tokens_per_minute=1000), 2)
+    for start_s in (0.0, 300.0, 600.0):
+        await asyncio.sleep(start_s - now_s())
+        for number in range(10):
+            await fleet.ask(number % 2, tokens=100)
+    assert fleet.refusals == []
+
+
+@in_virtual_time
+async def test_a_process_that_heard_little_does_not_hold_against_a_client_what_another_has_returned() -> None:
+    fleet = Fleet(Limits(tokens_per_minute=1000), 2)
+    await fleet.ask(0, tokens=1, used=1)
+    await asyncio.sleep(FORGET_EVERY_S - 2.0)
+    other = asyncio.create_task(fleet.ask(0, seconds=1.0, tokens=900, used=10))
+    await asyncio.sleep(0.5)
+    await fleet.ask(1, tokens=50, used=10)
+    await other
+    await asyncio.sleep(5.0)
+    await fleet.ask(1, tokens=900)
+    assert fleet.refusals == []
+
+
+@in_virtual_time
+async def test_a_router_that_is_back_knows_what_was_returned_before() -> None:
+    fleet = Fleet(Limits(tokens_per_minute=1000), 1)
+    await fleet.ask(0, tokens=900, used=10)
+    await asyncio.sleep(2 * PERIOD_S)
+    fleet.router.book = LimitBook()
+    await fleet.ask(0, tokens=900, used=10)
+    assert fleet.refusals == []
 
 
 @in_virtual_time
