@@ -11,6 +11,7 @@ from ray.exceptions import ActorDiedError
 from ray.llm._internal.serve.core.configs.openai_api_models import CompletionResponse
 
 from peagle.api.api_settings import ApiSettings
+from peagle.api.clients.client_limits import PERIOD_S
 from peagle.api.clients.request_charge import Charge
 from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
@@ -22,6 +23,7 @@ from peagle.router.fairness.step_sharing import Flow
 KEYS = """keys:
 - {name: few, key: sk-few, limits: {requests_per_minute: 2, tokens_per_minute: 1000}}
 - {name: many, key: sk-many, weight: 3}
+- {name: wide, key: sk-wide, limits: {tokens_per_minute: 1000}}
 """
 USAGE = {"prompt_tokens": 12, "completion_tokens": 9, "total_tokens": 21}
 CHOICE = {"index": 0, "text": "a", "finish_reason": "stop", "logprobs": None}
@@ -174,3 +176,14 @@ async def test_who_floods_a_model_leaves_places_to_others(platform: Platform) ->
     assert {answer.json()["error"]["code"] for answer in refused} == {"overloaded"}
     assert all(answer.headers["retry-after"] for answer in refused)
     assert (await platform.ask("sk-many")).status_code == 200
+
+
+async def test_a_request_that_gets_no_place_gives_its_tokens_back(platform: Platform) -> None:
+    platform.answers.clear()
+    flood = [asyncio.create_task(platform.ask("sk-wide", max_tokens=90)) for _ in range(5)]
+    (refused,), _ = await asyncio.wait(flood, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+    assert refused.result().json()["error"]["code"] == "overloaded"
+    platform.answers.set()
+    await asyncio.gather(*flood)
+    await asyncio.sleep(2 * PERIOD_S)
+    assert sum(report.returned.get("wide", 0) for report in platform.reports) == 100 + 4 * (100 - 21)

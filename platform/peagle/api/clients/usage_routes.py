@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from peagle import metrics
 from peagle.api.api_settings import ApiSettings
 from peagle.api.clients.metered_replies import metered
-from peagle.api.clients.request_charge import Charge, charge_of
+from peagle.api.clients.request_charge import Charge, Usage, charge_of
 from peagle.api.dialects.stream_kinds import StreamKind
 from peagle.api.http_metrics import Value
 from peagle.api.ledger import Ledger
@@ -55,6 +55,7 @@ class UsageRoutes(MetricsRoutes):
         if places is not None:
             charge.has_place = ledger.places[model].take(client.name, places)
             if not charge.has_place:
+                charge.used = Usage()  # so that its expected tokens are returned
                 settings: ApiSettings = request.app.state.settings
                 problem = f"The API key {client.name} has its full share of open requests while other clients wait."
                 raise OverloadedError(problem, ledger.waits.of(model, settings.retry_after_s))
