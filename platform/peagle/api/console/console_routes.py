@@ -9,6 +9,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
+from contextvars import Context
 from functools import cache
 from pathlib import Path
 
@@ -83,8 +84,10 @@ class ConsoleRoutes(MetricsRoutes):
         now_s = time.monotonic()
         if self._figures is None or _is_over(self._figures, now_s - self._figures_at_s):
             self._figures_at_s = now_s
-            self._figures = asyncio.create_task(self._ask_for_figures(request.app.state.settings))
-        # A page that disconnects must not cancel the answer that other pages wait for.
+            # A page that disconnects must not cancel the answer that other pages wait for. Serve would cancel the calls
+            # that are made in its request's context.
+            asking = self._ask_for_figures(request.app.state.settings)
+            self._figures = asyncio.create_task(asking, name="figures", context=Context())
         data = await asyncio.shield(self._figures)
         return Response(data, media_type="application/json", headers={**HEADERS, "Cache-Control": "no-store"})
 

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,21 @@ async def test_polls_share_a_scrape_that_is_in_progress_even_if_its_first_page_d
         assert routes.scrapes == 1
         assert (await http.get("/console/status")).status_code == 200
     assert routes.scrapes == 2
+
+
+async def test_replicas_are_not_asked_as_part_of_the_poll_that_came_first() -> None:
+    """Serve cancels a request's calls when the request is cancelled."""
+    request, seen = ContextVar("request", default="none"), []
+
+    class Looks(Routes):
+        async def scrape(self, timeout_s: float) -> Scrape:
+            seen.append(request.get())
+            return await super().scrape(timeout_s)
+
+    request.set("first")
+    async with client(Looks()) as http:
+        assert (await http.get("/console/status")).status_code == 200
+    assert seen == ["none"]
 
 
 async def test_a_failed_scrape_is_repeated_for_the_next_poll() -> None:
