@@ -47,6 +47,7 @@ class MetricsRoutes:
     _default_serve_handles: Mapping[str, DeploymentHandle]
     _router: DeploymentHandle | None
     _ingresses: DeploymentHandle | None = None
+    _states: asyncio.Task[States] | None = None
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics: Prometheus text. Raises NotFoundError if metrics are off."""
@@ -151,9 +152,13 @@ class MetricsRoutes:
         return answer
 
     async def _deployment_states(self, timeout_s: float) -> States:
+        if self._states is None or self._states.done():
+            # One call at a time: while Serve's controller does not answer, each holds a thread of this process, and
+            # large bodies and API keys are read in threads, too.
+            self._states = asyncio.create_task(deployment_states(), name="deployment states")
         try:
             async with asyncio.timeout(timeout_s):
-                return await deployment_states()
+                return await asyncio.shield(self._states)
         except Exception as error:  # a scrape without states is better than none
             logger.warning("Serve did not return its replicas' states: %r", error)
             return {}
