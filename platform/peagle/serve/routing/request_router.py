@@ -246,9 +246,10 @@ class PolicyRouter(TurnTakingRouter):
     def _ask(self, mine: DispatcherReport) -> FleetNews:
         """Ask the Router, from a thread: the first use of a handle may wait for Serve's controller."""
         if self._handle is None:
-            self._handle = DeploymentHandle(router_deployment.NAME, self.app_name)
+            handle = DeploymentHandle(router_deployment.NAME, self.app_name)
             # A handle that routes on the caller's event loop cannot be used from a thread.
-            self._handle._init(_run_router_in_separate_loop=True)
+            handle._init(_run_router_in_separate_loop=True)
+            self._handle = handle  # not before, because its next use would make it such a handle
         response = self._handle.news.remote(self._model, mine)
         try:
             news: FleetNews = response.result(timeout_s=TIMEOUT_S)

@@ -1,14 +1,19 @@
 """The request router under Serve's own routing: its in-flight counts match what Serve sends."""
 
 import asyncio
+import concurrent.futures
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
+from ray.serve._private.handle_options import InitHandleOptions
+from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest
 
 from peagle.api.clients.client_header import CLIENT_HEADER, told
@@ -182,6 +187,41 @@ async def test_each_try_at_a_request_goes_elsewhere_until_all_have_had_it(router
     assert set(asked[:2]) == {"a", "b"}
     assert asked[2] in {"a", "b"}
     assert router._dispatcher.open_requests == 0
+
+
+class Router:
+    """Serve's routing to the Router deployment, which cannot be set up at first."""
+
+    def __init__(self) -> None:
+        self.attempts = 0
+        self.asked = threading.Event()
+
+    def create(self, handle_id: str, deployment_id: DeploymentID, handle_options: Any) -> "Router":
+        self.attempts += 1
+        if self.attempts == 1:
+            raise RuntimeError("The GCS does not answer.")
+        if not handle_options._run_router_in_separate_loop:
+            asyncio.get_running_loop()  # raises in a thread, as Serve does
+        return self
+
+    def assign_request(self, *_: Any) -> "concurrent.futures.Future[Any]":
+        self.asked.set()
+        return concurrent.futures.Future()
+
+
+async def test_the_router_is_asked_even_if_it_could_not_be_reached_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, serve = PolicyRouter.initialize_state.__globals__, Router()
+    # RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP=0, which Serve reads on import.
+    on_one_loop = partial(InitHandleOptions, _run_router_in_separate_loop=False)
+    monkeypatch.setattr(InitHandleOptions, "create", on_one_loop)
+    monkeypatch.setitem(names, "draining_nodes", lambda: SimpleNamespace(ids=frozenset()))
+    monkeypatch.setitem(names, "DeploymentHandle", partial(DeploymentHandle, _create_router=serve.create))
+    monkeypatch.setitem(names, "PERIOD_S", 0.001)
+    monkeypatch.setitem(names, "TIMEOUT_S", 0.001)
+    made = PolicyRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
+    made.initialize_state(model="m", policy="soonest")
+    made.update_replicas([Replica("a")])
+    assert await asyncio.to_thread(serve.asked.wait, 10.0)
 
 
 class Call:
