@@ -31,7 +31,8 @@ class Absence:
         if absent is not self._absent:
             self._absent = absent
             for waiting in self._waiting:
-                waiting.reschedule(self._until_s())
+                if not waiting.expired():  # otherwise its request is about to give up, and it cannot be changed
+                    waiting.reschedule(self._until_s())
 
     def _until_s(self) -> float | None:
         """Return the end of a current wait, on the loop's clock."""

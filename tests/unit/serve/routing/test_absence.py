@@ -62,3 +62,17 @@ async def test_without_patience_given_a_request_waits_for_ever() -> None:
     absence = Absence(None)
     absence.began()
     assert await _wait_in(absence, 5000.0) == pytest.approx(5000.0)
+
+
+@in_virtual_time
+async def test_a_replica_that_comes_as_one_request_gives_up_ends_the_bound_of_the_others() -> None:
+    absence, loop, problems = Absence(30.0), asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, problem: problems.append(problem))
+    absence.began()
+    gives_up = asyncio.create_task(_wait_in(absence))
+    await asyncio.sleep(10.0)
+    others = [asyncio.create_task(_wait_in(absence, 200.0)) for _ in range(10)]
+    loop.call_at(30.0 + 1e-10, absence.ended)  # in the same turn of the loop, after its timer
+    assert await gives_up == pytest.approx(30.0)
+    assert await asyncio.gather(*others) == pytest.approx([200.0] * 10)
+    assert problems == []
