@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from peagle.api.clients.request_charge import Charge
 from peagle.errors import LimitError
-from peagle.router.fairness.client_terms import Client
+from peagle.router.fairness.client_terms import Client, Limits
 from peagle.router.fairness.limit_book import Ask, Held, Levels, LimitAnswer, LimitBook, LimitReport, Refusal, Verdict
 from peagle.router.fairness.limit_headers import limit_headers
 
@@ -25,6 +25,8 @@ PERIOD_S = 0.25
 """Interval in seconds between reports of ended requests while no new request arrives."""
 PATIENCE_S, FIRST_PATIENCE_S = 1.0, 5.0
 """Longest wait for the Router's answer, and for its first answer, which includes Serve's lookup, in seconds."""
+AGAIN_S = 5.0
+"""Time after which to retry a request that exceeds this process's share, but not the limit, in seconds."""
 LEVELS_KEPT = 10_000
 """Most clients whose levels are remembered."""
 
@@ -181,11 +183,13 @@ class ClientLimits:
         count = self._ingresses
         asks = (Ask(a.client, a.limits.share(count), a.tokens, a.known.times(1 / count)) for a in report.asks)
         answer = self._alone.exchange(replace(report, asks=tuple(asks)), now_s)
+        verdicts = []
         for ask, verdict in zip(report.asks, answer.verdicts, strict=True):
             if verdict.refusal is None:
                 self._owed_requests[ask.client] += 1
                 self._owed_tokens[ask.client] -= ask.tokens
-        return answer
+            verdicts.append(replace(verdict, refusal=verdict.refusal and _of_whole(verdict.refusal, ask.limits)))
+        return replace(answer, verdicts=tuple(verdicts))
 
     def _hear(self, charge: Charge, future: "asyncio.Future[Verdict]", verdict: Verdict, share: int) -> None:
         client = charge.client
@@ -202,6 +206,13 @@ class ClientLimits:
             future.set_result(verdict)
         elif verdict.refusal is None:
             self.end(charge)  # its client has left
+
+
+def _of_whole(refusal: Refusal, limits: Limits) -> Refusal:
+    """Return the refusal by a share of a limit in terms of the limit."""
+    value: int = getattr(limits, refusal.limit)
+    fits_later = refusal.retry_after_s == math.inf and refusal.needed <= value
+    return replace(refusal, value=value, retry_after_s=AGAIN_S if fits_later else refusal.retry_after_s)
 
 
 def _refused(client: Client, refusal: Refusal) -> LimitError:

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from peagle.api.clients.client_limits import PATIENCE_S, PERIOD_S, ClientLimits
+from peagle.api.clients.client_limits import AGAIN_S, PATIENCE_S, PERIOD_S, ClientLimits
 from peagle.api.clients.request_charge import Charge, Usage
 from peagle.errors import LimitError
 from peagle.router.fairness.client_terms import Client, Limits
@@ -124,6 +124,18 @@ async def test_without_a_router_each_process_has_its_share() -> None:
     assert len(fleet.admitted) - before <= 120 * (1 + minutes) * 1.05
     assert len(fleet.admitted) - before >= 120 * minutes * 0.95
     assert fleet.most_open <= 8
+
+
+@in_virtual_time
+async def test_without_a_router_a_refusal_names_the_whole_limit_and_is_final_only_beyond_it() -> None:
+    fleet = Fleet(Limits(tokens_per_minute=1000))
+    for number in range(2 * PROCESSES):  # all of them are known
+        await fleet.ask(number % PROCESSES)
+    fleet.router.lost = True
+    for tokens in (400, 1001):  # a process's share is 250
+        await fleet.ask(0, tokens=tokens)
+    assert [refused.retry_after_s for refused in fleet.refusals] == [AGAIN_S, None]
+    assert all("tokens_per_minute of the API key c is 1000" in refused.message for refused in fleet.refusals)
 
 
 @in_virtual_time
