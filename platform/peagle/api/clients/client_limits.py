@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 from dataclasses import dataclass, replace
 
-from peagle.api.clients.request_charge import Charge
+from peagle.api.clients.request_charge import Charge, Usage
 from peagle.errors import LimitError
 from peagle.router.fairness.client_terms import Client, Limits
 from peagle.router.fairness.limit_book import Ask, Held, Levels, LimitAnswer, LimitBook, LimitReport, Refusal, Verdict
@@ -77,7 +77,11 @@ class ClientLimits:
         if self._telling is None:
             # In a context of its own: Serve would cancel what is asked in a request's when that request ends.
             self._telling = loop.create_task(self._keep_telling(exchange), name="limits", context=Context())
-        verdict = await future
+        try:
+            verdict = await future
+        except asyncio.CancelledError:
+            self._left(charge)  # a verdict may have arrived in the same moment
+            raise
         if verdict.refusal is not None:
             raise _refused(charge.client, verdict.refusal)
 
@@ -205,7 +209,12 @@ class ClientLimits:
         if not future.cancelled():
             future.set_result(verdict)
         elif verdict.refusal is None:
-            self.end(charge)  # its client has left
+            self._left(charge)
+
+    def _left(self, charge: Charge) -> None:
+        """End a request whose client left before its verdict."""
+        charge.used = Usage()
+        self.end(charge)
 
 
 def _of_whole(refusal: Refusal, limits: Limits) -> Refusal:

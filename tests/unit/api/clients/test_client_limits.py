@@ -251,8 +251,25 @@ async def test_a_client_that_leaves_before_the_verdict_holds_nothing() -> None:
     await asyncio.sleep(0)
     left.cancel()
     await asyncio.sleep(1.0)
-    await fleet.ask(0, tokens=50)
+    await fleet.ask(0, tokens=100)
     assert len(fleet.admitted) == 1
+
+
+@in_virtual_time
+async def test_a_client_that_leaves_as_its_verdict_arrives_holds_nothing() -> None:
+    fleet = Fleet(Limits(requests_at_once=1, tokens_per_minute=100), 1)
+
+    async def exchange(report: LimitReport) -> LimitAnswer:
+        answer = fleet.router.book.exchange(report, now_s())
+        asyncio.get_running_loop().call_soon(left.cancel)  # after the verdict, before its request continues
+        return answer
+
+    left = asyncio.create_task(fleet.processes[0].admit(Charge(fleet.client, "m", 0, 50), exchange))
+    await asyncio.gather(left, return_exceptions=True)
+    assert left.cancelled()
+    await asyncio.sleep(1.0)
+    await fleet.ask(0, tokens=100)
+    assert fleet.refusals == []
 
 
 @in_virtual_time
