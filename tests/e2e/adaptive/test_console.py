@@ -1,5 +1,6 @@
 """The console in a real browser: its figures, its playground, and its accessibility."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +96,31 @@ def test_the_playground_streams_and_marks_accepted_drafts_as_the_engine_counts_t
     assert figure(page, "Acceptance length") == "\N{EN DASH}"
     expect(page.locator("#answer-check")).to_have_text("Nothing was drafted for this answer.")
     assert page.locator("#answer .t.d").count() == 0
+
+
+def test_a_long_answer_does_not_block_the_page(watched: Watched) -> None:
+    """Laying out the whole answer for each of its events would take longer and longer."""
+    page, events = watched.page, 500
+    choice = {"index": 0, "delta": {"content": "word word\n"}, "token_ids": [1, 2, 3]}
+    body = f"data: {json.dumps({'choices': [choice]})}\n\n" * events + "data: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    browser = page.context.new_cdp_session(page)
+    browser.send("Performance.enable")
+
+    def layouts() -> int:
+        values = browser.send("Performance.getMetrics")["metrics"]
+        return int(next(each["value"] for each in values if each["name"] == "LayoutCount"))
+
+    before = layouts()
+    ask(page)
+    assert layouts() - before < events / 5
+    assert page.locator("#answer .event").count() == events
+    script = """async () => {
+        for (let frame = 0; frame < 2; frame += 1) await new Promise(requestAnimationFrame);
+        const answer = document.getElementById("answer");
+        return answer.scrollHeight - answer.clientHeight - answer.scrollTop;
+    }"""
+    assert page.evaluate(script) < 1
 
 
 def test_a_refusal_shows_the_server_s_message_and_an_answer_can_be_stopped(watched: Watched) -> None:

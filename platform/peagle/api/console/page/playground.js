@@ -52,6 +52,9 @@ export class Playground {
   #askForKey;
   #stop = null;
   #offered = "";
+  /** Height of the answer as of the last frame, and the request for the next. */
+  #height = 0;
+  #frame = null;
 
   constructor(askForKey) {
     this.#askForKey = askForKey;
@@ -118,6 +121,7 @@ export class Playground {
     byId("ask-error").hidden = true;
     byId("answer-part").hidden = false;
     byId("answer").replaceChildren();
+    this.#height = 0;
     byId("answer").setAttribute("aria-busy", "true");
     say(byId("answer-check"), "");
     say(byId("answer-said"), "Answering");
@@ -137,13 +141,20 @@ export class Playground {
     const count = choice.token_ids?.length ?? 0;
     if (count) {
       const drafts = answer.take(count);
-      const part = byId("answer");
-      // A reader who has scrolled up stays there.
-      const follows = part.scrollHeight - part.scrollTop - part.clientHeight < 40;
-      part.append(pieceOf(choice, count, drafts, answer.events));
-      if (follows) part.scrollTop = part.scrollHeight;
+      byId("answer").append(pieceOf(choice, count, drafts, answer.events));
+      this.#frame ??= requestAnimationFrame(() => this.#follow());
     }
     this.#figures(answer);
+  }
+
+  /** Scroll to the end, once for all events of a frame, because it lays out the whole answer. */
+  #follow() {
+    this.#frame = null;
+    const part = byId("answer");
+    // A reader who has scrolled up stays there.
+    const follows = this.#height - part.scrollTop - part.clientHeight < 40;
+    this.#height = part.scrollHeight;
+    if (follows) part.scrollTop = this.#height;
   }
 
   #figures(answer) {
