@@ -23,8 +23,9 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.25
 """Interval in seconds between reports of ended requests while no new request arrives."""
-PATIENCE_S, FIRST_PATIENCE_S = 1.0, 5.0
-"""Longest wait for the Router's answer, and for its first answer, which includes Serve's lookup, in seconds."""
+PATIENCE_S = 5.0
+"""Longest wait for the Router's answer, in seconds: Serve's lookup of the Router, or a busy machine, may take some.
+Each process waits for a lost Router once."""
 AGAIN_S = 5.0
 """Time after which to retry a request that exceeds this process's share, but not the limit, in seconds."""
 LEVELS_KEPT = 10_000
@@ -55,7 +56,6 @@ class ClientLimits:
         # What the Router has to hear of what was decided without it.
         self._owed_requests: Counter[str] = Counter()
         self._owed_tokens: Counter[str] = Counter()
-        self._patience_s = FIRST_PATIENCE_S
         self._heard: dict[str, _Heard] = {}
         self._ingresses = 1
         self._alone: LimitBook | None = None
@@ -160,14 +160,12 @@ class ClientLimits:
         told = Counter(report.returned)
         told.update(tokens)
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(PATIENCE_S):
                 answer = await exchange(replace(report, returned=dict(told), admitted=dict(requests)))
         except Exception as error:
             if self._alone is None:
                 logger.warning("Limits go by what was known: the Router does not answer: %r", error)
             return None
-        finally:
-            self._patience_s = PATIENCE_S
         self._ingresses, self._alone = answer.ingresses, None
         for owed, paid in ((self._owed_requests, requests), (self._owed_tokens, tokens)):
             owed.subtract(paid)

@@ -230,14 +230,14 @@ async def test_a_router_that_was_away_hears_what_was_admitted_without_it() -> No
 
 
 @in_virtual_time
-async def test_the_first_answer_may_take_longer() -> None:
+async def test_an_answer_may_take_seconds() -> None:
     fleet = Fleet(Limits(requests_per_minute=1), 2)
 
     async def slow(report: LimitReport) -> LimitAnswer:
         await asyncio.sleep(2.0)
         return fleet.router.book.exchange(report, now_s())
 
-    for process in fleet.processes:
+    for process in fleet.processes * 2:
         with contextlib.suppress(LimitError):
             await process.admit(Charge(fleet.client, "m", 0, 1), slow)
             fleet.admitted.append(now_s())
