@@ -10,13 +10,14 @@ from peagle.config import Deployment
 from peagle.router.snapshot import StepTime
 from peagle.serve.depth_settings import calibration_points
 from peagle.serve.replica.first_request import answer_once
-from peagle.serve.reporting import TIMEOUT_S
 from peagle.serve.warm_progress import warming_line
 
 # A child of Ray Serve's logger, which replicas print from level INFO.
 logger = logging.getLogger("ray.serve.replica")
 
 _TOLD_EVERY_S = 2.0
+# For an engine to end its last step and take its own depths back; on a slow machine a large step takes seconds.
+_RESTORED_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ async def _calibrate(client: Any, deployment: Deployment) -> tuple[StepTime, ...
         return ()
     began_s = time.monotonic()
     try:
-        async with asyncio.timeout(seconds + TIMEOUT_S):
+        async with asyncio.timeout(seconds + _RESTORED_S):
             points, by_request = calibration_points(deployment), deployment.shares_drafts
             times = await calibrate(client, *points, seconds, by_request=by_request)
     except Exception as error:

@@ -1,5 +1,6 @@
 """Preparation before the first client, and failures that do not keep a replica from serving."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from peagle.engine.depth import calibration, warm_up
 from peagle.router.snapshot import StepTime
 from peagle.serve.replica import making_ready
 from peagle.serve.replica.making_ready import make_ready
+from support.virtual_time import in_virtual_time
 
 TIMED = (StepTime(1, 7, 8, 0.1),)
 
@@ -70,6 +72,20 @@ async def test_an_engine_whose_steps_are_not_timed_is_warm_all_the_same(
 ) -> None:
     assert (await make_ready(engine(), deployment(**speculation), timed=timed)).calibration == ()
     assert done == ["answered", "warmed"]
+
+
+@in_virtual_time
+async def test_steps_that_were_timed_are_kept_if_the_engine_takes_its_own_depths_back_slowly(
+    monkeypatch: pytest.MonkeyPatch, done: list[str]
+) -> None:
+    slow = deployment(calibration_s=15.0)
+
+    async def time_steps(*args: Any, **options: Any) -> tuple[StepTime, ...]:
+        await asyncio.sleep(slow.speculation.calibration_s + 10.0)
+        return TIMED
+
+    monkeypatch.setattr(calibration, "calibrate", time_steps)
+    assert (await make_ready(engine(), slow, timed=True)).calibration == TIMED
 
 
 async def test_a_warm_up_that_fails_is_told_and_stops_nothing(
