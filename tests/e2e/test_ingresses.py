@@ -26,19 +26,20 @@ from peagle.api.http_app import ENDPOINTS, build_http
 from peagle.api.ingress import PeagleIngress
 from support.platforms.local_ray import local_ray
 from support.platforms.served import free_port
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
 
 MODEL, INGRESSES, GO = "m", 2, "go"
-ASKED, PATIENCE_S = 20, 60.0
+ASKED = 20
 _COUNTED = re.compile(r'^peagle_http_requests_total\{ingress="([^"]+)",[^}]*route="/version"[^}]*\} (\S+)$', re.M)
-PER_MINUTE, AT_ONCE, SECONDS, GIVEN_BACK_S = 120, 6, 12.0, 10.0
+PER_MINUTE, TOKENS_PER_MINUTE, AT_ONCE, SECONDS, GIVEN_BACK_S = 120, 1000, 6, 12.0, 10.0
+OF_TOKENS = {"tokens_per_minute": TOKENS_PER_MINUTE, "requests_per_minute": 6}
 KEYS = [
     {"name": "free", "key": "sk-free", "weight": 2, "class": "batch"},
     {"name": "by-minute", "key": "sk-by-minute", "limits": {"requests_per_minute": PER_MINUTE}},
     {"name": "at-once", "key": "sk-at-once", "limits": {"requests_at_once": AT_ONCE}},
-    {"name": "tokens", "key": "sk-tokens", "limits": {"tokens_per_minute": 1000, "requests_per_minute": 600}},
+    {"name": "tokens", "key": "sk-tokens", "limits": OF_TOKENS},
 ]
 PROMPT_TOKENS, OUTPUT_TOKENS = 12, 9
 USAGE = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": OUTPUT_TOKENS, "total_tokens": 21}
@@ -104,13 +105,13 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def client(url: str, name: str) -> OpenAI:
-    return OpenAI(base_url=f"{url}/v1", api_key=f"sk-{name}", max_retries=0, timeout=60)
+    return OpenAI(base_url=f"{url}/v1", api_key=f"sk-{name}", max_retries=0, timeout=PATIENCE_S)
 
 
 def asked(url: str, name: str, **fields: Any) -> httpx.Response:
     body = {"prompt": GO, "max_tokens": 9, **fields}
     headers = {"Authorization": f"Bearer sk-{name}", "x-peagle-client": '{"client":"somebody"}'}
-    return httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
+    return httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_S, verify=False)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -146,11 +147,13 @@ def given_back(client: OpenAI, prompt: str) -> Any:
 
 def test_a_client_beyond_its_tokens_is_told_so_as_openai_does(url: str, tmp_path: Path) -> None:
     with client(url, "tokens") as openai_client:
+        began_s = time.monotonic()
         good = openai_client.completions.with_raw_response.create(model=MODEL, prompt=GO, max_tokens=500)
-        assert good.headers["x-ratelimit-limit-tokens"] == "1000"
-        assert int(good.headers["x-ratelimit-remaining-tokens"]) <= 520
+        came_back = (time.monotonic() - began_s) * TOKENS_PER_MINUTE / 60
+        assert good.headers["x-ratelimit-limit-tokens"] == str(TOKENS_PER_MINUTE)
+        assert int(good.headers["x-ratelimit-remaining-tokens"]) <= TOKENS_PER_MINUTE - 500 + came_back
         assert good.headers["x-ratelimit-reset-tokens"].endswith("s")
-        assert good.headers["x-ratelimit-remaining-requests"] == "599"
+        assert good.headers["x-ratelimit-remaining-requests"] == "5"  # it is 6 again after 10 s
         assert given_back(openai_client, GO)
         with pytest.raises(openai.RateLimitError) as large:
             openai_client.completions.create(model=MODEL, prompt=GO, max_tokens=1001)
@@ -171,12 +174,20 @@ def test_a_client_beyond_its_tokens_is_told_so_as_openai_does(url: str, tmp_path
     assert 1 <= int(headers["retry-after"]) <= 60
 
 
+def usage(url: str, name: str) -> dict[str, Any]:
+    """Return the client's row of `/fleet/usage`."""
+    answer = httpx.get(f"{url}/fleet/usage", timeout=PATIENCE_S).raise_for_status()
+    rows: list[dict[str, Any]] = answer.json()["clients"]
+    return next((row for row in rows if row["client"] == name), {"models": [{"requests": 0}]})
+
+
 def test_a_limit_by_the_minute_holds_over_all_ingress_processes(url: str) -> None:
     began_s = time.monotonic()
 
     def ask_on(_: int) -> Counter[int]:
         statuses: Counter[int] = Counter()
-        while time.monotonic() - began_s < SECONDS:
+        # On a slow machine the first minute's requests alone take longer.
+        while time.monotonic() - began_s < SECONDS or not statuses[429]:
             statuses[asked(url, "by-minute").status_code] += 1
         return statuses
 
@@ -186,7 +197,7 @@ def test_a_limit_by_the_minute_holds_over_all_ingress_processes(url: str) -> Non
     assert set(statuses) == {200, 429}
     # An earlier test has sent a few.
     assert statuses[200] == pytest.approx(PER_MINUTE * (1 + seconds / 60), rel=0.05)
-    values = httpx.get(f"{url}/metrics").raise_for_status().text.splitlines()
+    values = httpx.get(f"{url}/metrics", timeout=PATIENCE_S).raise_for_status().text.splitlines()
     counted = [
         line for line in values if line.startswith("peagle_client_requests_total") and 'client="by-minute"' in line
     ]
@@ -203,35 +214,38 @@ def test_no_more_requests_are_open_at_once_than_the_limit_over_all_ingress_proce
             gate.touch()
         statuses = Counter(each.result().status_code for each in asking)
     assert statuses == {200: AT_ONCE, 429: 40 - AT_ONCE}
+    assert usage(url, "at-once")["refusals"]["requests_at_once"] == 40 - AT_ONCE
+    # An ingress process tells the Router of ends at once, and answers without waiting for it.
+    eventually(lambda: asked(url, "at-once").status_code == 200)
     for _ in range(20):  # one after the other, and each is free for the next at once
         assert asked(url, "at-once").status_code == 200
 
 
 def test_what_clients_used_is_told_on_this_machine(url: str) -> None:
-    def row(name: str) -> dict[str, Any]:
-        rows: list[dict[str, Any]] = httpx.get(f"{url}/fleet/usage").raise_for_status().json()["clients"]
-        return next((row for row in rows if row["client"] == name), {"models": [{"requests": 0}]})
-
-    before = row("free")["models"][0]
+    before = usage(url, "free")["models"][0]
     for stream in (False, True, True):
         assert asked(url, "free", stream=stream).status_code == 200
-    after = row("free")["models"][0]
+    after = usage(url, "free")["models"][0]
     assert after["model"] == MODEL
     assert after["requests"] - before["requests"] == 3
     assert after["output_tokens"] - before.get("output_tokens", 0) == 3 * OUTPUT_TOKENS
     assert after["prompt_tokens"] - before.get("prompt_tokens", 0) == 3 * PROMPT_TOKENS
-    assert row("at-once")["refusals"]["requests_at_once"] == 40 - AT_ONCE
+
+
+def count(url: str, *, counting: bool) -> Any:
+    return httpx.put(f"{url}/fleet/metrics", json={"counting": counting}, timeout=PATIENCE_S).raise_for_status().json()
 
 
 def counted(url: str) -> Counter[str]:
     """Count requests for the version by the ingress process that answered."""
-    found = _COUNTED.findall(httpx.get(f"{url}/metrics").raise_for_status().text)
+    found = _COUNTED.findall(httpx.get(f"{url}/metrics", timeout=PATIENCE_S).raise_for_status().text)
     return Counter({ingress: int(float(count)) for ingress, count in found})
 
 
 def test_a_scrape_hears_every_ingress_process(url: str) -> None:
     def ask_version() -> None:
-        httpx.get(f"{url}/version", headers={"Authorization": "Bearer sk-free"}).raise_for_status()
+        headers = {"Authorization": "Bearer sk-free"}
+        httpx.get(f"{url}/version", headers=headers, timeout=PATIENCE_S).raise_for_status()
 
     deadline = time.monotonic() + PATIENCE_S
     before = counted(url)
@@ -242,11 +256,11 @@ def test_a_scrape_hears_every_ingress_process(url: str) -> None:
         time.sleep(0.5)
     assert all(counted(url) == after for _ in range(8))
 
-    paused = httpx.put(f"{url}/fleet/metrics", json={"counting": False}).raise_for_status().json()
+    paused = count(url, counting=False)
     assert paused == {"counting": False, "ingresses": INGRESSES, "replicas": {MODEL: 1}}
     for _ in range(ASKED):
         ask_version()
     assert counted(url) == after
-    httpx.put(f"{url}/fleet/metrics", json={"counting": True}).raise_for_status()
+    count(url, counting=True)
     ask_version()
     assert (counted(url) - after).total() == 1

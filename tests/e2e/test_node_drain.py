@@ -171,7 +171,7 @@ async def test_a_node_cordoned_under_load_gets_nothing_new_loses_nothing_and_is_
     left = platform.ray_nodes["w-a"]
     answers: list[Answer] = []
     enough = asyncio.Event()
-    policy = DrainPolicy(patience_s=20.0, finish_s=REQUEST_TIMEOUT_S)
+    policy = DrainPolicy(patience_s=60.0, finish_s=REQUEST_TIMEOUT_S)
     async with (
         httpx.AsyncClient(base_url=platform.url, timeout=120) as http,
         client_of(server) as api,
@@ -179,12 +179,12 @@ async def test_a_node_cordoned_under_load_gets_nothing_new_loses_nothing_and_is_
     ):
         watcher = asyncio.create_task(Drainer(api, "r", policy, lambda _: Gcs(platform.gcs)).run())
         clients = [tasks.create_task(keep_asking(http, answers, enough)) for _ in range(CLIENTS)]
-        await until(lambda: len(answers) >= 20 and len({each.ray_node for each in answers}) == 2, within_s=120)
+        await until(lambda: len(answers) >= 20 and len({each.ray_node for each in answers}) == 2)
         long = [tasks.create_task(ask(http, LONG_S)) for _ in range(CLIENTS)]
         await asyncio.sleep(1.0)
         cordoned_s = time.time()
         await server.merge("nodes", "left", {"spec": {"unschedulable": True}})
-        await until(lambda: "w-a" not in server.names("pods"), within_s=120)
+        await until(lambda: "w-a" not in server.names("pods"))
         released_s = time.time()
         enough.set()
         await asyncio.gather(*clients)

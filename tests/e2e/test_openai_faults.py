@@ -25,17 +25,20 @@ from peagle.api.ingress import PeagleIngress
 from peagle.import_paths import DRAIN_AWARE_ROUTER
 from peagle.serve import haproxy
 from peagle.serve.launch.ray_cluster import TRANSPORT
+from support import waiting
 from support.platforms import replicas
 from support.platforms.replicas import Answered, take_requests_without_vllm
 from support.platforms.served import free_port
+from support.waiting import PATIENCE_S, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
 
 TOKEN = 'data: {"id":"1","object":"text_completion","choices":[{"index":0,"text":"a"}]}\n\n'
 DONE = "data: [DONE]\n\n"
-REQUEST_TIMEOUT_S = 3.0
+# Long enough that an answer of a busy machine is not late; each test of silence takes as long.
+REQUEST_TIMEOUT_S = 8.0
 RETRY_AFTER_S = 7
-REPLICA_WAIT_S = 2.0
+REPLICA_WAIT_S = 4.0
 # A lost replica is replaced after the next check, an unhealthy one only after three.
 HEALTH_CHECK_S = 2
 
@@ -112,7 +115,7 @@ def url(request: pytest.FixtureRequest, marks: Path) -> Iterator[str]:
     from ray import cloudpickle, serve
 
     # Replicas do not have the tests on their path.
-    for module in (sys.modules[__name__], replicas):
+    for module in (sys.modules[__name__], replicas, waiting):
         cloudpickle.register_pickle_by_value(module)
     folder = Path(tempfile.mkdtemp(prefix="peagle-", dir="/tmp"))
     with pytest.MonkeyPatch.context() as patch:
@@ -165,7 +168,7 @@ def clean(marks: Path) -> None:
 
 @pytest.fixture
 async def http(url: str, clean: None) -> AsyncGenerator[httpx.AsyncClient, None]:
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -179,17 +182,24 @@ async def until(mark: Path) -> None:
 
 async def whole_again(http: httpx.AsyncClient) -> None:
     """Wait until Serve has replaced every replica that an earlier test ended."""
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 2 * PATIENCE_S
     while (await http.get("/health")).json().get("replicas") != {"pair": 2, "narrow": 1}:
         assert time.monotonic() < deadline, "a lost replica was not replaced"
         await asyncio.sleep(0.2)
 
 
 def _wait(mark: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not mark.exists():
-        assert time.monotonic() < deadline, f"no replica left the mark {mark.name}"
-        time.sleep(0.05)
+    eventually(mark.exists)
+
+
+async def unavailable(http: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    """Wait until every model is unavailable; return the error. A replica that answers late counts as full, not sick."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        answer = await http.get(path)
+        if answer.status_code == 503 and "pair, narrow" in answer.text:
+            return error_of(answer, 503)
+        assert time.monotonic() < deadline, answer.text
 
 
 def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
@@ -273,15 +283,16 @@ async def test_health_needs_a_well_replica_of_every_model(http: httpx.AsyncClien
     answer = await http.get("/health")
     assert answer.json() == {"status": "ok", "replicas": {"pair": 2, "narrow": 1}}
     (marks / "sick").touch()
-    error = error_of(await http.get("/health"), 503)
+    error = await unavailable(http, "/health")
     assert error["code"] == "model_unavailable"
     assert "pair, narrow" in error["message"]
 
 
 async def test_liveness_is_told_from_readiness(http: httpx.AsyncClient, marks: Path) -> None:
+    await whole_again(http)  # Serve may have replaced a replica that was sick
     assert (await http.get("/health/ready")).json()["status"] == "ok"
     (marks / "sick").touch()
-    assert error_of(await http.get("/health/ready"), 503)["code"] == "model_unavailable"
+    assert (await unavailable(http, "/health/ready"))["code"] == "model_unavailable"
     assert (await http.get("/health/live")).json() == {"status": "ok"}
 
 
@@ -295,6 +306,7 @@ async def test_with_several_models_one_has_to_be_named(http: httpx.AsyncClient) 
 
 
 async def test_a_replica_lost_before_the_first_token_is_not_noticed(http: httpx.AsyncClient, marks: Path) -> None:
+    await whole_again(http)
     answer = await order(http, "die once")
     assert (marks / "died").exists()
     assert (answer.status_code, answer.text) == (200, TOKEN + TOKEN + DONE)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import httpx
 import psutil
 import pytest
 
+from peagle.serve.reporting import TRIAL_S
 from support.platforms.served import Served
 from support.waiting import PATIENCE_S, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(1500)]
 
 PROMPT = "def read_lines(path):\n    with open(path) as file:"
 
@@ -41,8 +43,12 @@ def load(adaptive: Served) -> Iterator[list[Any]]:
     client.join()
 
 
+http = partial(httpx.request, timeout=PATIENCE_S)
+
+
 def replica(served: Served) -> dict[str, Any]:
-    return served.fleet()[0]
+    """Return the replica's row. Its depths are missing while its engine does not answer, in a long step."""
+    return eventually(lambda: next((row for row in served.fleet() if row["depths"]), None))
 
 
 def depth_url(served: Served) -> str:
@@ -51,19 +57,19 @@ def depth_url(served: Served) -> str:
 
 def test_steps_are_timed_before_the_first_request_and_count_for_nothing_else(adaptive: Served) -> None:
     eventually(lambda: replica(adaptive)["depth_mode"] != "static")
-    assert httpx.get(depth_url(adaptive)).json()["calibrated_points"] > 6
+    assert http("GET", depth_url(adaptive)).json()["calibrated_points"] > 6
     shown = replica(adaptive)
     assert (shown["generation_tokens"], shown["drafts"], shown["accepted"]) == (0, 0, 0)
     assert set(shown["depths"]) == {7}
-    metrics = httpx.get(f"{adaptive.url}/metrics").text
+    metrics = http("GET", f"{adaptive.url}/metrics").text
     counted = [line for line in metrics.splitlines() if line.startswith("peagle_replica_generation_tokens_total{")]
     assert [float(line.rsplit(" ", 1)[1]) for line in counted] == [0.0]
 
 
 def test_under_load_a_plan_comes_and_says_what_it_rests_on(adaptive: Served, load: list[Any]) -> None:
     eventually(lambda: replica(adaptive)["depth_mode"] in ("adaptive", "probing"))
-    eventually(lambda: bool(httpx.get(depth_url(adaptive)).json()["ranges"][0]["measured_tokens_per_s"]))
-    seen = httpx.get(depth_url(adaptive)).json()
+    eventually(lambda: bool(http("GET", depth_url(adaptive)).json()["ranges"][0]["measured_tokens_per_s"]))
+    seen = http("GET", depth_url(adaptive)).json()
     assert seen["model"] == adaptive.model
     assert len(seen["survival"]) == 7
     assert sorted(map(int, seen["ranges"][0]["predicted_tokens_per_s"])) == [0, 1, 2, 3, 5, 7]
@@ -72,25 +78,29 @@ def test_under_load_a_plan_comes_and_says_what_it_rests_on(adaptive: Served, loa
 
 
 def test_fleet_and_status_say_what_speculation_gains_with_its_interval(adaptive: Served, load: list[Any]) -> None:
-    eventually(lambda: replica(adaptive).get("speedup_ratio") is not None)
-    seen = replica(adaptive)
+    # A row is without the Router's estimates if they come late.
+    seen = eventually(lambda: next((row for row in [replica(adaptive)] if row.get("speedup_ratio") is not None), None))
     assert 0 < seen["speedup_low"] <= seen["speedup_ratio"] <= seen["speedup_high"]
     command = [sys.executable, "-m", "peagle.cli", "status", "--url", adaptive.url]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert re.search(rf"^{seen['id']}: K ", said, re.MULTILINE), said
-    assert re.search(r"speculation (speedup|is off)", " ".join(said.split())), said
+
+    def says_both() -> bool:
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
+        tells_k = re.search(rf"^{seen['id']}: K ", said, re.MULTILINE)
+        return bool(tells_k and re.search(r"speculation (speedup|is off)", " ".join(said.split())))
+
+    eventually(says_both)
 
 
 def test_a_pin_holds_at_once_and_outputs_stay_as_they_are(adaptive: Served, load: list[Any]) -> None:
     try:
         for depth in (0, 2, 7):
-            assert httpx.put(depth_url(adaptive), json={"pin": depth}).raise_for_status().json()["pin"] == depth
+            assert http("PUT", depth_url(adaptive), json={"pin": depth}).raise_for_status().json()["pin"] == depth
             eventually(lambda depth=depth: set(replica(adaptive)["depths"]) == {depth})  # type: ignore[misc]
             assert replica(adaptive)["depth_mode"] == "pinned"
             before = len(load)
             eventually(lambda before=before: len(load) > before + 1)  # type: ignore[misc]
     finally:
-        httpx.delete(depth_url(adaptive)).raise_for_status()
+        http("DELETE", depth_url(adaptive)).raise_for_status()
     eventually(lambda: replica(adaptive)["depth_mode"] != "pinned")
     assert len(set(load)) == 1, load
 
@@ -98,15 +108,15 @@ def test_a_pin_holds_at_once_and_outputs_stay_as_they_are(adaptive: Served, load
 def test_a_model_is_bounded_as_a_whole_and_its_replicas_own_limits_win(adaptive: Served, load: list[Any]) -> None:
     model_url = f"{adaptive.url}/fleet/models/{adaptive.model}/depth"
     try:
-        httpx.put(model_url, json={"pin": 3}).raise_for_status()
+        http("PUT", model_url, json={"pin": 3}).raise_for_status()
         eventually(lambda: set(replica(adaptive)["depths"]) == {3})
-        httpx.put(depth_url(adaptive), json={"pin": 5}).raise_for_status()
+        http("PUT", depth_url(adaptive), json={"pin": 5}).raise_for_status()
         eventually(lambda: set(replica(adaptive)["depths"]) == {5})
     finally:
-        httpx.delete(model_url).raise_for_status()
-        httpx.delete(depth_url(adaptive)).raise_for_status()
-    assert httpx.put(f"{adaptive.url}/fleet/models/nothing/depth", json={"pin": 1}).status_code == 404
-    assert "ceiling" in httpx.put(model_url, json={"ceiling": 8}).json()["error"]["message"]
+        http("DELETE", model_url).raise_for_status()
+        http("DELETE", depth_url(adaptive)).raise_for_status()
+    assert http("PUT", f"{adaptive.url}/fleet/models/nothing/depth", json={"pin": 1}).status_code == 404
+    assert "ceiling" in http("PUT", model_url, json={"ceiling": 8}).json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -114,13 +124,13 @@ def test_a_model_is_bounded_as_a_whole_and_its_replicas_own_limits_win(adaptive:
     [({"pin": 8}, "pin"), ({"pin": "3"}, "pin"), ({"pni": 3}, "pni"), ({"ceiling": 99}, "ceiling")],
 )
 def test_a_wrong_limit_is_refused_by_name(adaptive: Served, body: dict[str, Any], said: str) -> None:
-    answer = httpx.put(depth_url(adaptive), json=body)
+    answer = http("PUT", depth_url(adaptive), json=body)
     assert answer.status_code == 400
     assert said in answer.json()["error"]["message"]
 
 
 def test_an_unknown_replica_is_a_404(adaptive: Served) -> None:
-    answer = httpx.get(f"{adaptive.url}/fleet/replicas/nobody/depth")
+    answer = http("GET", f"{adaptive.url}/fleet/replicas/nobody/depth")
     assert answer.status_code == 404
     assert "nobody" in answer.json()["error"]["message"]
 
@@ -128,11 +138,11 @@ def test_an_unknown_replica_is_a_404(adaptive: Served) -> None:
 def test_losing_the_router_loses_no_request_and_it_comes_back(adaptive: Served, load: list[Any]) -> None:
     eventually(lambda: (replica(adaptive)["plan_age_s"] or 99) < 2)
     router = router_process(adaptive)
-    depths = replica(adaptive)["depths"]
     router.kill()
-    # Until another Router runs, plans age and the last plan stays in force.
-    eventually(lambda: replica(adaptive)["plan_age_s"] > 2)
-    assert replica(adaptive)["depths"] == depths
+    depths = replica(adaptive)["depths"]
+    # Until another Router runs, plans age and the last plan stays in force. Only a trial of another K is ended.
+    held = eventually(lambda: next((row for row in [replica(adaptive)] if row["plan_age_s"] > 2), None))
+    assert held["depths"] == depths or held["plan_age_s"] > TRIAL_S
     eventually(lambda: replica(adaptive)["plan_age_s"] < 2)
     assert router_process(adaptive).pid != router.pid
     assert load
@@ -164,4 +174,4 @@ def test_a_benchmark_of_the_running_server_holds_its_depth_and_gives_it_back(ada
     assert [row["depth"] for row in rows] == ["as served", "0", "3"]
     assert [row["depth_effective"] for row in rows[1:]] == [None, pytest.approx(3, abs=0.3)]
     assert len(rows[2]["acceptance_by_position"]) == 3
-    assert replica(adaptive)["depth_mode"] != "pinned"
+    eventually(lambda: replica(adaptive)["depth_mode"] != "pinned")

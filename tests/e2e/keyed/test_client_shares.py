@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.platforms.served import Served
 
-pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(1500)]
 
 # Running requests of the flood, and how many of them fit into a shared step: 96 tokens, 8 per request at K = 7.
 AT_ONCE, IN_A_STEP = 28, 12
@@ -72,7 +72,7 @@ class Streams:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def reaches(self, name: str, tokens: int) -> None:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(300):
             while self.of(name) < tokens:  # noqa: ASYNC110 -- the streams tell nobody
                 await asyncio.sleep(0.05)
 
@@ -87,7 +87,7 @@ async def streams(keyed: Served) -> AsyncIterator[Streams]:
 async def resting_meanwhile(streams: Streams, flooding: str, **fields: Any) -> int:
     """Count the flood's requests that get less than half of the tokens of another client's short request."""
     async with streams.flood("flood", flooding, AT_ONCE, **fields):
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(300):
             while len(streams.tokens) < AT_ONCE:  # noqa: ASYNC110 -- the streams tell nobody
                 await asyncio.sleep(0.05)
         before = dict(streams.tokens)

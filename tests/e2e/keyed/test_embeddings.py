@@ -11,7 +11,7 @@ from openai import OpenAI
 from support.engines.pooling_models import VECTOR
 from support.platforms.served import Served
 
-pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
 MODEL, TEXTS = "embeds", ["import os", "def f(x):\n    return x", "x = 1"]
 # Traces are tested elsewhere.

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from support.platforms.served import Served
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
@@ -21,7 +21,7 @@ PROMPT = "def read_lines(path):\n    with open(path) as file:"
 
 def peagle(served: Served, command: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "peagle.cli", command, "--url", served.url, *arguments]
-    return subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=180)
+    return subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=2 * PATIENCE_S)
 
 
 def test_a_piped_conversation_puts_answers_on_stdout_and_figures_on_stderr(served: Served) -> None:
@@ -54,20 +54,26 @@ def test_a_model_that_is_not_served_is_one_line(served: Served) -> None:
     assert served.model in done.stderr
 
 
+def generated(served: Served) -> int:
+    return int(sum(replica["generation_tokens"] for replica in served.fleet()))
+
+
 def test_ctrl_c_stops_the_answer_on_the_server_and_ctrl_d_leaves(served: Served) -> None:
     master, terminal = pty.openpty()
     line = [sys.executable, "-m", "peagle.cli", "chat", "--url", served.url, "--max-tokens", "900"]
     chat = subprocess.Popen(line, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
     os.close(terminal)
+    before = generated(served)
     try:
         wait_for(master, "> ")
         os.write(master, b"import os\n")
         eventually(lambda: any(replica["running_requests"] for replica in served.fleet()))
         chat.send_signal(signal.SIGINT)
         wait_for(master, "stopped after")
-        eventually(lambda: not any(replica["running_requests"] for replica in served.fleet()), 10.0)
+        eventually(lambda: not any(replica["running_requests"] for replica in served.fleet()))
+        assert generated(served) - before < 900
         os.write(master, b"\x04")
-        assert chat.wait(timeout=30) == 0
+        assert chat.wait(timeout=PATIENCE_S) == 0
     finally:
         chat.kill()
         chat.wait()
@@ -94,7 +100,7 @@ def test_status_as_json_is_the_servers_answer(served: Served) -> None:
     assert len(model["replicas"]) == served.replicas
 
 
-def wait_for(terminal: int, text: str, timeout_s: float = 60.0) -> None:
+def wait_for(terminal: int, text: str, timeout_s: float = PATIENCE_S) -> None:
     """Read the terminal until `text` appears."""
     seen, deadline = "", time.monotonic() + timeout_s
     while text not in seen:

@@ -260,17 +260,18 @@ def test_hostile_requests_hold_up_nobody_else(served: Served) -> None:
         assert len(before) >= 2 * served.replicas
         rows = {name: Row() for name in (*HOSTILE, SLOW_READER)}
         sent = itertools.count(int(time.time()))
-        slow = list(rows)
+        slow, answered = list(rows), list[tuple[float, int]]()
         for _ in range(TRIES):
             for name in slow:
                 client.ask(quiet, QUIET_S)
-                row = rows[name] = Row(answered=rows[name].answered)
+                row = rows[name] = Row()
                 attack = attack_of(name, row, hostile_http, sent)
                 stalls = stall_counts(usual_http)
                 with under(attack):
                     client.ask(row, HOSTILE_S)
                 row.stalls = longest(stalls, stall_counts(usual_http))
-            slow = [name for name in slow if max(slower(rows[name], quiet, judged(rows[name]))) >= SLOWER_MOST]
+                answered += row.answered
+            slow = [name for name in slow if is_slow(rows[name], quiet)]
         after = resident(processes)
         grown = {
             " ".join((*process.cmdline()[:1], str(pid))): after[pid] - before[pid] for pid, process in processes.items()
@@ -278,10 +279,13 @@ def test_hostile_requests_hold_up_nobody_else(served: Served) -> None:
         print(f"\n{table(rows, quiet)}")
         print(*(f"{name}: {grown_bytes / 2**20:.0f} MB more" for name, grown_bytes in grown.items()), sep="\n")
     assert slow == []
-    late = {name: [each for each in row.answered if each[0] > ANSWER_S] for name, row in rows.items()}
-    assert {name: each for name, each in late.items() if each} == {}
-    assert [each for row in rows.values() for each in row.answered if each[1] >= 500] == []
+    assert [each for each in answered if each[1] >= 500] == []
     assert max(grown.values()) < MEMORY_BYTES
+
+
+def is_slow(row: Row, quiet: Row) -> bool:
+    """Whether the normal client was held up, or a hostile request was answered late."""
+    return max(slower(row, quiet, judged(row))) >= SLOWER_MOST or any(each[0] > ANSWER_S for each in row.answered)
 
 
 def judged(row: Row) -> Measure:

@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
 PROMPT = "def read_lines(path):"
 CHAT: Any = [{"role": "user", "content": "import os\n\ndef remove(path):"}]
-# Long enough that it is still running when a test looks, and within the model's context.
-LONG = 800
+# Long enough that they still run when a test looks, even if that is late. Each is within the model's context.
+LONG, ANSWERS = 800, 8
 
 
 @pytest.fixture(scope="module")
@@ -329,15 +329,16 @@ def test_a_request_that_its_client_has_left_stops_costing(served: Served, stream
     served.complete()  # the first request takes longer to come to the engine
     eventually(lambda: idle(served))
     before = total(served, "generation_tokens")
-    body = {"model": served.model, "prompt": PROMPT, "max_tokens": LONG, "ignore_eos": True, "stream": streamed}
+    body = {"model": served.model, "prompt": PROMPT, "max_tokens": LONG, "n": ANSWERS, "ignore_eos": True}
+    body["stream"] = streamed
     if streamed:
         with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
             assert next(answer.iter_lines())
     else:
         asyncio.run(ask_until(served, body, lambda: total(served, "generation_tokens") > before))
-    eventually(lambda: idle(served), 30)
+    eventually(lambda: idle(served))
     spent = total(served, "generation_tokens") - before
-    assert 0 < spent < LONG
+    assert 0 < spent < LONG * ANSWERS
     time.sleep(1)
     assert total(served, "generation_tokens") - before == spent
 

@@ -9,7 +9,7 @@ from support.platforms.served import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.platform, pytest.mark.timeout(900)]
 
-RECOVERY_TIMEOUT_S = 240.0
+RECOVERY_TIMEOUT_S = 600.0
 
 
 def test_a_killed_replica_is_replaced_while_requests_go_on(served: Served) -> None:

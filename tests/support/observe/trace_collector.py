@@ -10,8 +10,7 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from support.platforms.http_server import serving
-
-PATIENCE_S = 60.0
+from support.waiting import PATIENCE_S
 
 
 @dataclass(frozen=True)

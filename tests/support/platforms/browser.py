@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from support.waiting import PATIENCE_S
 
 # A sandbox needs rights that containers lack. The other arguments stop the browser's own requests to other servers.
 ARGUMENTS = (
@@ -97,7 +99,7 @@ def chromium() -> Iterator[Browser]:
     if path is None:
         pytest.skip("no chromium here: `make browser` installs Debian's, or install the package chromium")
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+        browser = driver.chromium.launch(executable_path=path, args=list(ARGUMENTS), timeout=PATIENCE_S * 1000)
         yield browser
         browser.close()
 
@@ -106,6 +108,9 @@ def chromium() -> Iterator[Browser]:
 def opened(browser: Browser, origin: str, **options: Any) -> Iterator[Watched]:
     """Open `/` of `origin` in its own window, with options of Playwright's contexts."""
     context = browser.new_context(**options)
+    # Instead of Playwright's 5 s for an expectation and 30 s for an action.
+    expect.set_options(timeout=PATIENCE_S * 1000)
+    context.set_default_timeout(PATIENCE_S * 1000)
     watched = Watched(context.new_page(), origin)
     page = watched.page
     page.add_init_script(NOTE_VIOLATIONS)

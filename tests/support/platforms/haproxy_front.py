@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from peagle.serve import haproxy
 from support.platforms.served import free_port
+from support.waiting import PATIENCE_S
 
 # A Ray node id, after which Serve names the folders of its sockets.
 NODE = "7" * 56
@@ -81,7 +82,7 @@ async def in_front(
     await api.start()
     try:
         name = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(host, host)
-        async with httpx.AsyncClient(base_url=f"http://{name}:{port}", timeout=10) as http:
+        async with httpx.AsyncClient(base_url=f"http://{name}:{port}", timeout=PATIENCE_S) as http:
             yield http, api
     finally:
         await api.stop()

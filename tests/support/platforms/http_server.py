@@ -9,6 +9,8 @@ from queue import SimpleQueue
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from support.waiting import PATIENCE_S
+
 
 @contextmanager
 def serving(app: web.Application) -> Iterator[str]:
@@ -24,7 +26,7 @@ def serving(app: web.Application) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
     try:
-        yield address.get(timeout=10)
+        yield address.get(timeout=PATIENCE_S)
     finally:
         loop.call_soon_threadsafe(over.set)
         thread.join()

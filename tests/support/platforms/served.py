@@ -19,10 +19,11 @@ import yaml
 
 from peagle.host.ports import free_ports
 from support.paths import REPOSITORY
+from support.waiting import PATIENCE_S
 
 DEPLOYMENT = REPOSITORY / "deployments" / "embedded.yaml"
-START_TIMEOUT_S = 420.0
-STOP_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 840.0
+STOP_TIMEOUT_S = 240.0
 POLL_S = 0.5
 PR_SET_PDEATHSIG = 1
 
@@ -111,14 +112,14 @@ class Served:
     def complete(self, prompt: str = "import os\n", tokens: int = 16) -> dict[str, Any]:
         """One greedy completion; raises on any status but 200."""
         body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
-        answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=60)
+        answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE_S)
         answer.raise_for_status()
         result: dict[str, Any] = answer.json()
         return result
 
     def fleet(self) -> list[dict[str, Any]]:
         """The rows of this model's replicas in `GET /fleet`."""
-        models = httpx.get(f"{self.url}/fleet", timeout=60).raise_for_status().json()["models"]
+        models = httpx.get(f"{self.url}/fleet", timeout=PATIENCE_S).raise_for_status().json()["models"]
         rows: list[dict[str, Any]] = next(model["replicas"] for model in models if model["name"] == self.model)
         return rows
 
