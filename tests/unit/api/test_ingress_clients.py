@@ -19,6 +19,7 @@ from peagle.api.tries import LAST_TRY_HEADER
 from peagle.config.deployment import Replicas, Routing
 from peagle.router.fairness.limit_book import LimitAnswer, LimitBook, LimitReport
 from peagle.router.fairness.step_sharing import Flow
+from support.virtual_time import in_virtual_time
 
 KEYS = """keys:
 - {name: few, key: sk-few, limits: {requests_per_minute: 2, tokens_per_minute: 1000}}
@@ -87,7 +88,7 @@ class Platform:
 
 
 @pytest.fixture
-async def platform(tmp_path: Path) -> Platform:
+def platform(tmp_path: Path) -> Platform:
     path = tmp_path / "keys.yaml"
     path.write_text(KEYS)
     return Platform(path)
@@ -126,6 +127,7 @@ async def test_without_keys_nothing_is_told_and_nobody_asked() -> None:
     assert not any(name.startswith("x-ratelimit") for name in answer.headers)
 
 
+@in_virtual_time
 async def test_a_request_beyond_a_limit_reaches_no_replica_and_says_when_to_come_again(platform: Platform) -> None:
     answers = [await platform.ask("sk-few", max_tokens=100) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 429]
@@ -162,6 +164,7 @@ async def test_what_was_used_is_counted_by_client(platform: Platform) -> None:
     assert counted["peagle_client_refusals_total", "requests_per_minute"] == 1
 
 
+@in_virtual_time
 async def test_who_floods_a_model_leaves_places_to_others(platform: Platform) -> None:
     platform.answers.clear()
     flood = [asyncio.create_task(platform.ask("sk-many")) for _ in range(8)]

@@ -48,7 +48,7 @@ with Terminal(Path(sys.argv[1]), log_bytes_max=20_000, look_s=0.01):
         print("line", number, "x" * 50, flush=True)
         time.sleep(0.0005)
     child.wait()
-    time.sleep(0.1)
+    time.sleep(0.5)
     print("last", flush=True)
 """
 

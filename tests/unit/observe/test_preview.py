@@ -31,7 +31,7 @@ from support.observe.metrics_sample import whole_scrape
 from support.observe.prometheus_tools import REPOSITORY, program
 from support.platforms.http_server import serving
 from support.platforms.served import free_port
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 GENERATED = REPOSITORY / "dashboards" / "generated"
 EVERY_S = 15
@@ -136,8 +136,8 @@ def server() -> Iterator[str]:
 def until_scraped(api: str) -> set[str]:
     """Wait for the server's series; return the names of the rule groups."""
     asked = {"query": 'peagle_replicas{state="running"}'}
-    eventually(lambda: httpx.get(f"{api}/query", params=asked).json()["data"]["result"])
-    return {group["name"] for group in httpx.get(f"{api}/rules").json()["data"]["groups"]}
+    eventually(lambda: httpx.get(f"{api}/query", params=asked, timeout=PATIENCE_S).json()["data"]["result"])
+    return {group["name"] for group in httpx.get(f"{api}/rules", timeout=PATIENCE_S).json()["data"]["groups"]}
 
 
 def test_observe_scrapes_the_server_loads_the_rules_and_leaves_nothing_behind(server: str) -> None:
@@ -153,7 +153,7 @@ def test_observe_scrapes_the_server_loads_the_rules_and_leaves_nothing_behind(se
             scraped = until_scraped(f"http://127.0.0.1:{port}/api/v1")
         finally:
             running.send_signal(signal.SIGINT)
-            assert running.wait(20) == 0
+            assert running.wait(PATIENCE_S) == 0
     assert scraped >= {"peagle.recorded", "peagle.serving", "peagle.objectives"}
     assert not any(child.is_running() for child in children)
 

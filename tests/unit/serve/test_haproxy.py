@@ -20,7 +20,7 @@ from peagle.serve import haproxy
 from peagle.serve.launch.run import put_haproxy_in_front
 from support.platforms.haproxy_front import NODE, below, in_front, listening, serves_haproxy
 from support.platforms.served import free_port
-from support.waiting import until
+from support.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.skipif(not haproxy.is_installed(), reason="Ray brings HAProxy for Linux only")
 
@@ -83,10 +83,13 @@ async def test_what_an_ingress_process_that_has_died_does_not_take_another_does(
     folder: Path, ingress: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with in_front(folder, [free_port(), ingress], monkeypatch) as (http, _):
+        took_s = []
         for _ in range(8):
             began_s = time.monotonic()
             assert (await http.get("/v1/models", headers={"connection": "close"})).status_code == 200
-            assert time.monotonic() - began_s < 1.0
+            took_s.append(time.monotonic() - began_s)
+        # Every second one comes to the dead process first. The machine itself may stall during one.
+        assert sorted(took_s)[-2] < 1.0
 
 
 async def test_while_no_ingress_process_lives_serves_own_proxy_holds_no_request(
@@ -102,12 +105,12 @@ async def test_while_no_ingress_process_lives_serves_own_proxy_holds_no_request(
     )
     await api.start()
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http:
             began_s = time.monotonic()
             answers = await asyncio.gather(*(http.get("/v1/models") for _ in range(8)))
             assert time.monotonic() - began_s < 3.0
             assert {answer.status_code for answer in answers} == {503}
-            await until(lambda: httpx.get(f"http://127.0.0.1:{port}/ping").content == b"")
+            await until(lambda: httpx.get(f"http://127.0.0.1:{port}/ping", timeout=PATIENCE_S).content == b"")
             assert (await http.get("/ping")).status_code == 503
     finally:
         await api.stop()
@@ -163,7 +166,7 @@ async def test_who_sends_no_request_does_not_keep_a_place(
         reader, writer = await asyncio.open_connection("127.0.0.1", http.base_url.port)
         try:
             writer.write(b"GET /v1/models HTTP/1.1\r\n")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 answer = await reader.read()
         finally:
             writer.close()
@@ -195,7 +198,7 @@ async def test_without_an_ingress_process_it_says_that_the_server_starts(
     api.set_backend_configs({})
     await api.start()
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http:
             answer = await http.post("/v1/completions", json={})
             ping = await http.get("/ping")
     finally:
@@ -215,11 +218,12 @@ async def test_no_address_has_more_than_its_share_of_the_connections(
         with ExitStack() as connections:
             there = (http.base_url.host, http.base_url.port)
             idle = [connections.enter_context(socket.create_connection(there)) for _ in range(12)]
+            await until(lambda: sum(map(is_open, idle)) <= 9)
             await asyncio.sleep(0.5)
-            assert len([each for each in idle if is_open(each)]) == 9
+            assert sum(map(is_open, idle)) == 9
             # Connections remain for other addresses.
             other = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
-            async with httpx.AsyncClient(transport=other, base_url=http.base_url) as client:
+            async with httpx.AsyncClient(transport=other, base_url=http.base_url, timeout=PATIENCE_S) as client:
                 assert (await client.get("/v1/models")).status_code == 200
 
 

@@ -21,6 +21,7 @@ from peagle.bench.servers.endpoints import Endpoint, EndpointClient, read_counts
 from peagle.errors import ConfigError, PeagleError, StartupError
 from peagle.host.terminal import Terminal
 from support.platforms.http_server import serving
+from support.waiting import until
 
 TOKENS, OWN_DEPTH, ACCEPTED = 4, 5, 2
 NO_LIMITS = {"floor": 0, "ceiling": None, "pin": None, "paused": False}
@@ -199,15 +200,21 @@ def test_a_failure_gives_the_depth_back_and_the_next_start_goes_on(tmp_path: Pat
 
 
 def test_a_depth_is_given_back_by_whoever_stops_before_it_is_confirmed() -> None:
-    async def stopped(url: str) -> None:
+    async def pin(url: str) -> None:
         async with client_session({}, trust_env=False) as http:
             client = EndpointClient(Endpoint("a", url, "m"), http, Completions(http, url, "m", TOKENS))
-            async with asyncio.timeout(0.3), client.pinned(3):
+            async with client.pinned(3):
                 pytest.fail("it was never confirmed")
 
-    with running(Server(pin_s=1.0)) as server:
-        with pytest.raises(TimeoutError):
-            asyncio.run(stopped(server.url))
+    async def stopped(server: Server) -> None:
+        pinning = asyncio.create_task(pin(server.url))
+        await until(lambda: server.pins == [3])
+        pinning.cancel()
+        await pinning
+
+    with running(Server(pin_s=4.0)) as server:
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(stopped(server))
         assert server.pins == [3, None]
 
 

@@ -16,11 +16,11 @@ from support.waiting import until
 class Engine:
     """An engine that answers its probe and its requests until it is stopped."""
 
-    def __init__(self, moves: bool = True) -> None:
+    def __init__(self, moves: bool = True, hung_after_s: float = 60.0) -> None:
         self.runs, self.ended = asyncio.Event(), False
         self.runs.set()
         self.watch = EngineWatch(
-            EnginePulse(hung_after_s=0.3), self.runs.wait, lambda: (0, 1000.0), moves=moves, end=self.end
+            EnginePulse(hung_after_s), self.runs.wait, lambda: (0, 1000.0), moves=moves, end=self.end
         )
 
     def end(self) -> None:
@@ -71,8 +71,7 @@ async def test_so_is_one_that_comes_then_and_none_after_the_engine_is_back(engin
     with pytest.raises(EngineStalledError):
         await engine.ask("a")
     engine.runs.set()
-    await asyncio.sleep(0.1)
-    assert not engine.watch.stalled
+    await until(lambda: not engine.watch.stalled)
     assert engine.watch.stalls == 1
     assert await engine.ask("a") == ["a"]
 
@@ -107,9 +106,12 @@ async def test_a_request_that_is_not_tried_again_waits(engine: Engine) -> None:
     assert await asked == ["a"]
 
 
-async def test_an_engine_that_hangs_is_ended(engine: Engine) -> None:
+async def test_an_engine_that_hangs_is_ended(quick: None) -> None:
+    engine = Engine(hung_after_s=0.3)
+    running = asyncio.create_task(engine.watch.run())
     engine.runs.clear()
-    await until(lambda: engine.ended)
+    await running
+    assert engine.ended
     assert engine.watch.stalled
 
 

@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass
 
 from peagle.serve.routing.draining import DrainingNodes, staying
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ def test_the_last_answer_holds_while_nobody_answers() -> None:
         return answer
 
     nodes = DrainingNodes(ask, lambda: True, period_s=0.02)
-    assert read.acquire(timeout=5)
-    assert read.acquire(timeout=5)
+    assert read.acquire(timeout=PATIENCE_S)
+    assert read.acquire(timeout=PATIENCE_S)
     # The third read shows that the failed second one was handled.
-    assert read.acquire(timeout=5)
+    assert read.acquire(timeout=PATIENCE_S)
     assert nodes.ids >= {"a"}
     for _ in range(2):
-        assert read.acquire(timeout=5)
+        assert read.acquire(timeout=PATIENCE_S)
     assert nodes.ids == {"b"}
 
 
