@@ -21,6 +21,7 @@ AT_ONCE, IN_A_STEP = 28, 12
 # Some of the latter may end meanwhile, and others take their place.
 FOLLOWED = 4
 SHORT_TOKENS = 48
+TWO_TOKENS: dict[str, Any] = {"prompt": "x", "max_tokens": 2, "extra_body": {"ignore_eos": True}}
 # Traces are tested elsewhere.
 UNTRACED = {"traceparent": f"00-{'1' * 32}-{'1' * 16}-00"}
 
@@ -119,9 +120,9 @@ async def test_tokens_are_as_the_weights(streams: Streams) -> None:
 def test_a_limit_is_an_error_that_openai_s_client_knows(keyed: Served) -> None:
     client = openai.OpenAI(base_url=f"{keyed.url}/v1", api_key="sk-bounded", max_retries=0, default_headers=UNTRACED)
     for _ in range(2):
-        client.completions.create(model=keyed.model, prompt="x", max_tokens=2)
+        client.completions.create(model=keyed.model, **TWO_TOKENS)
     with pytest.raises(openai.RateLimitError, match="requests_per_minute of the API key bounded is 2") as refused:
-        client.completions.create(model=keyed.model, prompt="x", max_tokens=2)
+        client.completions.create(model=keyed.model, **TWO_TOKENS)
     assert int(refused.value.response.headers["retry-after"]) > 0
     assert refused.value.response.headers["x-ratelimit-remaining-requests"] == "0"
     with pytest.raises(openai.AuthenticationError):
@@ -146,5 +147,5 @@ def test_what_a_client_used_is_told(keyed: Served) -> None:
     told = [each for each in samples if each.labels.get("client") == "bounded" and each.labels.get("kind") == "output"]
     assert [(each.name, each.value) for each in told] == [("peagle_client_tokens_total", 4.0)]
     with pytest.raises(openai.RateLimitError):
-        client.completions.create(model=keyed.model, prompt="x", max_tokens=2)
+        client.completions.create(model=keyed.model, **TWO_TOKENS)
     assert used()["refusals"] == {"requests_per_minute": 2}

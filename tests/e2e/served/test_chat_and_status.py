@@ -40,7 +40,7 @@ def test_a_piped_conversation_puts_answers_on_stdout_and_figures_on_stderr(serve
 
 
 def test_a_message_that_does_not_fit_is_dropped_and_the_conversation_goes_on(served: Served) -> None:
-    done = peagle(served, "chat", "--max-tokens", "8", stdin="x = 1; " * 2000 + "\nimport os\n")
+    done = peagle(served, "chat", "--temperature", "0", "--max-tokens", "8", stdin="x = 1; " * 2000 + "\nimport os\n")
     assert done.returncode == 1
     assert "context length" in done.stderr
     assert "Traceback" not in done.stderr
@@ -60,7 +60,18 @@ def generated(served: Served) -> int:
 
 def test_ctrl_c_stops_the_answer_on_the_server_and_ctrl_d_leaves(served: Served) -> None:
     master, terminal = pty.openpty()
-    line = [sys.executable, "-m", "peagle.cli", "chat", "--url", served.url, "--max-tokens", "900"]
+    line = [
+        sys.executable,
+        "-m",
+        "peagle.cli",
+        "chat",
+        "--url",
+        served.url,
+        "--max-tokens",
+        "900",
+        "--temperature",
+        "0",
+    ]
     chat = subprocess.Popen(line, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
     os.close(terminal)
     before = generated(served)

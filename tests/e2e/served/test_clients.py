@@ -137,7 +137,7 @@ def message(text: str = PROMPT) -> Any:
 
 def test_a_message_is_text_and_counts_its_tokens(claude: Anthropic, served: Served) -> None:
     asked: Any = {"model": served.model, "system": "Write Python.", "messages": message()}
-    answer = claude.messages.create(**asked, max_tokens=12)
+    answer = claude.messages.create(**asked, max_tokens=12, **GREEDY)
     assert (answer.type, answer.role, answer.stop_reason) == ("message", "assistant", "max_tokens")
     assert answer.id.startswith("msg_")
     assert [block.type for block in answer.content] == ["text"]
@@ -178,7 +178,7 @@ def test_a_message_calls_a_tool_that_it_must(claude: Anthropic, served: Served, 
         {"role": "assistant", "content": [{"type": "tool_use", "id": call.id, "name": call.name, "input": call.input}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "made"}]},
     ]
-    after: Any = claude.messages.create(model=served.model, messages=turns, max_tokens=8)
+    after: Any = claude.messages.create(model=served.model, messages=turns, max_tokens=8, **GREEDY)
     assert after.content[0].type == "text"
 
 
@@ -233,7 +233,8 @@ def test_a_chat_calls_a_tool_that_it_must(client: OpenAI, served: Served, choice
 
 def test_a_chat_may_call_a_tool_and_need_not(client: OpenAI, served: Served) -> None:
     tools: Any = [{"type": "function", "function": {"name": "make", "parameters": PARAMETERS}}]
-    answer = client.chat.completions.create(model=served.model, messages=message(), tools=tools, max_tokens=8)
+    asked: Any = {"model": served.model, "messages": message(), "tools": tools, "max_tokens": 8, "temperature": 0}
+    answer = client.chat.completions.create(**asked)
     assert answer.choices[0].message.content or answer.choices[0].message.tool_calls
 
 
