@@ -166,8 +166,7 @@ def train(
 
 
 def _train(job: "Job", compute: "Compute") -> None:
-    from peagle.drafter.train.heads import train_head
-    from peagle.drafter.train.prepare import prepare
+    from peagle.drafter.train.prepare import prepare, train_job
     from peagle.drafter.train.training import checkpoint_step
 
     material = compute.agree(lambda: prepare(job, compute))
@@ -175,18 +174,7 @@ def _train(job: "Job", compute: "Compute") -> None:
     if done := checkpoint_step(job.out):
         console.print(f"Continuing in {job.out}: {done} of {job.plan.steps} steps are done.")
     with _Bar(job.plan.method, job.plan.steps) as bar:
-        train_head(
-            job.target,
-            material.text,
-            material.corpus,
-            material.mask_token,
-            job.out,
-            job.plan,
-            bar.report,
-            job.checkpoint_every_steps,
-            material.start,
-            compute,
-        )
+        train_job(job, material, bar.report, compute)
     console.print(f"{job.out} is ready")
 
 

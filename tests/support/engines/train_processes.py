@@ -9,9 +9,8 @@ import signal
 from pathlib import Path
 
 from peagle.drafter.train.compute import Compute, joined
-from peagle.drafter.train.heads import train_head
 from peagle.drafter.train.plan_file import load_training
-from peagle.drafter.train.prepare import Job, prepare
+from peagle.drafter.train.prepare import Job, prepare, train_job
 from peagle.drafter.train.training import Progress
 from peagle.errors import ConfigError
 
@@ -26,17 +25,7 @@ def train(plan: Path, compute: Compute, kill_at: int | None = None) -> list[floa
             os.kill(os.getpid(), signal.SIGKILL)
 
     material = compute.agree(lambda: prepare(job, compute))
-    train_head(
-        job.target,
-        material.text,
-        material.corpus,
-        material.mask_token,
-        job.out,
-        job.plan,
-        report,
-        job.checkpoint_every_steps,
-        compute=compute,
-    )
+    train_job(job, material, report, compute)
     return losses
 
 

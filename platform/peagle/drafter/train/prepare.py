@@ -1,6 +1,6 @@
 """Reads and checks the inputs of a head's training, before its long part."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +13,11 @@ from peagle.drafter.data.generated_text import GeneratedText
 from peagle.drafter.train.compute import ALONE, Compute, DeviceName, target_dtype
 from peagle.drafter.train.export import TRAINING_ONLY
 from peagle.drafter.train.head_plan import HeadPlan, tapped_layers_of
+from peagle.drafter.train.heads import train_head
 from peagle.drafter.train.plan_file import STANDARD_LIBRARY, TrainingFile
 from peagle.drafter.train.pretrained import load_head, read_size
 from peagle.drafter.train.readiness import TargetShape, check_training
-from peagle.drafter.train.training import CHECKPOINT
+from peagle.drafter.train.training import CHECKPOINT, Progress
 from peagle.engine.checkpoint import Folder
 from peagle.errors import CombinedConfigError, ConfigError
 
@@ -59,6 +60,22 @@ class Material:
     corpus: np.ndarray
     mask_token: int | None
     start: Mapping[str, torch.Tensor] | None
+
+
+def train_job(job: Job, material: Material, report: Callable[[Progress], None], compute: Compute = ALONE) -> None:
+    """Train the head of `job` on what `prepare` returned; see `train_head`."""
+    train_head(
+        job.target,
+        material.text,
+        material.corpus,
+        material.mask_token,
+        job.out,
+        job.plan,
+        report,
+        job.checkpoint_every_steps,
+        material.start,
+        compute,
+    )
 
 
 def prepare(job: Job, compute: Compute = ALONE) -> Material:
