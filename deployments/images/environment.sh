@@ -29,7 +29,7 @@ $uv tool run --from "cyclonedx-bom==$cyclonedx_version" cyclonedx-py environment
 
 cd /srv/peagle/venv/lib/python3.*/site-packages
 # Tests of the packages themselves, the compiler of protocol buffers, Ray's interface for Java, translations.
-rm -rf torch/test torch/bin/*test* torch/bin/*Test torch/bin/protoc* pandas/tests numba/tests pyarrow/tests numpy/_core/tests \
+rm -rf torch/test torch/bin/*test* torch/bin/*Test torch/bin/protoc* numba/tests pyarrow/tests numpy/_core/tests \
     ray/jars pycountry/locales
 
 if [ "$engine" = cpu ]; then

@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from peagle.host.machine_limits import cpu_quota
+
 # Open for the life of the process: closing a file would release its core.
 _held: list[int] = []
 
@@ -46,6 +48,7 @@ def bind_to_cores(count: int) -> None:
     """Bind vLLM's CPU worker to claimed cores; an operator's own setting takes precedence."""
     if "VLLM_CPU_OMP_THREADS_BIND" in os.environ:
         return
-    cores = claim_cores(max(1, count))
+    # A container with a quota shares its cores with containers whose locks it cannot see, such as a node's other pods.
+    cores = claim_cores(max(1, count)) if cpu_quota() is None else ()
     # If every core is taken, unpinned threads share cores more evenly than threads pinned to one busy core.
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores)) if cores else "nobind"

@@ -30,11 +30,20 @@ def memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
 def core_count(cgroup: Path = CGROUP) -> float:
     """Return the cores that this process may use, or the container's quota if lower; may be fractional."""
     cores = len(os.sched_getaffinity(0))
-    try:
-        quota_us, period_us = map(int, (cgroup / "cpu.max").read_text(encoding="ascii").split())
-    except (OSError, ValueError):
-        return cores
-    return min(cores, round(quota_us / period_us, 2))
+    quota = cpu_quota(cgroup)
+    return cores if quota is None else min(cores, round(quota, 2))
+
+
+def cpu_quota(cgroup: Path = CGROUP) -> float | None:
+    """Return the container's CPU quota in cores, of control groups version 2 or 1, or None without a quota."""
+    for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
+        try:
+            text = " ".join((cgroup / file).read_text(encoding="ascii") for file in files)
+            quota_us, period_us = map(int, text.split())
+        except (OSError, ValueError):
+            continue
+        return quota_us / period_us if quota_us > 0 else None
+    return None
 
 
 def _memory(proc: Path, name: str) -> int:

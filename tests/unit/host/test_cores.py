@@ -52,8 +52,18 @@ def test_only_cores_that_the_process_may_use_are_claimed(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("free", "bound"), [((3, 4), "3,4"), ((0, 1, 2, 3), "0,1"), ((3,), "3"), ((), "nobind")])
 def test_a_replica_has_cores_of_its_own(free: tuple[int, ...], bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "cpu_quota", lambda: None)
     monkeypatch.setattr(cores, "claim_cores", lambda count: free[:count])
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "")
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND")
     cores.bind_to_cores(2)
     assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == bound
+
+
+def test_a_container_with_a_quota_pins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas in several pods of a node would all pin the node's first core."""
+    monkeypatch.setattr(cores, "cpu_quota", lambda: 2.0)
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "")
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND")
+    cores.bind_to_cores(1)
+    assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"

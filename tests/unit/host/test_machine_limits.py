@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle.host.machine_limits import available_memory_bytes, core_count, memory_bytes
+from peagle.host.machine_limits import available_memory_bytes, core_count, cpu_quota, memory_bytes
 
 
 def test_a_containers_limit_bounds_the_memory(tmp_path: Path) -> None:
@@ -37,3 +37,12 @@ def test_a_quota_bounds_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     (tmp_path / "cpu.max").write_text(quota)
     assert core_count(tmp_path) == cores
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("-1", None), ("50000", 0.5)])
+def test_a_quota_of_version_1_is_read_too(tmp_path: Path, quota: str, cores: float | None) -> None:
+    assert cpu_quota(tmp_path) is None
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert cpu_quota(tmp_path) == cores
