@@ -93,8 +93,10 @@ class Release:
         """`helm install` or `helm upgrade`, with this cluster's image and values."""
         repository, _, tag = IMAGE.rpartition(":")
         image = ["--set", f"image.repository={repository}", "--set", f"image.tag={tag}"]
+        # By default, 10 minutes for the last streams, which are short here.
+        short = ["--set", "ray.clusterDeletionDelaySeconds=60"]
         own = ["--values", OWN_VALUES] if OWN_VALUES else []
-        return self.helm(verb, self.name, str(self.chart), *image, *own, *arguments, check=check)
+        return self.helm(verb, self.name, str(self.chart), *image, *short, *own, *arguments, check=check)
 
     def kubectl(self, *arguments: str, check: bool = True, given: str | None = None) -> str:
         return run("kubectl", "--namespace", self.namespace, *arguments, check=check, given=given)
