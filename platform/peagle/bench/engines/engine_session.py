@@ -1,7 +1,8 @@
 """One comparison of engines from start to report: engines up, prompts chosen, passes timed, engines down."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -42,6 +43,9 @@ from peagle.router.snapshot import StepCell
 
 if TYPE_CHECKING:
     from peagle.bench.engines.vllm_engines import Engine
+
+# By prompt that is wanted: greedy output after random tokens often loops.
+_NOISES_TRIED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +247,13 @@ async def _choose_prompts(job: EngineJob, journal: Journal, engines: "Sequence[E
             prompts = random_prompts(chooser.vocabulary, load.prompts)
             chosen = Selection(prompts, len(prompts), too_long=0, looping=0)
         else:
-            chosen = await select_prompts(job.texts, load.prompts, load.tokens, chooser, load.skip_loops)
+            texts = map(chooser.encode, job.texts)
+            chosen = await select_prompts(texts, load.prompts, load.tokens, chooser, load.skip_loops)
         if job.mixed:
-            every_second = zip(chosen.prompts[::2], noise(chooser.vocabulary), strict=False)
-            mixed = tuple(prompt for pair in every_second for prompt in pair)[: load.prompts]
-            chosen = replace(chosen, prompts=mixed)
+            wanted = len(chosen.prompts[::2])
+            noises = islice(noise(chooser.vocabulary), _NOISES_TRIED * wanted)
+            noisy = await select_prompts(noises, wanted, load.tokens, chooser, load.skip_loops)
+            chosen = chosen.mixed_with(noisy)
         journal.keep(Selected(chosen))
 
 

@@ -1,7 +1,7 @@
 """Passes over engines: selection of prompts, and each pass with its statistics."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,7 +12,6 @@ from peagle.bench.core.records import PassKey, Run, without
 from peagle.bench.core.statistics import distinct_share
 from peagle.bench.engines.engine_plan import Variant
 from peagle.errors import ConfigError
-from peagle.prompt_file import Prompt
 
 if TYPE_CHECKING:
     from peagle.bench.engines.vllm_engines import Engine
@@ -34,6 +33,16 @@ class Selection:
     def tokens(self) -> list[int]:
         """Number of tokens of each prompt."""
         return [len(prompt) for prompt in self.prompts]
+
+    def mixed_with(self, other: "Selection") -> "Selection":
+        """Return this selection with every second prompt replaced by one of `other`."""
+        pairs = zip(self.prompts[::2], other.prompts, strict=False)
+        return Selection(
+            tuple(prompt for pair in pairs for prompt in pair)[: len(self.prompts)],
+            self.examined + other.examined,
+            self.too_long + other.too_long,
+            self.looping + other.looping,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,7 @@ class EnginePass:
 
 
 async def select_prompts(
-    texts: Sequence[Prompt], wanted: int, output_tokens: int, engine: "Engine", min_distinct_share: float | None
+    prompts: Iterable[list[int]], wanted: int, output_tokens: int, engine: "Engine", min_distinct_share: float | None
 ) -> Selection:
     """Choose the first `wanted` prompts that fit the context and, with a limit, whose output does not loop.
 
@@ -70,11 +79,10 @@ async def select_prompts(
     """
     chosen: list[list[int]] = []
     examined = too_long = looping = 0
-    for text in texts:
+    for tokens in prompts:
         if len(chosen) == wanted:
             break
         examined += 1
-        tokens = engine.encode(text)
         if len(tokens) + output_tokens > engine.context_tokens:
             too_long += 1
             continue
