@@ -1,8 +1,10 @@
 """Effects of a `helm upgrade` on a serving release, and its rollback."""
 
+import json
+
 import pytest
 
-from support.kubernetes.release import Release, until
+from support.kubernetes.release import Release, run, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(3600)]
 
@@ -43,9 +45,13 @@ def test_a_model_is_changed_and_changed_back(release: Release) -> None:
 def test_the_operator_is_restarted_and_nobody_notices(release: Release) -> None:
     before = release.pods()
     with release.load("operator restarted") as load:
-        operator = ("-A", "--selector", "app.kubernetes.io/name=kuberay-operator")
-        release.kubectl("delete", "pod", *operator)
-        release.kubectl("wait", "pod", *operator, "--for", "condition=Ready", "--timeout", "120s")
+        selector = ("--selector", "app.kubernetes.io/name=kuberay-operator")
+        (operator,) = json.loads(run("kubectl", "get", "pods", "--all-namespaces", *selector, "--output", "json"))[
+            "items"
+        ]
+        place = ("--namespace", operator["metadata"]["namespace"])
+        run("kubectl", *place, "delete", "pod", operator["metadata"]["name"])
+        run("kubectl", *place, "wait", "pod", *selector, "--for", "condition=Ready", "--timeout", "120s")
         until(release.is_running, "the RayService runs", 120.0)
     assert load.lost == []
     assert before <= release.pods()

@@ -45,6 +45,8 @@ def test_it_is_killed_and_comes_back_and_what_was_lost_was_told(release: Release
     (pod,) = release.workers()
     with release.load("one worker, killed") as load:
         release.kill(pod)
+        # Its containers live on for a moment, and would answer the test.
+        until(lambda: bool(release.ready("worker") - {pod}), "there is another worker", REPLACED_TIMEOUT_S)
         release.test()
     # A request that is neither answered nor refused would have been waited for.
     assert load.unanswered == []
@@ -56,6 +58,8 @@ def test_the_head_is_killed_without_a_store_and_all_comes_back(release: Release)
         head = release.head()
         release.kill(head)
         until(lambda: bool(release.ready("head") - {head}), "there is another head", REPLACED_TIMEOUT_S)
+        # The old replica, of which the new head knows nothing, would answer the test.
+        release.wait_for_replicas(1, REPLACED_TIMEOUT_S)
         release.test()
     assert load.unanswered == []
     assert load.longest_gap_s < 600.0
