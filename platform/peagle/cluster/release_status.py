@@ -7,6 +7,7 @@ from typing import Any
 
 from peagle.cluster.drain.drain_actions import INSTANCE, MADE_FOR, NODE_TYPE, RAY_CLUSTER
 from peagle.cluster.kube import Json, KubeApi
+from peagle.engine.start_causes import FAILED_START, tell_briefly
 from peagle.errors import ClusterError, ConfigError
 
 # The head pod's container in the chart, and the command there that prints the fleet, which answers only locally.
@@ -91,7 +92,7 @@ def service_status(item: Json, clusters: Sequence[Json]) -> ServiceStatus:
         for application in applications
         for name, part in (application.get("serveDeploymentStatuses") or {}).items()
     }
-    messages = [application.get("message", "") for application in applications]
+    messages = _messages(status)
     conditions = status.get("conditions") or []
     held = tuple(each["type"] for each in conditions if each["status"] == "True")
     refused = [each.get("message", "") for each in conditions if each["type"] == "Ready" and each["status"] != "True"]
@@ -104,8 +105,25 @@ def service_status(item: Json, clusters: Sequence[Json]) -> ServiceStatus:
         # Pods that could not be created, for example because of a quota.
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True"
     ]
-    problem = next(filter(None, [*messages, *failed, *refused]), "")
+    problem = next(filter(None, [*map(tell_briefly, messages), *failed, *refused]), "")
     return ServiceStatus(name, active.get("rayClusterName", "-"), held, parts, problem)
+
+
+def _messages(status: Json) -> list[str]:
+    """Return Serve's messages about what is not healthy, of the cluster that serves and of the next; failures first."""
+    applications = [
+        application
+        for part in ("activeServiceStatus", "pendingServiceStatus")
+        for application in ((status.get(part) or {}).get("applicationStatuses") or {}).values()
+    ]
+    deployments = [
+        deployment
+        for application in applications
+        for deployment in (application.get("serveDeploymentStatuses") or {}).values()
+        if deployment.get("status") != "HEALTHY"
+    ]
+    messages = [each.get("message", "") for each in (*applications, *deployments)]
+    return sorted(messages, key=lambda message: FAILED_START not in message)
 
 
 def pod_status(item: Json, cordoned: frozenset[str]) -> PodStatus:

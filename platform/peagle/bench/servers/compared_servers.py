@@ -18,10 +18,10 @@ import yaml
 from peagle.bench.engines.engine_plan import sharing_a_gpu
 from peagle.bench.servers.process_cpu import Reading, read_tree
 from peagle.config import Deployment, parse_deployment
+from peagle.engine.start_causes import find_cause_in
 from peagle.errors import ConfigError, StartupError
 from peagle.host import processes
 from peagle.host.ports import free_ports
-from peagle.serve.launch.diagnosis import root_cause_in
 from peagle.serve.launch.serving_arguments import engine_settings
 
 VLLM, PEAGLE, UNMETERED = "vllm", "peagle", "peagle-unmetered"
@@ -147,7 +147,10 @@ class Server:
 
     def _last_word(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return root_cause_in(self.log) or (lines[-1].removeprefix("peagle: ") if lines else "it printed nothing")
+        cause = find_cause_in(self.log)
+        if cause is not None:
+            return f"{cause.problem}. {cause.fix}".strip()
+        return lines[-1].removeprefix("peagle: ") if lines else "it printed nothing"
 
     def cpu(self) -> Reading:
         """Return the CPU time of its processes so far."""

@@ -24,6 +24,7 @@ from peagle.api.api_settings import ApiSettings, read_settings
 from peagle.api.clients.keys import check_keys
 from peagle.client.running_server import API_KEY
 from peagle.config import Deployment
+from peagle.engine.start_causes import Cause, find_cause_in
 from peagle.errors import ConfigError, StartupError
 from peagle.host import processes
 from peagle.host.addresses import is_loopback
@@ -32,7 +33,6 @@ from peagle.host.terminal import Terminal, agents_path, log_path
 from peagle.serve import haproxy
 from peagle.serve.launch import ray_cluster
 from peagle.serve.launch.cluster_watch import watch_ray
-from peagle.serve.launch.diagnosis import root_cause_in
 from peagle.serve.launch.machine_checks import check_machine
 from peagle.serve.launch.serving_arguments import read_deployments
 from peagle.serve.warm_progress import warming_in
@@ -199,9 +199,8 @@ def _start(
         with terminal.stage("Load " + ", ".join(deployment.name for deployment in deployments)) as stage:
             while not (state := ray_cluster.rollout()).is_running:
                 if state.problem:
-                    raise StartupError(
-                        root_cause_in(terminal.log) or ray_cluster.first_line(state.problem), "See the log"
-                    )
+                    cause = find_cause_in(terminal.log) or Cause(ray_cluster.first_line(state.problem))
+                    raise StartupError(cause.problem, f"{cause.fix} Log" if cause.fix else "See the log")
                 warming = warming_in(terminal.log)
                 stage.detail(
                     f"{state.replicas[0]} of {state.replicas[1]} replicas ready"

@@ -40,6 +40,7 @@ from peagle.serve.replica.engine_sums import Buckets
 from peagle.serve.replica.engine_watch import EngineWatch
 from peagle.serve.replica.making_ready import make_ready
 from peagle.serve.replica.replica_status import depth_status, plan_status
+from peagle.serve.replica.start_failure import telling_why
 from peagle.serve.reporting import TIMEOUT_S, DepthReporter, PlanStatus, keep_reporting
 
 LOAD_PERIOD_S = 0.9
@@ -98,7 +99,8 @@ class PeagleServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         self._drafted = DraftedKinds()
         policy = POLICIES.get(deployment.routing.policy)
         self._notes_kinds = policy is not None and policy.by_kind
-        await super().__init__(llm_config)
+        with telling_why(deployment):
+            await super().__init__(llm_config)
 
     async def start(self) -> None:
         """Start the engine; return when it is warm and, with adaptive depth, its steps are timed."""
