@@ -24,6 +24,8 @@ _INVALID, _TYPE = re.compile(r"\d+ validation errors? for \w+$"), " [type="
 _PROCESS = re.compile(r"^\([^)]*\)\s*")
 # Level, time and place of vLLM's log lines.
 _LEVEL = re.compile(r"^(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\]\s*")
+# Of a log line that reports no failure.
+_NO_FAILURE = re.compile(r"\b(?:DEBUG|INFO|WARNING) \d")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # A replica's own error, with cause and fix.
 _TOLD = re.compile(r"peagle\.errors\.StartupError: (.+)")
@@ -176,7 +178,7 @@ def find_cause(text: str) -> Cause | None:
     lines = _COLOUR.sub("", text).splitlines()
     for line in lines:
         known = next((each for each in _KNOWN if re.search(each.pattern, line)), None)
-        if known is not None:
+        if known is not None and not _NO_FAILURE.search(line):
             return Cause(_bare(line), known.fix, known.lasting)
     for number, line in enumerate(lines):
         found = _RAISED.search(line)

@@ -106,6 +106,12 @@ def test_a_known_cause_is_told_with_its_fix(line: str) -> None:
     assert "EngineCore pid" not in found.problem
 
 
+def test_a_warning_is_no_cause() -> None:
+    warned = "(EngineCore pid=9) WARNING 11-20 16:00:00 [x.py:1] Could not find nvcc\n"
+    assert find_cause(warned) is None
+    assert find_cause(warned + "ValueError: no such thing") == Cause("no such thing")
+
+
 SERVES_MESSAGE = """The deployment failed to start 1 times in a row. See controller logs for details.
 Error:
 ray::ServeReplica:peagle:PeagleServer.initialize_and_get_metadata() (pid=145, ip=10.244.0.6)
