@@ -53,7 +53,7 @@ def test_a_missing_log_has_no_cause(tmp_path: Path) -> None:
 
 # Lines as vLLM 0.29, torch 2.13, transformers 5 and compilers print them, and words of the fix.
 KNOWN = {
-    "/tmp/torchinductor/x.cpp:1:10: fatal error: Python.h: No such file or directory": "headers",
+    "x.cpp:1:10: fatal error: Python.h: No such file or directory": "headers",
     "torch._inductor.exc.InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx": "g++",
     "RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist": "nvcc",
     "RuntimeError: The NVIDIA driver on your system is too old (found version 12040).": "580",
