@@ -19,7 +19,9 @@ from peagle.engine.start_causes import Cause, find_cause
 from peagle.errors import StartupError
 
 _LOG = logging.getLogger(__name__)
-STANDARD_STREAMS = (1, 2)
+STANDARD_STREAMS, RAYS_COPIES = ("1", "2"), (".out", ".err")
+# Time for that thread to copy what an engine said last.
+COPIED_S = 0.5
 # A further try within this time of a failure that no try can mend fails at once. Serve's own tries follow each other
 # sooner; after them, an operator's does not.
 STANDS_S = 60.0
@@ -35,6 +37,7 @@ def telling_why(deployment: Deployment) -> Iterator[None]:
         yield
     except Exception as error:
         _LOG.exception("The engine did not start.")
+        time.sleep(COPIED_S)
         failure, lasting = start_failure(error, log.text())
         if lasting:
             starts.remember(failure)
@@ -42,15 +45,19 @@ def telling_why(deployment: Deployment) -> Iterator[None]:
 
 
 class StartLog:
-    """What this process and its children write to standard output and standard error from now on, if that is files."""
+    """What this process and its children write to standard output and standard error from now on.
+
+    They are files, or a pipe that a thread of Ray's copies to files `worker-*.out` and `worker-*.err`.
+    """
 
     def __init__(self) -> None:
         self._ends: dict[Path, int] = {}
-        for number in STANDARD_STREAMS:
+        for link in Path("/proc/self/fd").iterdir():
             with suppress(OSError):
-                seen = os.fstat(number)
-                if stat.S_ISREG(seen.st_mode):
-                    self._ends[Path(os.readlink(f"/proc/self/fd/{number}"))] = seen.st_size
+                path, seen = link.readlink(), link.stat()
+                is_standard = link.name in STANDARD_STREAMS or path.suffix in RAYS_COPIES
+                if is_standard and stat.S_ISREG(seen.st_mode):
+                    self._ends[path] = seen.st_size
 
     def text(self) -> str:
         parts = []

@@ -57,6 +57,25 @@ def test_the_output_of_its_own_processes_is_read_from_the_start_on(tmp_path: Pat
     assert last == f"peagle.errors.StartupError: The engine did not start: of the engine. {SEE_LOG}"
 
 
+COPIED = """
+import os, sys
+from pathlib import Path
+from peagle.serve.replica.start_failure import StartLog
+with open(sys.argv[1] + "/worker-1.err", "w") as copy, open(sys.argv[1] + "/notes.txt", "w") as other:
+    print("before", file=copy, flush=True)
+    log = StartLog()
+    print("after", file=copy, flush=True)
+    print("not a log", file=other, flush=True)
+    print(log.text())
+"""
+
+
+def test_rays_copy_of_its_output_is_read_where_the_output_is_a_pipe(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", COPIED, str(tmp_path)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["after"]
+
+
 def test_a_lasting_failure_stands_for_a_while_and_only_for_its_deployment(tmp_path: Path) -> None:
     starts = FailedStarts(EMBEDDED, tmp_path)
     starts.raise_last()
