@@ -105,12 +105,14 @@ def service_status(item: Json, clusters: Sequence[Json]) -> ServiceStatus:
         # Pods that could not be created, for example because of a quota.
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True"
     ]
-    problem = next(filter(None, [*map(tell_briefly, messages), *failed, *refused]), "")
+    # Serve's other messages only tell that something takes long, where a pod's failure tells why.
+    starts = [tell_briefly(message) for message in messages if FAILED_START in message]
+    problem = next(filter(None, [*starts, *failed, *messages, *refused]), "")
     return ServiceStatus(name, active.get("rayClusterName", "-"), held, parts, problem)
 
 
 def _messages(status: Json) -> list[str]:
-    """Return Serve's messages about what is not healthy, of the cluster that serves and of the next; failures first."""
+    """Return Serve's messages about what is not healthy, of the cluster that serves and of the next."""
     applications = [
         application
         for part in ("activeServiceStatus", "pendingServiceStatus")
@@ -122,8 +124,7 @@ def _messages(status: Json) -> list[str]:
         for deployment in (application.get("serveDeploymentStatuses") or {}).values()
         if deployment.get("status") != "HEALTHY"
     ]
-    messages = [each.get("message", "") for each in (*applications, *deployments)]
-    return sorted(messages, key=lambda message: FAILED_START not in message)
+    return [each.get("message", "") for each in (*applications, *deployments)]
 
 
 def pod_status(item: Json, cordoned: frozenset[str]) -> PodStatus:

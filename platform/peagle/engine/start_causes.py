@@ -54,6 +54,7 @@ class _Known:
     lasting: bool = True
 
 
+# Too little memory is not lasting: a replica that is ending may hold it still.
 _KNOWN = (
     _Known(
         r"Python\.h: No such file",
@@ -93,15 +94,18 @@ _KNOWN = (
     _Known(
         r"CUDA out of memory|CUDA error: out of memory",
         "Lower engine.gpu_memory_utilization or engine.max_num_seqs, or raise resources.tensor_parallel_size.",
+        lasting=False,
     ),
     _Known(
         r"No available memory for the cache blocks",
         "Raise engine.gpu_memory_utilization, or spread the weights over more GPUs with "
         "resources.tensor_parallel_size.",
+        lasting=False,
     ),
     _Known(
         r"is larger than the available KV cache",
         "Lower engine.max_model_len, or raise engine.gpu_memory_utilization, on a CPU engine.kv_cache_memory_bytes.",
+        lasting=False,
     ),
     _Known(
         r"greater than the derived max_model_len",

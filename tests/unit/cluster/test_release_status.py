@@ -78,6 +78,30 @@ async def test_pods_that_could_not_be_made_are_told_with_the_reason(server: Kube
     assert (await status(server)).services[0].problem == "pods are forbidden: exceeded quota: small"
 
 
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ("Deployment 'm' has 1 replicas that have taken more than 30s to be scheduled.", "exceeded quota"),
+        (
+            "The deployment failed to start 1 times.\npeagle.errors.StartupError: No headers. Add them.",
+            "No headers. Add them.",
+        ),
+    ],
+    ids=["waits", "failed"],
+)
+async def test_a_failed_start_of_the_next_cluster_is_told_first_and_a_wait_hides_no_reason(
+    server: KubernetesApi, message: str, problem: str
+) -> None:
+    part = {"status": "UPDATING", "message": message}
+    applications = {"peagle": {"status": "DEPLOYING", "message": "", "serveDeploymentStatuses": {"m": part}}}
+    await server.put("rayservices", rayservice(pendingServiceStatus={"applicationStatuses": applications}))
+    cluster = ray_cluster(replicas=1)
+    cluster["metadata"]["labels"]["app.kubernetes.io/name"] = "peagle"
+    cluster["status"] = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}
+    await server.put("rayclusters", cluster)
+    assert (await status(server)).services[0].problem == problem
+
+
 async def test_a_pod_says_why_it_has_no_node_or_no_image(server: KubernetesApi) -> None:
     """KubeRay's init container is the first to pull the image; Ray's container only waits for it."""
     waits = {"name": "ray-worker", "state": {"waiting": {"reason": "PodInitializing"}}}

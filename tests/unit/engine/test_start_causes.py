@@ -106,6 +106,12 @@ def test_a_known_cause_is_told_with_its_fix(line: str) -> None:
     assert "EngineCore pid" not in found.problem
 
 
+def test_memory_that_is_taken_may_be_free_at_the_next_try() -> None:
+    found = find_cause("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 896.00 MiB.")
+    assert found is not None
+    assert not found.lasting
+
+
 def test_a_warning_is_no_cause() -> None:
     warned = "(EngineCore pid=9) WARNING 11-20 16:00:00 [x.py:1] Could not find nvcc\n"
     assert find_cause(warned) is None

@@ -20,10 +20,10 @@ from peagle.errors import StartupError
 
 _LOG = logging.getLogger(__name__)
 STANDARD_STREAMS, RAYS_COPIES = ("1", "2"), (".out", ".err")
-# Time for that thread to copy what an engine said last.
+# Time for Ray's thread to copy what an engine said last.
 COPIED_S = 0.5
-# A further try within this time of a failure that no try can mend fails at once. Serve's own tries follow each other
-# sooner; after them, an operator's does not.
+# For this time after a lasting failure, further starts fail at once: long enough for Serve's own retries, short enough
+# for an operator who has mended the cause.
 STANDS_S = 60.0
 SEE_LOG = "The log of the replica's pod or machine has the details."
 
